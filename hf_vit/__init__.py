@@ -1,0 +1,47 @@
+"""A readable Vision Transformer that is a true transformers model. `import hf_vit` makes the Auto classes know it.
+
+Like transformers itself, this file imports the model classes only when one of them, or a config, is first used: the
+import stays light, and what transformers pulls in for a model (accelerate among it) waits until there is one.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from transformers import AutoConfig
+
+from .configuration_hf_vit import HFViTConfig
+
+
+if TYPE_CHECKING:
+    from .modeling_hf_vit import HFViTForImageClassification, HFViTModel
+
+__version__ = "0.1.0"
+__all__ = ["HFViTConfig", "HFViTForImageClassification", "HFViTModel"]
+
+
+def _register():
+    """Fill HFViTConfig.families and tell the Auto classes which class goes with HFViTConfig; runs once."""
+    HFViTConfig.prepare = staticmethod(lambda: None)
+    from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification, ViTImageProcessorPil
+
+    importlib.import_module(".checkpoints", __name__)
+    modeling = importlib.import_module(".modeling_hf_vit", __name__)
+    for auto_class, model_class in (
+        (AutoModel, modeling.HFViTModel),
+        (AutoModelForImageClassification, modeling.HFViTForImageClassification),
+    ):
+        auto_class.register(HFViTConfig, model_class, exist_ok=True)
+        model_class.register_for_auto_class(auto_class.__name__)
+    AutoImageProcessor.register(HFViTConfig, image_processor_classes={"pil": ViTImageProcessorPil}, exist_ok=True)
+
+
+HFViTConfig.prepare = staticmethod(_register)
+HFViTConfig.register_for_auto_class()  # save_pretrained then writes this code beside the weights
+AutoConfig.register(HFViTConfig.model_type, HFViTConfig, exist_ok=True)
+
+
+def __getattr__(name):
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    HFViTConfig.prepare()
+    return getattr(importlib.import_module(".modeling_hf_vit", __name__), name)

@@ -1,0 +1,35 @@
+"""Make the embedded data set: a class-balanced part of Fashion-MNIST, 10,000 training and 2,000 test images, as Parquet.
+
+    python recipes/data/make_fashion_mnist_mini.py SOURCE
+
+SOURCE is anything `load_dataset` reads as the whole of Fashion-MNIST with the columns `image` and `label`: the Hub id
+zalando-datasets/fashion_mnist, or a local folder of Parquet. Training images come from its training set and test images
+from its test set, chosen at random with a fixed seed; the image bytes are copied as they are.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from datasets import load_dataset
+
+
+IMAGES_A_CLASS = {"train": 1000, "test": 200}
+SEED = 0
+TARGET = Path(__file__).parent / "fashion-mnist-mini"
+
+
+def main(source: str):
+    for split, count in IMAGES_A_CLASS.items():
+        data = load_dataset(source, split=split)
+        labels = np.array(data["label"])
+        rng = np.random.default_rng(SEED)
+        chosen = [rng.choice(np.flatnonzero(labels == label), count, replace=False) for label in np.unique(labels)]
+        mini = data.select(np.sort(np.concatenate(chosen)))
+        TARGET.mkdir(exist_ok=True)
+        mini.to_parquet(TARGET / f"{split}-00000-of-00001.parquet")
+        print(f"{split}: {len(mini)} images, {len(chosen)} classes")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
