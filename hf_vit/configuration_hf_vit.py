@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+
 # Sizes from "An Image is Worth 16x16 Words", arXiv 2010.11929, table 1; tiny and small from DeiT, arXiv 2012.12877, table 1.
 PRESETS = {
     "tiny-patch16-224": dict(hidden_size=192, num_hidden_layers=12, num_attention_heads=3, intermediate_size=768),
@@ -159,7 +160,7 @@ class HFViTConfig(PreTrainedConfig):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("image_size", "patch_size"):
             size = getattr(self, name)
-            if not isinstance(size, int) and len(size) != 2 or min(as_pair(size)) < 1:
+            if (not isinstance(size, int) and len(size) != 2) or min(as_pair(size)) < 1:
                 raise ValueError(f"{name} is {size}; give one positive int, or a pair (height, width)")
         (height, width), (patch_height, patch_width) = as_pair(self.image_size), as_pair(self.patch_size)
         if height % patch_height or width % patch_width:

@@ -113,8 +113,9 @@ def prepare(
     names = chosen[next(iter(chosen))].features["label"].names
     if "eval" not in chosen:
         eval_split = f"part of {train_split}"
-        parts = chosen["train"].train_test_split(eval_fraction, stratify_by_column="label", seed=seed)
-        chosen = DatasetDict(train=parts["train"], eval=parts["test"])
+        aside = set_aside(np.asarray(chosen["train"]["label"]), eval_fraction, seed)
+        kept = np.setdiff1d(np.arange(len(chosen["train"])), aside)
+        chosen = DatasetDict(train=chosen["train"].select(kept), eval=chosen["train"].select(aside))
     for role, data in chosen.items():
         labels = np.asarray(data["label"])
         wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
@@ -124,6 +125,42 @@ def prepare(
                 f"{labels[wrong[0]]} in row {wrong[0]}: an unlabelled split cannot be used"
             )
     return chosen.cast_column("image", Image(decode=False)), names, eval_split
+
+
+def set_aside(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """Row numbers of about `fraction` of each class; every class keeps at least one row.
+
+    Raises:
+        ValueError: if that leaves nothing to set aside.
+    """
+    rng = np.random.default_rng(seed)
+    rows = []
+    for label in np.unique(labels):
+        of_class = rng.permutation(np.flatnonzero(labels == label))
+        rows.append(of_class[: min(round(fraction * len(of_class)), len(of_class) - 1)])
+    if sum(map(len, rows)) == 0:
+        raise ValueError(
+            f"no image can be set aside to score: a part of {fraction} of the {len(labels)} training images is less than "
+            "one of any class; add images, name --eval_split, or raise --eval_fraction"
+        )
+    return np.sort(np.concatenate(rows))
+
+
+def match_labels(labels: torch.Tensor, names: list[str], id2label: dict[int, str]) -> torch.Tensor:
+    """Class indices of a data set (n,) -> those of a model that calls its classes `id2label`; matched by name.
+
+    Raises:
+        ValueError: if the two do not name the same classes; it says which ones differ.
+    """
+    index_of = {name: index for index, name in id2label.items()}
+    if set(names) != set(index_of):
+        only_data, only_model = sorted(set(names) - set(index_of)), sorted(set(index_of) - set(names))
+        raise ValueError(
+            "the data set's labels are not the model's: "
+            f"{len(only_data)} only in the data {only_data[:5]}, {len(only_model)} only in the model {only_model[:5]}; "
+            "score a data set with the model's labels, or fine-tune the model on this one"
+        )
+    return torch.tensor([index_of[name] for name in names])[labels]
 
 
 @dataclass(frozen=True)

@@ -246,7 +246,7 @@ class HFViTLayer(GradientCheckpointingLayer):
 def own_report():
     """Silence transformers' loading table, unless a tensor could not be converted: ours says what happened, or raises."""
     table = python_logging.getLogger("transformers.modeling_utils")
-    keep = lambda record: "LOAD REPORT" not in record.getMessage() or "CONVERSION" in record.getMessage()  # noqa: E731
+    keep = lambda record: "LOAD REPORT" not in record.getMessage() or "CONVERSION" in record.getMessage()
     table.addFilter(keep)
     try:
         yield
@@ -496,12 +496,12 @@ def classification_loss(logits: torch.Tensor, labels: torch.Tensor, problem_type
             f"labels have shape {tuple(labels.shape)} and dtype {labels.dtype}, problem_type {problem_type!r}; wanted "
             f"({batch},) integers, or ({batch}, {num_labels}) float probabilities"
         )
-    if labels.device.type == "cpu" and not torch.compiler.is_compiling():
-        if batch and not 0 <= int(labels.min()) <= int(labels.max()) < num_labels:
-            raise ValueError(
-                f"labels run from {int(labels.min())} to {int(labels.max())} but the model has {num_labels} labels "
-                f"(0 to {num_labels - 1}): load it with the data's num_labels, or mend the labels"
-            )
+    look = labels.device.type == "cpu" and batch > 0 and not torch.compiler.is_compiling()
+    if look and not 0 <= int(labels.min()) <= int(labels.max()) < num_labels:
+        raise ValueError(
+            f"labels run from {int(labels.min())} to {int(labels.max())} but the model has {num_labels} labels "
+            f"(0 to {num_labels - 1}): load it with the data's num_labels, or mend the labels"
+        )
     return nn.functional.cross_entropy(logits, labels.long())
 
 

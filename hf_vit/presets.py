@@ -1,4 +1,4 @@
-"""YAML preset + flags -> one flat dataclass of run numbers; and back to YAML, as resolved."""
+"""YAML preset + flags -> one flat dataclass of run numbers, and back to YAML, as resolved."""
 
 import argparse
 import dataclasses
@@ -44,7 +44,7 @@ class TrainArguments:
     per_device_eval_batch_size: int = _(256, "the same while scoring")
     gradient_accumulation_steps: int = _(1, "forward passes an optimizer step")
 
-    learning_rate: float = _(1e-3, "peak learning rate of AdamW")
+    learning_rate: float | None = _(None, "peak of AdamW; if not given, 1e-3 from scratch and 5e-5 to fine-tune")
     weight_decay: float = _(0.05, "decoupled weight decay of matrices; biases, norms, tokens and positions have none")
     adam_beta1: float = _(0.9, "AdamW")
     adam_beta2: float = _(0.999, "AdamW")
@@ -93,6 +93,8 @@ def parse(argv: list[str]) -> TrainArguments:
         parser.error(f"{' and '.join(missing)} must be given, as a flag or in --config")
     if (args.model_name_or_path is None) == (args.preset is None):
         parser.error("give either --model_name_or_path (fine-tune) or --preset (from scratch)")
+    if args.learning_rate is None:
+        args.learning_rate = 1e-3 if args.model_name_or_path is None else 5e-5
     return args
 
 
@@ -114,13 +116,8 @@ def read_yaml(path: str | None, parser: argparse.ArgumentParser) -> list[str]:
     return [f"--{key}={value}" for key, value in preset.items() if value is not None]
 
 
-def save(args: TrainArguments, path: Path):
-    """Write what was resolved; `--config` on this file gives the same run."""
-    path.write_text(as_yaml(args))
-
-
 def as_yaml(args: TrainArguments) -> str:
-    """Every key that decides the run, as a preset file holds it."""
+    """Every key that decides the run, as a preset file holds it; `--config` on it gives the same run."""
     resolved = {key: value for key, value in dataclasses.asdict(args).items() if value is not None}
     del resolved["overwrite"]  # consent to replace one folder, once
     return yaml.safe_dump(resolved, sort_keys=False)

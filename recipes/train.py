@@ -19,6 +19,10 @@ import sys
 import time
 from pathlib import Path
 
+
+# This folder holds evaluate.py, which would hide the library of that name.
+sys.path = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
+
 import datasets
 import torch
 import transformers
@@ -33,10 +37,6 @@ from hf_vit.augment import augment
 def main():
     began = time.time()
     args = presets.parse(sys.argv[1:])
-    run = Path(args.output_dir)
-    if (run / "results.json").exists() and not args.overwrite:
-        sys.exit(f"error: {run} already holds a finished run: choose another --output_dir, or pass --overwrite true")
-
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     accelerator = Accelerator(
         mixed_precision=training.pick_precision(args.mixed_precision, device_type),
@@ -48,6 +48,15 @@ def main():
     if not accelerator.is_main_process:
         transformers.utils.logging.set_verbosity_error()
     device, rank, world = accelerator.device, accelerator.process_index, accelerator.num_processes
+    run = Path(args.output_dir)
+    if (run / "config.yaml").exists() and not args.overwrite:
+        state = "a finished" if (run / "results.json").exists() else "an unfinished"
+        raise ValueError(f"{run} already holds {state} run: choose another --output_dir, or pass --overwrite true")
+    accelerator.wait_for_everyone()
+
+    def say(text):
+        if accelerator.is_main_process:
+            tqdm.write(text)
 
     # Data: uint8 images in memory where they fit, else decoded by workers
     with accelerator.main_process_first():
@@ -84,17 +93,19 @@ def main():
     epochs = math.ceil(total_steps * accumulation / passes_an_epoch)
     warmup_steps = round(args.warmup_ratio * total_steps)
 
-    accelerator.print(
+    say(
         f"{args.dataset_name}: {len(train_images):,} images to train on, {len(eval_images):,} to score ({scored}), "
         f"{len(labels)} classes\n"
         f"{sum(p.numel() for p in network.parameters()):,} parameters, {form.height}x{form.width} pixels, {total_steps:,} "
         f"steps in {epochs} epochs, on {device} x {world} (mixed precision: {accelerator.mixed_precision})"
     )
     if accelerator.is_main_process:
-        if args.overwrite:
-            shutil.rmtree(run, ignore_errors=True)
+        for name in ("model", "last"):
+            shutil.rmtree(run / name, ignore_errors=True)
+        for name in ("metrics.jsonl", "results.json"):
+            (run / name).unlink(missing_ok=True)
         run.mkdir(parents=True, exist_ok=True)
-        presets.save(args, run / "config.yaml")
+        (run / "config.yaml").write_text(presets.as_yaml(args))
 
     def log(**record):
         if accelerator.is_main_process:
@@ -122,7 +133,7 @@ def main():
 
     # A test split selects nothing: only a validation split, or a part of train, decides which epoch is kept.
     selects = not scored.startswith("test")
-    step, passes, best, metrics = 0, 0, None, None
+    step, best, metrics = 0, None, None
     loss_sum = torch.zeros(3, device=device)  # of the loss, of correct images, of images, since the last log line
     training_began = since = time.time()
     bar = tqdm(
@@ -183,7 +194,7 @@ def main():
                 paused = time.time()
                 metrics = evaluate()
                 since += time.time() - paused
-                bar.write(
+                say(
                     f"epoch {epoch + 1}/{epochs}: {scored} accuracy {metrics['accuracy']:.2%}, loss {metrics['loss']:.4f}"
                 )
                 log(step=step, epoch=epoch + 1, **{f"eval_{key}": value for key, value in metrics.items()})
@@ -193,7 +204,7 @@ def main():
     except BaseException:
         if step > 0:
             save(run / "last")
-            bar.write(f"stopped in step {step + 1}: the weights so far are in {run / 'last'}")
+            say(f"stopped in step {step + 1}: the weights so far are in {run / 'last'}")
         raise
     finally:
         bar.close()

@@ -1,0 +1,28 @@
+# `make demo` trains, saves, reloads and classifies; `make test` runs the tests. Both set up .venv first, once.
+PYTHON ?= python3
+BIN := .venv/bin
+export HF_HUB_DISABLE_TELEMETRY := 1
+
+.PHONY: demo test style clean
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hf_vit needs Python 3.11 or newer; make PYTHON=python3.12 demo")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[recipes]" --group dev
+	touch $@
+
+demo: .venv/installed
+	$(BIN)/accelerate launch --config_file recipes/accelerate/single.yaml recipes/train.py --config recipes/configs/demo.yaml --overwrite true
+	$(BIN)/python recipes/classify.py runs/demo/model fashion-mnist-mini
+
+test: .venv/installed
+	$(BIN)/python -m pytest
+
+style: .venv/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv build *.egg-info

@@ -1,0 +1,95 @@
+"""Load a saved model as any user would, and say what it sees.
+
+python recipes/classify.py MODEL photo.jpg [more images ...]
+python recipes/classify.py MODEL fashion-mnist-mini        (a few images of a data set, with the truth beside them)
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import datasets
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+from transformers.utils import logging
+
+import hf_vit  # noqa: F401, makes the Auto classes know the model
+from hf_vit import data
+
+
+SHADES = " .:-=+*#%@"
+
+
+def read(path: str) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(Image.open(path)).convert("RGB")
+    except (OSError, UnidentifiedImageError) as error:
+        raise ValueError(f"{path} cannot be read as an image, and is no data set: {error}") from error
+
+
+def gather(arguments: list[str], count: int = 6) -> list[tuple[str, Image.Image]]:
+    """Images with what is known of them: a file name, or the true label in a data set."""
+    if len(arguments) == 1 and (arguments[0] in data.EMBEDDED or Path(arguments[0]).is_dir()):
+        splits, labels, _ = data.prepare(data.load(arguments[0]), None, None, 0.0, None, None, 0)
+        chosen = splits["eval"].shuffle(seed=1).select(range(min(count, len(splits["eval"]))))
+        chosen = chosen.cast_column("image", datasets.Image())
+        return [(labels[row["label"]], row["image"].convert("RGB")) for row in chosen]
+    return [(Path(name).name, read(name)) for name in arguments]
+
+
+def sketch(image: Image.Image, width: int = 28) -> list[str]:
+    """An image as lines of text; a character is about twice as high as it is wide."""
+    height = max(1, round(width * image.height / image.width / 2))
+    gray = np.asarray(image.convert("L").resize((width, height))) / 256
+    return ["".join(SHADES[int(value * len(SHADES))] for value in row) for row in gray]
+
+
+def main(folder: str, *arguments: str):
+    logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    images = gather(list(arguments))
+    processor = AutoImageProcessor.from_pretrained(folder)
+    model = AutoModelForImageClassification.from_pretrained(folder)
+    pixel_values = processor([image for _, image in images], return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        probabilities = model(pixel_values).logits.softmax(1)  # (B, L)
+
+    for (known, image), chances in zip(images, probabilities, strict=True):
+        best = chances.topk(min(3, len(chances)))
+        answers = [
+            f"{model.config.id2label[i]} {p:.0%}"
+            for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ]
+        beside = [
+            f"this is:     {known}",
+            f"it sees:     {answers[0]}",
+            *(f"             {answer}" for answer in answers[1:]),
+        ]
+        for number, line in enumerate(sketch(image)):
+            print(line, beside[number - 4] if 4 <= number < 4 + len(beside) else "")
+
+    results = Path(folder).parent / "results.json"
+    if results.is_file():
+        metrics = json.loads(results.read_text())
+        print(
+            f"\naccuracy on {metrics['data']['scored_images']} {metrics['data']['scored']} images: {metrics['metrics']['accuracy']:.2%}"
+        )
+    python = Path(sys.executable)
+    launch = python.parent / "accelerate"
+    shown = lambda path: path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    print(f"""
+Next:
+  {shown(python)} recipes/classify.py {folder} YOUR_PHOTO.jpg
+  {shown(launch)} launch recipes/train.py --dataset_name YOUR_FOLDER --preset tiny-patch16-224 --output_dir runs/mine
+  {shown(python)} recipes/evaluate.py --model_name_or_path {folder} --dataset_name fashion-mnist-mini""")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
+    try:
+        main(*sys.argv[1:])
+    except ValueError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,89 @@
+"""Every test runs offline, from the same seed and in its own Hugging Face home; tiny models are made here."""
+
+import atexit
+import os
+import shutil
+import socket
+import sys
+import tempfile
+
+import pytest
+
+
+assert "transformers" not in sys.modules, "the environment below must be set before transformers is imported"
+HOME = tempfile.mkdtemp(prefix="hf_vit-tests-")
+atexit.register(shutil.rmtree, HOME, ignore_errors=True)
+os.environ |= {"HF_HOME": HOME, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+
+
+@pytest.fixture(autouse=True)
+def no_network(request, monkeypatch):
+    """A connection that leaves this machine fails the test, unless it is marked `network`."""
+    if request.node.get_closest_marker("network"):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        return
+    connect = socket.socket.connect
+
+    def connect_here(self, address):
+        if self.family in (socket.AF_INET, socket.AF_INET6) and address[0] not in ("127.0.0.1", "::1", "localhost"):
+            pytest.fail(f"this test opened a connection to {address}")
+        return connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", connect_here)
+    monkeypatch.setattr(socket.socket, "connect_ex", connect_here)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    import torch
+
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def tiny_fields():
+    """Architecture of the tests: 4 x 4 patches, 2 layers, 3 labels; native ViTConfig takes the same fields."""
+    return dict(
+        image_size=16, patch_size=4, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, num_labels=3
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def tiny_config(tiny_fields):
+    """tiny_config(**overrides) -> HFViTConfig."""
+    from hf_vit import HFViTConfig
+
+    return lambda **overrides: HFViTConfig(**{**tiny_fields, **overrides})
+
+
+@pytest.fixture(scope="session")
+def randomize():
+    """randomize(model) -> the model in eval mode, no parameter of it (zero head, unit norms) left at a special value."""
+    import torch
+
+    @torch.no_grad()
+    def fill(model):
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter.normal_(float("norm" in name and name.endswith("weight")), 0.1)
+            else:  # tokens and positions have one row; the rest are matrices, scaled to their inputs
+                parameter.normal_(0, 0.5 if len(parameter) == 1 else parameter[0].numel() ** -0.5)
+        return model.eval()
+
+    return fill
+
+
+@pytest.fixture
+def tiny_model(tiny_config, randomize):
+    """tiny_model(**overrides) -> HFViTForImageClassification with random weights everywhere, in eval mode."""
+    from hf_vit import HFViTForImageClassification
+
+    return lambda **overrides: randomize(HFViTForImageClassification(tiny_config(**overrides)))
+
+
+@pytest.fixture
+def pixels():
+    """pixels(batch, height, width, channels) -> random pixel_values."""
+    import torch
+
+    return lambda batch=2, height=16, width=16, channels=3: torch.randn(batch, channels, height, width)

@@ -1,0 +1,60 @@
+"""A saved folder carries its own code: it loads on a machine that has never heard of this package."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from transformers.dynamic_module_utils import get_imports, get_relative_imports
+
+import hf_vit
+
+
+HUB_FILES = ["configuration_hf_vit.py", "modeling_hf_vit.py"]
+PACKAGE = Path(hf_vit.__file__).parent
+
+WITHOUT_OUR_PACKAGE = """
+import sys
+
+class NoPackage:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "hf_vit":
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+sys.meta_path.insert(0, NoPackage())
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageClassification
+
+images = load_file("images.safetensors")["images"]
+load = AutoModelForImageClassification.from_pretrained
+model = load("saved", trust_remote_code=True)
+model.save_pretrained("saved-again")
+again = load("saved-again", trust_remote_code=True)
+assert "hf_vit" not in sys.modules
+save_file({"once": model(images).logits.detach(), "twice": again(images).logits.detach()}, "logits.safetensors")
+"""
+
+
+def test_a_saved_folder_loads_saves_and_loads_again_without_our_package(tiny_model, pixels, tmp_path):
+    model, images = tiny_model(position_embedding="sincos2d", num_register_tokens=2, layerscale_value=0.1), pixels()
+    model.save_pretrained(tmp_path / "saved")
+    save_file({"images": images}, tmp_path / "images.safetensors")
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home")}
+    subprocess.run([sys.executable, "-c", WITHOUT_OUR_PACKAGE], cwd=tmp_path, env=environment, check=True)
+    logits = load_file(tmp_path / "logits.safetensors")
+    expected = model(images).logits
+    assert (logits["once"] - expected).abs().max() <= 1e-6
+    assert (logits["twice"] - expected).abs().max() <= 1e-6
+    for folder in ("saved", "saved-again"):
+        assert sorted(path.name for path in (tmp_path / folder).glob("**/*.py")) == HUB_FILES
+        assert (tmp_path / folder / HUB_FILES[1]).read_text() == (PACKAGE / HUB_FILES[1]).read_text()
+
+
+@pytest.mark.parametrize("name", HUB_FILES)
+def test_a_hub_file_needs_only_torch_transformers_and_its_flat_sibling(name):
+    needed = set(get_imports(PACKAGE / name))  # as transformers reads them, docstrings included
+    assert needed <= set(sys.stdlib_module_names) | {"torch", "transformers", "huggingface_hub"}
+    siblings = set(get_relative_imports(PACKAGE / name))
+    assert siblings == ({"configuration_hf_vit"} if name == "modeling_hf_vit.py" else set())

@@ -1,0 +1,631 @@
+"""The network from pixels to loss, and everything that a transformers model has to be able to do."""
+
+import copy
+import json
+import math
+import pickle
+import subprocess
+import sys
+
+import numpy
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForImageClassification,
+    Trainer,
+    TrainingArguments,
+    ViTConfig,
+    ViTImageProcessorPil,
+    ViTModel,
+    pipeline,
+)
+
+import hf_vit
+from hf_vit import HFViTConfig, HFViTForImageClassification, HFViTModel
+from hf_vit.modeling_hf_vit import HFViTDropPath, classification_loss, sincos_2d
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The package
+
+
+def test_import_pulls_in_neither_data_nor_training_nor_plotting_and_all_exists():
+    code = """
+import sys, hf_vit
+assert not {"datasets", "accelerate", "matplotlib"} & set(sys.modules)
+from hf_vit import *
+assert set(hf_vit.__all__) <= set(globals())
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_an_unknown_name_of_the_package_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'HFVitModel'"):
+        hf_vit.HFVitModel  # noqa: B018
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Attention
+
+
+def gradients(model, **inputs):
+    """Gradients by name; a number that differs when any parameter's gradient does."""
+    model.zero_grad()
+    torch.manual_seed(1)  # the same dropout
+    model(**inputs).loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def test_sdpa_matches_eager(tiny_model, pixels):
+    model, images = tiny_model(), pixels()
+    model.set_attn_implementation("eager")
+    eager = model(images, output_hidden_states=True)
+    model.set_attn_implementation("sdpa")
+    sdpa = model(images, output_hidden_states=True)
+    torch.testing.assert_close(sdpa.logits, eager.logits)
+    torch.testing.assert_close(sdpa.hidden_states, eager.hidden_states)
+
+
+def test_sdpa_matches_eager_in_the_gradients_of_training(tiny_model, pixels):
+    model, inputs = tiny_model(drop_path_rate=0.3).train(), dict(pixel_values=pixels(), labels=torch.tensor([0, 2]))
+    model.set_attn_implementation("eager")
+    eager = gradients(model, **inputs)
+    model.set_attn_implementation("sdpa")
+    torch.testing.assert_close(gradients(model, **inputs), eager, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
+def test_flex_attention_matches_eager(tiny_model, pixels):
+    model, images = tiny_model(), pixels()
+    model.set_attn_implementation("eager")
+    eager = model(images).logits
+    model.set_attn_implementation("flex_attention")
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # the same mathematics, without a C++ compiler
+        try:
+            flex = model(images).logits
+        except NotImplementedError as error:
+            pytest.skip(f"torch says: {error}")
+    torch.testing.assert_close(flex, eager)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_every_token_attends_to_every_other(tiny_model, pixels, backend):
+    model, images = tiny_model(attn_implementation=backend).vit, pixels(batch=1)
+    changed = images.clone()
+    changed[:, :, -4:, -4:] += 1  # the last patch
+    difference = (model(images).last_hidden_state - model(changed).last_hidden_state).abs().amax(dim=-1)
+    assert (difference > 1e-6).all()
+
+
+def test_an_image_does_not_see_the_rest_of_its_batch(tiny_model, pixels):
+    model, images = tiny_model(), pixels(batch=3)
+    torch.testing.assert_close(model(images).logits[1:2], model(images[1:2]).logits)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_output_attentions_gives_the_real_weights_under_every_backend(tiny_model, pixels, backend):
+    model = tiny_model()
+    model.set_attn_implementation(backend)
+    attentions = model(pixels(), output_attentions=True).attentions
+    assert [weights.shape for weights in attentions] == [(2, 4, 17, 17)] * 2
+    torch.testing.assert_close(attentions[0].sum(dim=-1), torch.ones(2, 4, 17))
+    assert attentions[0].std() > 1e-3
+
+
+def test_output_attentions_of_the_config_gives_the_weights_too(tiny_model, pixels):
+    attentions = tiny_model(output_attentions=True)(pixels()).attentions
+    assert [weights.shape for weights in attentions] == [(2, 4, 17, 17)] * 2
+
+
+def test_asking_for_attentions_does_not_change_the_logits(tiny_model, pixels):
+    model, images = tiny_model(), pixels()
+    torch.testing.assert_close(model(images, output_attentions=True).logits, model(images).logits)
+
+
+def test_the_backend_asked_for_at_load_is_used(tiny_model, tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    for backend in ("eager", "sdpa"):
+        model = HFViTForImageClassification.from_pretrained(tmp_path, attn_implementation=backend)
+        assert model.vit.layers[0].attention.config._attn_implementation == backend
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Outputs
+
+
+def test_names_and_hidden_states_are_those_of_the_native_vit(tiny_model, tiny_fields, pixels):
+    model, images = tiny_model().vit, pixels()
+    native = ViTModel(
+        ViTConfig(**tiny_fields, layer_norm_eps=model.config.layer_norm_eps), add_pooling_layer=False
+    ).eval()
+    native.load_state_dict(model.state_dict(), strict=True)
+    ours, theirs = model(images, output_hidden_states=True), native(images, output_hidden_states=True)
+    torch.testing.assert_close(ours.hidden_states, theirs.hidden_states)
+    torch.testing.assert_close(ours.last_hidden_state, theirs.last_hidden_state)
+
+
+def test_hidden_states_run_from_the_embeddings_to_the_last_layer_before_the_norm(tiny_model, pixels):
+    model, images = tiny_model(num_hidden_layers=3).vit, pixels()
+    outputs = model(images, output_hidden_states=True)
+    assert len(outputs.hidden_states) == 4
+    assert torch.equal(outputs.hidden_states[0], model.embeddings(images))
+    assert torch.equal(model.layernorm(outputs.hidden_states[-1]), outputs.last_hidden_state)
+
+
+def test_nothing_is_recorded_unless_asked(tiny_model, pixels):
+    outputs = tiny_model()(pixels())
+    assert list(outputs) == ["logits"]
+
+
+def test_return_dict_false_gives_the_same_as_a_tuple(tiny_model, pixels):
+    model, inputs = tiny_model(), dict(pixel_values=pixels(), labels=torch.tensor([0, 2]))
+    outputs, (loss, logits) = model(**inputs), model(**inputs, return_dict=False)
+    assert torch.equal(outputs.loss, loss)
+    assert torch.equal(outputs.logits, logits)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Tokens and positions
+
+
+def test_the_sincos_table_equals_a_slow_computation():
+    rows, columns, hidden_size = 3, 5, 24
+    for row in range(rows):
+        for column in range(columns):
+            vector = []
+            for wave, place in ((math.sin, column), (math.cos, column), (math.sin, row), (math.cos, row)):
+                vector += [wave(place / 10000 ** (k / (hidden_size // 4 - 1))) for k in range(hidden_size // 4)]
+            found = sincos_2d((rows, columns), hidden_size)[0, row * columns + column]
+            torch.testing.assert_close(found, torch.tensor(vector))
+
+
+def test_the_sincos_table_survives_loading_bit_for_bit(tiny_model, tmp_path):
+    model = tiny_model(position_embedding="sincos2d", image_size=(12, 20))
+    model.save_pretrained(tmp_path)
+    loaded = HFViTForImageClassification.from_pretrained(tmp_path)
+    assert torch.equal(loaded.vit.embeddings.position_embeddings, sincos_2d((3, 5), 32))
+    assert not any("position" in name for name in load_file(tmp_path / "model.safetensors"))
+
+
+def test_a_module_with_parameters_and_a_computed_table_reloads_bit_for_bit(tiny_model, pixels, tmp_path):
+    model = tiny_model(position_embedding="sincos2d", num_register_tokens=2, layerscale_value=0.1, qkv_bias=False)
+    model.save_pretrained(tmp_path)
+    loaded, images = HFViTForImageClassification.from_pretrained(tmp_path), pixels()
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+    assert torch.equal(loaded(images).logits, model(images).logits)
+
+
+def test_tokens_stand_as_class_registers_patches(tiny_model, pixels):
+    embeddings, images = tiny_model(num_register_tokens=3).vit.embeddings, pixels()
+    tokens, positions = embeddings(images), embeddings.position_embeddings
+    assert tokens.shape == (2, 1 + 3 + 16, 32)
+    assert torch.equal(tokens[:, :1], (embeddings.cls_token + positions[:, :1]).expand(2, -1, -1))
+    assert torch.equal(tokens[:, 1:4], embeddings.register_tokens.expand(2, -1, -1))
+    assert torch.equal(tokens[:, 4:], embeddings.patch_embeddings(images) + positions[:, 1:])
+
+
+def test_without_a_class_token_there_are_only_patches(tiny_model, pixels):
+    model = tiny_model(use_class_token=False, pooling="mean").vit
+    assert model(pixels()).last_hidden_state.shape == (2, 16, 32)
+    assert model.embeddings.position_embeddings.shape == (1, 16, 32)
+
+
+def test_patches_are_read_row_by_row(tiny_model):
+    projection = tiny_model(image_size=(4, 6), patch_size=2, num_channels=1).vit.embeddings.patch_embeddings
+    nn.init.constant_(projection.projection.weight, 1 / 4)
+    nn.init.zeros_(projection.projection.bias)
+    number_of_patch = torch.arange(6.0).reshape(1, 1, 2, 3).repeat_interleave(2, 2).repeat_interleave(2, 3)
+    assert torch.equal(projection(number_of_patch)[0, :, 0], torch.arange(6.0))
+
+
+def test_rectangular_images_and_patches_work_at_their_own_size(tiny_model, pixels, tmp_path):
+    model, images = tiny_model(image_size=(12, 32), patch_size=(4, 8)), pixels(height=12, width=32)
+    assert model.vit(images).last_hidden_state.shape == (2, 1 + 3 * 4, 32)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(HFViTForImageClassification.from_pretrained(tmp_path)(images).logits, model(images).logits)
+
+
+def test_positions_are_resampled_to_any_grid_as_pillow_resamples_an_image(tiny_model, pixels):
+    model, images = tiny_model(num_register_tokens=1), pixels(height=12, width=20)
+    positions = model.vit.embeddings.position_embeddings.detach()
+    channels = positions[0, 1:].reshape(4, 4, 32).unbind(dim=-1)
+    resized = [numpy.asarray(Image.fromarray(channel.numpy()).resize((5, 3), Image.BICUBIC)) for channel in channels]
+    patches = torch.from_numpy(numpy.stack(resized, axis=-1)).reshape(1, 15, 32)
+
+    other = tiny_model(num_register_tokens=1, image_size=(12, 20))
+    weights = {
+        **model.state_dict(),
+        "vit.embeddings.position_embeddings": torch.cat([positions[:, :1], patches], dim=1),
+    }
+    other.load_state_dict(weights)
+    torch.testing.assert_close(model(images, interpolate_pos_encoding=True).logits, other(images).logits)
+
+
+def test_sincos_positions_at_another_size_are_those_of_a_model_of_that_size(tiny_model, pixels):
+    model, images = tiny_model(position_embedding="sincos2d"), pixels(height=12, width=20)
+    other = tiny_model(position_embedding="sincos2d", image_size=(12, 20))
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(model(images, interpolate_pos_encoding=True).logits, other(images).logits)
+
+
+@pytest.mark.parametrize("positions", ["learned", "sincos2d"])
+def test_interpolate_pos_encoding_changes_nothing_at_the_models_own_size(tiny_model, pixels, positions):
+    model, images = tiny_model(position_embedding=positions), pixels()
+    assert torch.equal(model(images, interpolate_pos_encoding=True).logits, model(images).logits)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Pooling, drop path, LayerScale, head
+
+
+def test_cls_pooling_is_the_class_token_after_the_norm(tiny_model, pixels):
+    outputs = tiny_model(num_register_tokens=2).vit(pixels())
+    assert torch.equal(outputs.pooler_output, outputs.last_hidden_state[:, 0])
+
+
+@pytest.mark.parametrize("class_token", [True, False])
+def test_mean_pooling_leaves_out_class_token_and_registers(tiny_model, pixels, class_token):
+    outputs = tiny_model(pooling="mean", use_class_token=class_token, num_register_tokens=2).vit(pixels())
+    patches = outputs.last_hidden_state[:, -16:]
+    torch.testing.assert_close(outputs.pooler_output, patches.mean(dim=1))
+
+
+def test_pooler_act_adds_a_dense_layer_to_the_base_model_only(tiny_config, randomize, pixels):
+    model = randomize(HFViTModel(tiny_config(pooler_act="tanh")))
+    outputs = model(pixels())
+    expected = torch.tanh(model.pooler.dense(outputs.last_hidden_state[:, 0]))
+    assert torch.equal(outputs.pooler_output, expected)
+    assert HFViTForImageClassification(tiny_config(pooler_act="tanh")).vit.pooler is None
+
+
+def test_drop_path_keeps_the_expectation_and_drops_whole_samples():
+    dropped = HFViTDropPath(0.25).train()(torch.ones(20_000, 3, 2))
+    assert set(dropped.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
+    assert (dropped == dropped[:, :1, :1]).all()
+    assert dropped.mean().item() == pytest.approx(1, abs=0.02)
+
+
+def test_drop_path_does_nothing_in_evaluation(tiny_model, pixels):
+    model, images = tiny_model(drop_path_rate=0.9), pixels()
+    plain = tiny_model()
+    plain.load_state_dict(model.state_dict())
+    assert torch.equal(model(images).logits, plain(images).logits)
+
+
+def test_drop_path_rises_linearly_from_zero_to_the_rate(tiny_config):
+    model = HFViTModel(tiny_config(num_hidden_layers=5, drop_path_rate=0.2))
+    rates = [layer.drop_path.probability for layer in model.layers]
+    assert rates == pytest.approx([0, 0.05, 0.1, 0.15, 0.2])
+
+
+def test_drop_path_at_rate_near_one_leaves_only_the_first_layer(tiny_model, pixels):
+    model = tiny_model(num_hidden_layers=2, drop_path_rate=1 - 1e-9).train().vit
+    hidden_states = model(pixels(), output_hidden_states=True).hidden_states
+    assert not torch.equal(hidden_states[0], hidden_states[1])
+    assert torch.equal(hidden_states[1], hidden_states[2])
+
+
+def test_dropout_acts_while_training_and_not_in_evaluation(tiny_model, pixels):
+    model, images = tiny_model(hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5), pixels()
+    assert torch.equal(model(images).logits, model(images).logits)
+    model.train()
+    assert not torch.equal(model(images).logits, model(images).logits)
+
+
+def test_layer_scale_starts_at_its_value_and_scales_both_branches(tiny_config, pixels):
+    model = HFViTModel(tiny_config(layerscale_value=0.1)).eval()
+    scales = [parameter for name, parameter in model.named_parameters() if name.endswith("lambda1")]
+    assert len(scales) == 4
+    assert all((scale == 0.1).all() for scale in scales)
+    for scale in scales:
+        nn.init.zeros_(scale)
+    hidden_states = model(pixels(), output_hidden_states=True).hidden_states
+    assert torch.equal(hidden_states[0], hidden_states[-1])
+
+
+@pytest.mark.parametrize("labels", [torch.tensor([0, 2]), torch.tensor([[0.5, 0.5, 0], [0, 0.1, 0.9]])])
+def test_zero_head_makes_the_first_loss_exactly_log_of_the_labels(tiny_config, pixels, labels):
+    model = HFViTForImageClassification(tiny_config())
+    assert model(pixels(), labels=labels).loss.item() == torch.tensor(3.0).log().item()
+
+
+def test_a_zero_head_still_learns(tiny_config, pixels):
+    model, inputs = (
+        HFViTForImageClassification(tiny_config()),
+        dict(pixel_values=pixels(), labels=torch.tensor([0, 2])),
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = model(**inputs).loss
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.1
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Labels and loss
+
+
+def test_hard_and_one_hot_labels_have_the_same_loss(tiny_model, pixels):
+    model, images, labels = tiny_model(), pixels(batch=3), torch.tensor([0, 2, 1])
+    one_hot = nn.functional.one_hot(labels, 3).float()
+    torch.testing.assert_close(model(images, labels=labels).loss, model(images, labels=one_hot).loss)
+
+
+def test_soft_labels_mean_the_average_of_the_hard_losses():
+    logits = torch.randn(1, 3)
+    hard = torch.stack([classification_loss(logits, torch.tensor([label])) for label in range(3)])
+    soft = torch.tensor([0.2, 0.5, 0.3])
+    torch.testing.assert_close(classification_loss(logits, soft.unsqueeze(0)), (soft * hard).sum())
+
+
+@pytest.mark.parametrize("soft_first", [True, False])
+def test_soft_and_hard_batches_mix_in_any_order_and_leave_no_trace(tiny_model, pixels, tmp_path, soft_first):
+    model, images = tiny_model(), pixels()
+    hard, soft = torch.tensor([0, 2]), torch.tensor([[0.5, 0.5, 0], [0, 0.1, 0.9]])
+    before = model(images, labels=hard).loss
+    for labels in (soft, hard) if soft_first else (hard, soft):
+        model(images, labels=labels)
+    assert torch.equal(model(images, labels=hard).loss, before)
+    model.save_pretrained(tmp_path)
+    assert model.config.problem_type is None
+    assert json.loads((tmp_path / "config.json").read_text()).get("problem_type") is None
+
+
+def test_multi_label_loss_is_used_only_when_the_config_names_it(tiny_model, pixels):
+    images, labels = pixels(), torch.tensor([[1, 0, 1], [0, 0, 1]])
+    with pytest.raises(ValueError, match=r"shape \(2, 3\) and dtype torch.int64"):
+        tiny_model()(images, labels=labels)
+    model = tiny_model(problem_type="multi_label_classification")
+    outputs = model(images, labels=labels)
+    expected = nn.functional.binary_cross_entropy_with_logits(outputs.logits, labels.float())
+    assert torch.equal(outputs.loss, expected)
+    assert torch.equal(model(images, labels=labels.float()).loss, expected)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (torch.tensor([0, 3]), r"labels run from 0 to 3 but the model has 3 labels \(0 to 2\)"),
+        (torch.tensor([-100, 1]), "labels run from -100 to 1"),
+        (torch.tensor([0, 1, 2]), r"labels have shape \(3,\) .* wanted \(2,\) integers, or \(2, 3\) float"),
+        (torch.tensor([[0], [1]]), r"labels have shape \(2, 1\)"),
+        (torch.tensor([0.0, 1.0]), r"labels have shape \(2,\) and dtype torch.float32"),
+        (torch.ones(2, 4), r"labels have shape \(2, 4\)"),
+    ],
+)
+def test_labels_of_another_range_or_shape_are_an_error(tiny_model, pixels, labels, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_model()(pixels(), labels=labels)
+
+
+def test_the_loss_is_computed_in_float32_whatever_the_logits():
+    logits = torch.randn(2, 3)
+    assert classification_loss(logits.bfloat16(), torch.tensor([0, 2])).dtype == torch.float32
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Bad pixels
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "message"),
+    [
+        ((2, 1, 16, 16), torch.float32, r"shape \(2, 1, 16, 16\); wanted \(batch, 3, height, width\)"),
+        ((3, 16, 16), torch.float32, r"shape \(3, 16, 16\); wanted \(batch, 3, height, width\)"),
+        ((2, 16, 16, 3), torch.float32, r"wanted \(batch, 3, height, width\)"),
+        ((2, 3, 20, 16), torch.float32, "20x16 pixels but the model takes 16x16.*interpolate_pos_encoding=True"),
+        ((2, 3, 16, 16), torch.uint8, "dtype torch.uint8; wanted floats"),
+    ],
+)
+def test_pixels_the_model_cannot_read_are_an_error_that_says_what_to_do(tiny_model, shape, dtype, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_model()(torch.zeros(shape, dtype=dtype))
+
+
+def test_a_size_that_patches_do_not_divide_is_an_error_also_when_interpolating(tiny_model, pixels):
+    with pytest.raises(ValueError, match=r"18x16 pixels, which patches of \(4, 4\) do not divide"):
+        tiny_model()(pixels(height=18), interpolate_pos_encoding=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Training and running it everywhere
+
+
+def test_gradient_checkpointing_recomputes_and_gives_the_same_gradients(tiny_model, pixels):
+    model = tiny_model(hidden_dropout_prob=0.1, drop_path_rate=0.3).train()
+    inputs, calls = dict(pixel_values=pixels(), labels=torch.tensor([0, 2])), []
+    model.vit.layers[0].mlp.register_forward_hook(lambda *_: calls.append(1))
+    plain = gradients(model, **inputs)
+    model.activation_checkpointing_enable()
+    checkpointed = gradients(model, **inputs)
+    assert len(calls) == 1 + 2
+    torch.testing.assert_close(checkpointed, plain, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.1), (torch.float16, 0.02)])
+def test_half_precision_is_close_to_float32(tiny_model, pixels, tmp_path, dtype, tolerance):
+    model, images = tiny_model(position_embedding="sincos2d"), pixels()
+    model.save_pretrained(tmp_path)
+    half = HFViTForImageClassification.from_pretrained(tmp_path, dtype=dtype)
+    logits = half(images).logits
+    assert logits.dtype == dtype
+    torch.testing.assert_close(logits.float(), model(images).logits, rtol=0, atol=tolerance)
+
+
+def test_autocast_to_bfloat16_trains(tiny_model, pixels):
+    model = tiny_model().train()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(pixels(), labels=torch.tensor([0, 2])).loss
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, dict(position_embedding="sincos2d", pooling="mean", num_register_tokens=2, layerscale_value=0.1)]
+)
+def test_compiled_as_one_graph_equals_eager(tiny_model, pixels, fields):
+    torch.compiler.reset()
+    model, inputs = tiny_model(**fields), dict(pixel_values=pixels(), labels=torch.tensor([0, 2]))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    plain, fast = gradients(model, **inputs), gradients(compiled, **inputs)
+    torch.testing.assert_close(compiled(**inputs).logits, model(**inputs).logits)
+    torch.testing.assert_close({name.removeprefix("_orig_mod."): value for name, value in fast.items()}, plain)
+
+
+def test_drop_path_compiles_into_the_one_graph(tiny_model, pixels):
+    torch.compiler.reset()
+    model, images = tiny_model(drop_path_rate=0.5).train(), pixels(batch=8)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.manual_seed(1)
+    expected = model(images).logits
+    torch.manual_seed(1)
+    torch.testing.assert_close(compiled(images).logits, expected)
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, dict(position_embedding="sincos2d", pooling="mean", num_register_tokens=2, use_class_token=False)]
+)
+def test_exported_with_a_dynamic_batch_runs_other_batch_sizes(tiny_model, pixels, fields):
+    model = tiny_model(**fields)
+    shapes = {"pixel_values": {0: torch.export.Dim("batch")}}
+    exported = torch.export.export(model, (), {"pixel_values": pixels(batch=2)}, dynamic_shapes=shapes).module()
+    for batch in (1, 5):
+        images = pixels(batch=batch)
+        torch.testing.assert_close(exported(pixel_values=images).logits, model(images).logits)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_computes_the_same_and_is_independent(tiny_model, pixels, duplicate):
+    model, images = tiny_model(position_embedding="sincos2d"), pixels()
+    twin, before = duplicate(model), model(images).logits
+    assert torch.equal(twin(images).logits, before)
+    nn.init.zeros_(twin.vit.layers[0].mlp.fc1.weight)
+    assert torch.equal(model(images).logits, before)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Saving, Auto classes, pipeline
+
+
+def test_saved_weights_are_one_safetensors_file_with_the_names_in_memory(tiny_model, tmp_path):
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    assert not list(tmp_path.glob("*.bin"))
+    saved = load_file(tmp_path / "model.safetensors")
+    assert set(saved) == set(model.state_dict())
+    assert all(torch.equal(saved[name], value) for name, value in model.state_dict().items())
+
+
+def test_auto_classes_open_a_saved_folder(tiny_model, pixels, tmp_path):
+    model, images = tiny_model(), pixels()
+    model.save_pretrained(tmp_path)
+    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(tmp_path)
+    assert type(AutoConfig.from_pretrained(tmp_path)) is HFViTConfig
+    assert torch.equal(AutoModelForImageClassification.from_pretrained(tmp_path)(images).logits, model(images).logits)
+    base = AutoModel.from_pretrained(tmp_path)
+    assert type(base) is HFViTModel
+    assert torch.equal(base(images).last_hidden_state, model.vit(images).last_hidden_state)
+    processor = AutoImageProcessor.from_pretrained(tmp_path)
+    assert processor(Image.new("RGB", (30, 20)), return_tensors="pt").pixel_values.shape == (1, 3, 16, 16)
+
+
+def test_a_classifier_whose_config_names_a_pooler_opens_as_a_base_model(tiny_model, pixels, tmp_path):
+    model, images = tiny_model(pooler_act="tanh"), pixels()
+    model.save_pretrained(tmp_path)
+    base = HFViTModel.from_pretrained(tmp_path)
+    assert torch.equal(base(images).pooler_output, model.vit(images).pooler_output)
+
+
+def test_a_base_model_opens_as_a_classifier_with_a_zero_head(tiny_model, pixels, tmp_path, caplog):
+    model, images = tiny_model(), pixels()
+    model.vit.save_pretrained(tmp_path)
+    classifier = HFViTForImageClassification.from_pretrained(tmp_path)
+    assert torch.equal(classifier.vit(images).last_hidden_state, model.vit(images).last_hidden_state)
+    assert torch.equal(classifier(images).logits, torch.zeros(2, 3))
+    assert "classifier reset to 3 labels (the checkpoint has none)" in caplog.text
+
+
+def test_the_model_type_is_our_own_and_registering_twice_works(tiny_config):
+    import importlib
+
+    assert HFViTConfig.model_type == "hf_vit"
+    importlib.reload(hf_vit)
+    assert type(AutoConfig.for_model("hf_vit")) is HFViTConfig
+    assert type(AutoModel.from_config(tiny_config())) is HFViTModel
+    assert (
+        type(AutoModel.from_config(ViTConfig(num_hidden_layers=1, hidden_size=12, intermediate_size=12))) is ViTModel
+    )
+
+
+def test_the_pipeline_gives_softmax_scores_and_label_names(tiny_model):
+    model = tiny_model(id2label={0: "cat", 1: "dog", 2: "cow"})
+    processor = ViTImageProcessorPil(size={"height": 16, "width": 16})
+    images = [Image.new("RGB", (30, 20), colour) for colour in ("red", "green")]
+    answers = pipeline("image-classification", model=model, image_processor=processor, device="cpu")(images)
+    probabilities = model(**processor(images, return_tensors="pt")).logits.softmax(dim=-1)
+    for answer, expected in zip(answers, probabilities, strict=True):
+        scores = {entry["label"]: entry["score"] for entry in answer}
+        assert [scores[name] for name in ("cat", "dog", "cow")] == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Trainer and PEFT
+
+
+def one_trainer_step(model, examples, batch_size, accumulate, folder):
+    """The logged loss of one optimizer step of transformers' Trainer over the first batch_size * accumulate examples."""
+    arguments = TrainingArguments(
+        folder, per_device_train_batch_size=batch_size, gradient_accumulation_steps=accumulate, max_steps=1, logging_steps=1,
+        optim="sgd", learning_rate=0.1, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    trainer = Trainer(model=model, args=arguments, train_dataset=examples)
+    trainer.train()
+    return trainer.state.log_history[0]["loss"]
+
+
+@pytest.mark.parametrize("labels", ["hard", "soft"])
+def test_trainer_with_batch_2_and_4_accumulation_steps_equals_batch_8(tiny_model, pixels, tmp_path, labels):
+    large = tiny_model()
+    small, before = copy.deepcopy(large), copy.deepcopy(large.state_dict())
+    targets = torch.randint(3, (8,)) if labels == "hard" else torch.rand(8, 3).softmax(dim=-1)
+    examples = [
+        {"pixel_values": image, "labels": target} for image, target in zip(pixels(batch=8), targets, strict=True)
+    ]
+    loss = one_trainer_step(large, examples, 8, 1, tmp_path)
+    assert one_trainer_step(small, examples, 2, 4, tmp_path) == pytest.approx(loss, rel=1e-5)
+    torch.testing.assert_close(small.state_dict(), large.state_dict())
+    assert not torch.equal(large.state_dict()["classifier.weight"], before["classifier.weight"])
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_a_lora_adapter_trains_saves_and_loads_both_ways(tiny_model, pixels, tmp_path):
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    images, folder, adapter = pixels(), tmp_path / "base", tmp_path / "adapter"
+    tiny_model().save_pretrained(folder)
+    load = HFViTForImageClassification.from_pretrained
+    before = load(folder)(images).logits
+    lora = LoraConfig(
+        target_modules=["q_proj", "v_proj"], modules_to_save=["classifier"], r=4, init_lora_weights=False
+    )
+    model = get_peft_model(load(folder), lora)
+    optimizer = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.1)
+    model(pixel_values=images, labels=torch.tensor([0, 2])).loss.backward()
+    optimizer.step()
+    model.save_pretrained(adapter)
+    trained = model.eval()(pixel_values=images).logits
+    assert not torch.allclose(trained, before, atol=1e-2)
+    assert torch.equal(load(folder)(images).logits, before)
+    assert torch.equal(PeftModel.from_pretrained(load(folder), adapter).eval()(pixel_values=images).logits, trained)
+    assert torch.equal(load(adapter)(images).logits, trained)

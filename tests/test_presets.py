@@ -1,0 +1,94 @@
+"""Claims about flags and YAML presets."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hf_vit import presets
+
+
+NEEDED = ["--dataset_name", "photos", "--output_dir", "runs/x", "--preset", "tiny-patch16-224"]
+CONFIGS = sorted((Path(__file__).parents[1] / "recipes" / "configs").glob("*.yaml"))
+
+
+def parse_yaml(tmp_path, text, *flags):
+    (tmp_path / "preset.yaml").write_text(text)
+    return presets.parse(["--config", str(tmp_path / "preset.yaml"), *NEEDED, *flags])
+
+
+def test_yaml_scientific_notation_is_a_number(tmp_path):
+    assert parse_yaml(tmp_path, "learning_rate: 3e-4").learning_rate == 3e-4
+
+
+@pytest.mark.parametrize(("written", "meant"), [("False", False), ("no", False), ("false", False), ("true", True)])
+def test_a_boolean_means_what_it_says_in_yaml_and_as_a_flag(tmp_path, written, meant):
+    assert parse_yaml(tmp_path, f"flip: {written}").flip is meant
+    assert presets.parse([*NEEDED, "--flip", written]).flip is meant
+
+
+def test_a_flag_overrides_the_preset_wherever_it_stands(tmp_path):
+    assert parse_yaml(tmp_path, "seed: 1", "--seed", "2").seed == 2
+    (tmp_path / "p.yaml").write_text("seed: 1")
+    assert presets.parse(["--seed", "2", *NEEDED, "--config", str(tmp_path / "p.yaml")]).seed == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("crop: sideways", "sideways"),
+        ("learning_rat: 1e-3", "did you mean 'learning_rate'"),
+        ("learn: 1e-3", "learn"),
+        ("learning_rate: fast", "fast"),
+        ("seed: 1.5", "1.5"),
+        ("seed: [1, 2]", "seed"),
+        ("- a list", "a list"),
+        ("a: b: c", "not YAML"),
+    ],
+)
+def test_a_wrong_key_or_value_stops_and_is_named(tmp_path, text, named, capsys):
+    with pytest.raises(SystemExit):
+        parse_yaml(tmp_path, text)
+    assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--dataset_name", "x", "--preset", "tiny-patch16-224"], "--output_dir"),
+        (["--dataset_name", "x", "--output_dir", "y"], "--model_name_or_path"),
+        ([*NEEDED, "--model_name_or_path", "z"], "either"),
+        ([*NEEDED, "--config", "nowhere.yaml"], "no such file"),
+    ],
+)
+def test_what_is_missing_or_contradicts_is_named(flags, named, capsys):
+    with pytest.raises(SystemExit):
+        presets.parse(flags)
+    assert named in capsys.readouterr().err
+
+
+def test_what_was_resolved_parses_to_the_same_run(tmp_path):
+    args = presets.parse([*NEEDED, "--learning_rate", "3e-4", "--flip", "false", "--overwrite", "true"])
+    (tmp_path / "config.yaml").write_text(presets.as_yaml(args))
+    again = presets.parse(["--config", str(tmp_path / "config.yaml")])
+    args.overwrite = False  # consent to replace a folder is given once
+    assert again == args
+
+
+def test_config_overrides_are_typed():
+    assert presets.overrides("hidden_size=64, pooling=mean,use_class_token=false,layerscale_value=null") == {
+        "hidden_size": 64,
+        "pooling": "mean",
+        "use_class_token": False,
+        "layerscale_value": None,
+    }
+    with pytest.raises(ValueError, match="no value"):
+        presets.overrides("hidden_size")
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_preset_parses_and_says_how_it_is_run(path):
+    presets.parse(["--config", str(path)])
+    head = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    assert any("accelerate launch" in line and path.name in line for line in head)
+    assert all(isinstance(key, str) for key in yaml.safe_load(path.read_text()))

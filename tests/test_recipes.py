@@ -1,0 +1,178 @@
+"""Claims about the recipes, tested by running the real commands."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+import hf_vit  # noqa: F401, makes the Auto classes know the model
+
+
+HOUSE = Path(__file__).parents[1]
+TINY = "image_size=16,patch_size=4,hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=64"
+
+
+def recipe(script, *flags, cwd, fails=False):
+    """Run a recipe as a user would; what it printed."""
+    command = [sys.executable, "-W", "ignore", str(HOUSE / "recipes" / script), *map(str, flags)]
+    result = subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd, env={**os.environ, "HF_HUB_OFFLINE": "1"}
+    )
+    assert (result.returncode != 0) is fails, result.stdout + result.stderr
+    return result.stdout + result.stderr
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Three classes of colour, 20 PNG or JPEG files each, of several sizes and modes."""
+    folder = tmp_path_factory.mktemp("data") / "photos"
+    rng = np.random.default_rng(0)
+    for label, color in {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}.items():
+        (folder / label).mkdir(parents=True)
+        for index in range(20):
+            size = (int(rng.integers(12, 40)), int(rng.integers(12, 40)), 3)
+            image = Image.fromarray(np.clip(np.array(color) + rng.normal(0, 25, size), 0, 255).astype(np.uint8))
+            image.convert("RGBA" if index == 0 else "RGB").save(
+                folder / label / f"{index}.{'png' if index % 2 == 0 else 'jpg'}"
+            )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(photos):
+    """A finished run on `photos`."""
+    folder = photos.parent / "runs" / "colours"
+    recipe(
+        "train.py", "--dataset_name", photos, "--preset", "tiny-patch16-224", "--config_overrides", TINY,
+        "--output_dir", folder, "--num_train_epochs", 8, "--per_device_train_batch_size", 8, "--eval_fraction", 0.2,
+        "--gradient_accumulation_steps", 2, "--ema_decay", 0.9, "--erase", 0.2, "--log_steps", 3, cwd=photos.parent,
+    )  # fmt: skip
+    return folder
+
+
+def test_a_run_leaves_what_its_documentation_lists(run):
+    assert {"config.yaml", "metrics.jsonl", "model", "results.json"} <= set(os.listdir(run))
+    assert {
+        "README.md", "config.json", "model.safetensors", "preprocessor_config.json", "configuration_hf_vit.py", "modeling_hf_vit.py",
+    } == set(os.listdir(run / "model"))  # fmt: skip
+    results = json.loads((run / "results.json").read_text())
+    wanted = (
+        "metrics",
+        "train_seconds",
+        "total_seconds",
+        "images_per_second",
+        "seed",
+        "commit",
+        "preset",
+        "command",
+        "hardware",
+        "versions",
+        "data",
+    )
+    assert set(wanted) <= set(results)
+    assert results["metrics"]["accuracy"] >= 0.9
+    assert results["data"]["train_images"] == 48
+    assert results["steps"] == 24
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == list(range(3, 25, 3))
+    assert lines[0]["loss"] > [line for line in lines if "loss" in line][-1]["loss"]
+    scores = [line["eval_accuracy"] for line in lines if "eval_accuracy" in line]
+    assert len(scores) == 8
+    assert results["metrics"]["accuracy"] == max(scores)
+
+
+def test_the_card_holds_the_results(run):
+    card, results = (run / "model" / "README.md").read_text(), json.loads((run / "results.json").read_text())
+    assert f"{100 * results['metrics']['accuracy']:.2f}%" in card
+    assert f"value: {results['metrics']['accuracy']}" in card
+    assert "red" in card
+
+
+def test_the_saved_model_classifies_and_scores_as_the_run_said(run, photos):
+    model = AutoModelForImageClassification.from_pretrained(run / "model")
+    processor = AutoImageProcessor.from_pretrained(run / "model")
+    image = Image.open(photos / "green" / "2.png")
+    with torch.no_grad():
+        logits = model(**processor(image, return_tensors="pt")).logits
+    assert model.config.id2label[logits.argmax().item()] == "green"
+    printed = recipe(
+        "evaluate.py", "--model_name_or_path", run / "model", "--dataset_name", photos, "--split", "train",
+        "--output_file", run.parent / "scores.json", cwd=photos.parent,
+    )  # fmt: skip
+    scores = json.loads((run.parent / "scores.json").read_text())
+    assert scores["images"] == 60
+    assert scores["accuracy"] >= 0.9
+    assert str(scores["accuracy"]) in printed
+
+
+def test_classify_says_what_it_sees_and_what_to_try_next(run, photos):
+    printed = recipe(
+        "classify.py", run / "model", photos / "red" / "4.png", photos / "blue" / "5.jpg", cwd=photos.parent
+    )
+    assert "it sees:     red" in printed
+    assert "it sees:     blue" in printed
+    assert "Next:" in printed
+
+
+def test_a_run_is_not_overwritten_unless_asked(run, photos):
+    before = (run / "results.json").read_text()
+    flags = ["--config", run / "config.yaml", "--max_train_steps", 1]
+    printed = recipe("train.py", *flags, cwd=photos.parent, fails=True)
+    assert "already holds a finished run" in printed
+    assert "Traceback" not in printed
+    assert (run / "results.json").read_text() == before
+
+
+def test_fine_tuning_starts_from_the_checkpoint_and_config_yaml_repeats_a_run(run, photos):
+    flags = [
+        "--dataset_name",
+        photos,
+        "--model_name_or_path",
+        run / "model",
+        "--max_train_steps",
+        2,
+        "--eval_fraction",
+        0.2,
+    ]
+    recipe("train.py", *flags, "--output_dir", "runs/tuned", cwd=photos.parent)
+    tuned = photos.parent / "runs" / "tuned"
+    results = json.loads((tuned / "results.json").read_text())
+    assert results["metrics"]["accuracy"] >= 0.9  # two steps from random weights would not
+    recipe("train.py", "--config", tuned / "config.yaml", "--output_dir", "runs/again", cwd=photos.parent)
+    first, again = (
+        AutoModelForImageClassification.from_pretrained(folder / "model").state_dict()
+        for folder in (tuned, photos.parent / "runs" / "again")
+    )
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_a_broken_photo_stops_the_run_and_is_named(photos, tmp_path):
+    shutil.copytree(photos, tmp_path / "photos")
+    (tmp_path / "photos" / "red" / "bad.jpg").write_bytes((photos / "red" / "1.jpg").read_bytes()[:100])
+    printed = recipe(
+        "train.py",
+        "--dataset_name",
+        "photos",
+        "--preset",
+        "tiny-patch16-224",
+        "--output_dir",
+        "run",
+        cwd=tmp_path,
+        fails=True,
+    )
+    assert "bad.jpg) cannot be read as an image" in printed
+    assert "Traceback" not in printed
+
+
+@pytest.mark.slow
+def test_the_demo_reaches_86_percent(tmp_path):
+    recipe("train.py", "--config", HOUSE / "recipes" / "configs" / "demo.yaml", cwd=tmp_path)
+    assert json.loads((tmp_path / "runs" / "demo" / "results.json").read_text())["metrics"]["accuracy"] >= 0.86
