@@ -1,5 +1,6 @@
 """Augmentation of a whole batch on its device. What image i gets in epoch e depends on (seed, e, i) alone."""
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -83,6 +84,23 @@ def random_erase(images, index, seed, epoch, probability, area=(0.02, 1 / 3)):
     u = uniform((index.view(-1, 1, 1, 1) * (C * H * W) + pixel).flatten(), seed, epoch, stream=12).view(B, C, H, W)
     noise = torch.erfinv((2 * u - 1).clamp(-0.999999, 0.999999)) * 2**0.5  # inverse of the normal distribution
     return torch.where(erased.unsqueeze(1), noise.to(images.dtype), images)
+
+
+def mixup(images, targets, alpha, seed, epoch, batch):
+    """Blend each image and its target with its neighbour's (arXiv 1710.09412, section 2); one Beta(alpha, alpha) a batch.
+
+    Neighbours are the rows 0 and 1, 2 and 3, ...: the same pairs however the batch is split among processes.
+
+    Args:
+        images: (B, C, H, W), B even (in an odd batch the last image stays as it is).
+        targets: (B, L) probabilities.
+        batch: number of the batch in its epoch.
+    """
+    weight = float(np.random.default_rng([seed, epoch, batch]).beta(alpha, alpha))
+    neighbour = torch.arange(len(images), device=images.device) ^ 1
+    neighbour[neighbour == len(images)] = len(images) - 1
+    blend = lambda values: weight * values + (1 - weight) * values[neighbour]
+    return blend(images), blend(targets)
 
 
 def augment(images, index, seed, epoch, form, crop, flip, erase):

@@ -67,6 +67,7 @@ class HFViTConfig(PreTrainedConfig):
 
     Raises:
         ValueError: for a value, or two values together, that no model can be built from, and for an unknown name.
+        StrictDataclassFieldValidationError: (of huggingface_hub) for a value of another type than the field's.
     """
 
     model_type = "hf_vit"
@@ -142,7 +143,7 @@ class HFViTConfig(PreTrainedConfig):
         config_dict = dict(config_dict)
         fields = {key: kwargs.pop(key) for key in list(kwargs) if key in cls.__dataclass_fields__ and key != "dtype"}
         asked = kwargs.get("num_labels")
-        if "id2label" in fields or asked not in (None, len(config_dict.get("id2label") or ())):
+        if {"id2label", "label2id"} & set(fields) or asked not in (None, len(config_dict.get("id2label") or ())):
             config_dict = {k: v for k, v in config_dict.items() if k not in ("id2label", "label2id")}
         family, loading = config_dict.pop("_family", None), kwargs.pop("_loading_model", False)
         result = super().from_dict({**config_dict, **fields}, **kwargs)
@@ -158,6 +159,8 @@ class HFViTConfig(PreTrainedConfig):
         for name in ("num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.num_labels < 1:
+            raise ValueError(f"num_labels is {self.num_labels}; it must be at least 1")
         for name in ("image_size", "patch_size"):
             size = getattr(self, name)
             if (not isinstance(size, int) and len(size) != 2) or min(as_pair(size)) < 1:

@@ -7,9 +7,10 @@ The letters of every shape below:
 The network is that of "An Image is Worth 16x16 Words" (arXiv 2010.11929, figure 1 and section 3.1).
 """
 
+import copy
 import logging as python_logging
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import nn
@@ -127,10 +128,10 @@ class HFViTEmbeddings(nn.Module):
         of_class, of_patches = self.positions(grid)
         tokens = [self.patch_embeddings(pixel_values) + of_patches]  # (B, N, D)
         if self.register_tokens is not None:
-            tokens.insert(0, self.register_tokens.expand(len(pixel_values), -1, -1))
+            tokens.insert(0, self.register_tokens.expand(pixel_values.shape[0], -1, -1))
         if self.cls_token is not None:
             cls_token = self.cls_token if of_class is None else self.cls_token + of_class
-            tokens.insert(0, cls_token.expand(len(pixel_values), -1, -1))
+            tokens.insert(0, cls_token.expand(pixel_values.shape[0], -1, -1))
         return self.dropout(torch.cat(tokens, dim=1))  # (B, T, D)
 
 
@@ -168,7 +169,8 @@ class HFViTAttention(nn.Module):
         key = self.k_proj(hidden_states).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, A, T, K)
         value = self.v_proj(hidden_states).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, A, T, K)
         # Only the eager backend has the weights to give.
-        backend = "eager" if kwargs.get("output_attentions") else self.config._attn_implementation
+        wanted = kwargs.get("output_attentions", self.config.output_attentions)
+        backend = "eager" if wanted else self.config._attn_implementation
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(backend, eager_attention_forward)
         dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
         attended, weights = attend(self, query, key, value, None, scaling=self.scaling, dropout=dropout, **kwargs)
@@ -209,7 +211,7 @@ class HFViTDropPath(nn.Module):
     def forward(self, hidden_states):
         if not self.training or self.probability == 0:
             return hidden_states
-        keep = hidden_states.new_empty(len(hidden_states), 1, 1).bernoulli_(1 - self.probability)  # (B, 1, 1)
+        keep = hidden_states.new_empty(hidden_states.shape[0], 1, 1).bernoulli_(1 - self.probability)  # (B, 1, 1)
         return hidden_states * keep / (1 - self.probability)
 
     def extra_repr(self):
@@ -317,6 +319,12 @@ class HFViTPreTrainedModel(PreTrainedModel):
             kwargs["_loading_model"] = True  # HFViTConfig.from_dict takes it
         elif config.model_type != cls.config_class.model_type:
             raise ValueError(f"config is a {type(config).__name__}; leave it out, or pass an HFViTConfig")
+        elif pretrained_model_name_or_path is not None:
+            with suppress(OSError):  # a folder without config.json is ours, as the given config says
+                found, _ = cls.config_class.get_config_dict(pretrained_model_name_or_path, **kwargs)
+                if "_family" in found:
+                    kwargs["config"] = config = copy.deepcopy(config)
+                    config.model_type = f"{cls.config_class.model_type}<{found['_family']}"
         with own_report():
             model, info = super().from_pretrained(
                 pretrained_model_name_or_path,
@@ -325,11 +333,21 @@ class HFViTPreTrainedModel(PreTrainedModel):
                 ignore_mismatched_sizes=True,
                 **kwargs,
             )
+        if getattr(model, "_hf_peft_config_loaded", False):  # info is then about the adapter, not its base
+            wrong = {*info["missing_keys"], *info["unexpected_keys"], *(name for name, *_ in info["mismatched_keys"])}
+            if wrong:
+                raise ValueError(
+                    f"the adapter {pretrained_model_name_or_path} does not fit its base model: {', '.join(sorted(wrong)[:5])}"
+                )
+        return (model, info) if output_loading_info else model
+
+    @staticmethod
+    def _finalize_model_loading(model, load_config, loading_info):
+        loading_info = PreTrainedModel._finalize_model_loading(model, load_config, loading_info)
         family = model.config.__dict__.pop("model_type", HFViTConfig.model_type).rpartition("<")[2]
         model._weight_conversions = []  # whatever was read, our own names are written
-        if not getattr(model, "_hf_peft_config_loaded", False):  # an adapter has a report of its own
-            model._account_for(info, pretrained_model_name_or_path, family)
-        return (model, info) if output_loading_info else model
+        model._account_for(loading_info.to_dict(), load_config.pretrained_model_name_or_path, family)
+        return loading_info
 
     def _account_for(self, info, source, family):
         """Explain every difference between checkpoint and model in one log line, or raise ValueError."""
@@ -337,25 +355,26 @@ class HFViTPreTrainedModel(PreTrainedModel):
         mismatched = {name: (tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"]}
         notes = [] if family == HFViTConfig.model_type else [f"read as {family}"]
 
+        # The head and the pooler are reset or left out as a whole; half a head is a broken file.
         head = {name for name in missing | set(mismatched) if name.startswith("classifier.")}
-        if head:
-            found = mismatched.get("classifier.weight", ((0,), None))[0][0]
-            notes.append(f"classifier reset to {self.config.num_labels} labels (the checkpoint has {found or 'none'})")
-        pooler = {name for name in missing if name.startswith("pooler.")}
-        if pooler and family != HFViTConfig.model_type:
+        if head == {"classifier.weight", "classifier.bias"}:
+            found = mismatched.get("classifier.weight", (("none",), None))[0][0]
+            notes.append(f"classifier reset to {self.config.num_labels} labels (the checkpoint has {found})")
+            missing, mismatched = missing - head, {name: mismatched[name] for name in set(mismatched) - head}
+        if missing == {"pooler.dense.weight", "pooler.dense.bias"}:
             self.pooler = self.config.pooler_act = None
             notes.append("no pooler in the checkpoint: pooler_output is the pooled token itself")
-            missing -= pooler
-        left_out = {name for name in unexpected if re.search(r"^classifier\.|(^|\.)pooler\.", name)}
+            missing = set()
+        left_out = {
+            name for name in unexpected if re.fullmatch(r"(classifier|(vit\.)?pooler\.dense)\.(weight|bias)", name)
+        }
         if left_out:
             notes.append(f"left out {', '.join(sorted(left_out))}")
 
-        wrong = [f"{name} is missing" for name in sorted(missing - head)]
+        wrong = [f"{name} is missing" for name in sorted(missing)]
         wrong += [f"{name} is not known to the model" for name in sorted(unexpected - left_out)]
         wrong += [
-            f"{name} has shape {found}, the model {wanted}"
-            for name, (found, wanted) in sorted(mismatched.items())
-            if name not in head
+            f"{name} has shape {found}, the model {wanted}" for name, (found, wanted) in sorted(mismatched.items())
         ]
         if wrong:
             more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""

@@ -58,6 +58,7 @@ class TrainArguments:
     )
     flip: bool = _(True, "mirror half of the images")
     erase: float = _(0.0, "probability to fill a random rectangle with noise")
+    mixup: float = _(0.0, "above 0: blend pairs of images, by a weight from Beta(mixup, mixup)")
 
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = _("auto", "auto: bf16 where the hardware is fast at it")
     compile: Literal["auto", "yes", "no"] = _("auto", "torch.compile; auto: on CUDA only")

@@ -1,6 +1,6 @@
 """Write the results table of README.md from model_cards/*/results.json, so that no number is typed.
 
-    python recipes/tables.py
+Run it with `python recipes/tables.py`; a test fails while README and results differ.
 """
 
 import json

@@ -31,7 +31,7 @@ from accelerate.utils import set_seed
 from tqdm import tqdm
 
 from hf_vit import data, presets, sharing, training
-from hf_vit.augment import augment
+from hf_vit.augment import augment, mixup
 
 
 def main():
@@ -146,12 +146,14 @@ def main():
     try:
         for epoch in range(epochs):
             order = data.epoch_batches(len(train_images), batch, args.seed, epoch, rank, world)
-            for rows in data.loader(train_images, list(order), workers):
+            for number, rows in enumerate(data.loader(train_images, list(order), workers)):
                 rows = {key: value.to(device, non_blocking=True) for key, value in rows.items()}
                 pixel_values = augment(
                     rows["images"], rows["index"], args.seed, epoch, form, args.crop, args.flip, args.erase
                 )
                 targets = training.soft_targets(rows["labels"], len(labels), args.label_smoothing)
+                if args.mixup > 0:
+                    pixel_values, targets = mixup(pixel_values, targets, args.mixup, args.seed, epoch, number)
                 for group in optimizer.param_groups:
                     group["lr"] = training.learning_rate(step, total_steps, warmup_steps, args.learning_rate)
 

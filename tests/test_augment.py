@@ -88,6 +88,22 @@ def test_erasing_fills_one_rectangle_with_noise_in_the_stated_share_of_images():
     assert abs(noise.std() - 1) < 0.05
 
 
+def test_mixup_blends_neighbours_and_their_targets_alike():
+    batch, targets = torch.rand(6, 3, 4, 4), torch.eye(6)
+    mixed, blended = augment.mixup(batch, targets, 0.4, seed=0, epoch=1, batch=2)
+    weight = blended[0, 0].item()
+    for one, other in ((0, 1), (1, 0), (4, 5)):
+        torch.testing.assert_close(mixed[one], weight * batch[one] + (1 - weight) * batch[other])
+        torch.testing.assert_close(blended[one], weight * targets[one] + (1 - weight) * targets[other])
+    halves = [augment.mixup(batch[rows], targets[rows], 0.4, 0, 1, 2)[0] for rows in (slice(0, 4), slice(4, 6))]
+    assert torch.equal(torch.cat(halves), mixed)
+    odd, _ = augment.mixup(batch[:3], targets[:3], 0.4, 0, 1, 2)
+    torch.testing.assert_close(odd[2], batch[2])
+    weights = [augment.mixup(batch, targets, 0.4, 0, 0, n)[1][0, 0].item() for n in range(400)]
+    assert abs(np.mean(weights) - 0.5) < 0.06
+    assert abs(np.var(weights) - 1 / (4 * 1.8)) < 0.02  # of Beta(a, a): 1 / (4 (2 a + 1))
+
+
 def test_without_augmentation_a_batch_is_only_normalised():
     batch = images()
     plain = augment.augment(batch, INDEX, 0, 0, FORM, "none", False, 0.0)

@@ -103,7 +103,7 @@ def test_native_files_have_the_old_names_and_load_as_ours(native_folder, pixels,
     names = set(load_file(folder / "model.safetensors"))
     assert {f"vit.{QUERY}", "vit.encoder.layer.1.output.dense.bias", "classifier.weight"} <= names
     model, images = HFViTForImageClassification.from_pretrained(folder), pixels()
-    assert torch.equal(model(images).logits, native(images).logits)
+    torch.testing.assert_close(model(images).logits, native(images).logits)
     assert caplog.messages == [f"HFViTForImageClassification from {folder}: read as vit."]
 
 
@@ -117,7 +117,7 @@ def test_a_loaded_native_model_is_hf_vit_and_is_saved_under_our_names(native_fol
     assert set(load_file(tmp_path / "ours" / "model.safetensors")) == set(model.state_dict())
     again = AutoModelForImageClassification.from_pretrained(tmp_path / "ours")
     assert type(again) is HFViTForImageClassification
-    assert torch.equal(again(images).logits, native(images).logits)
+    torch.testing.assert_close(again(images).logits, native(images).logits)
 
 
 def test_a_classifier_read_from_a_native_folder_opens_as_a_base_model_once_saved(native_folder, pixels, tmp_path):
@@ -125,22 +125,22 @@ def test_a_classifier_read_from_a_native_folder_opens_as_a_base_model_once_saved
     HFViTForImageClassification.from_pretrained(folder).save_pretrained(tmp_path / "ours")
     images = pixels()
     base = HFViTModel.from_pretrained(tmp_path / "ours")
-    assert torch.equal(base(images).last_hidden_state, native(images).last_hidden_state)
+    torch.testing.assert_close(base(images).last_hidden_state, native(images).last_hidden_state)
 
 
 def test_the_pooler_of_a_native_base_model_is_ours_too(native_folder, pixels):
     native, folder = native_folder(ViTModel)
     images = pixels()
-    assert torch.equal(HFViTModel.from_pretrained(folder)(images).pooler_output, native(images).pooler_output)
+    torch.testing.assert_close(HFViTModel.from_pretrained(folder)(images).pooler_output, native(images).pooler_output)
 
 
 def test_a_native_base_model_without_pooler_gives_the_class_token(native_folder, pixels, caplog, tmp_path):
     native, folder = native_folder(ViTModel, add_pooling_layer=False)
     model, images = HFViTModel.from_pretrained(folder), pixels()
-    assert torch.equal(model(images).pooler_output, native(images).last_hidden_state[:, 0])
+    torch.testing.assert_close(model(images).pooler_output, native(images).last_hidden_state[:, 0])
     assert "no pooler in the checkpoint: pooler_output is the pooled token itself" in caplog.text
     model.save_pretrained(tmp_path / "ours")
-    assert torch.equal(
+    torch.testing.assert_close(
         HFViTModel.from_pretrained(tmp_path / "ours")(images).pooler_output, model(images).pooler_output
     )
 
@@ -148,7 +148,7 @@ def test_a_native_base_model_without_pooler_gives_the_class_token(native_folder,
 def test_a_native_base_model_becomes_a_classifier_and_says_what_it_left_out(native_folder, pixels, caplog):
     native, folder = native_folder(ViTModel)
     model, images = HFViTForImageClassification.from_pretrained(folder), pixels()
-    assert torch.equal(model.vit(images).last_hidden_state, native(images).last_hidden_state)
+    torch.testing.assert_close(model.vit(images).last_hidden_state, native(images).last_hidden_state)
     assert "classifier reset to 3 labels (the checkpoint has none)" in caplog.text
     assert "left out pooler.dense.bias, pooler.dense.weight" in caplog.text
 
@@ -256,7 +256,7 @@ def test_our_config_object_reads_a_native_folder(native_folder, pixels):
     native, folder = native_folder(ViTForImageClassification)
     config = HFViTConfig.from_pretrained(folder, id2label={0: "cat", 1: "dog", 2: "cow"})
     model, images = HFViTForImageClassification.from_pretrained(folder, config=config), pixels()
-    assert torch.equal(model(images).logits, native(images).logits)
+    torch.testing.assert_close(model(images).logits, native(images).logits)
     assert model.config.id2label[2] == "cow"
     assert config.model_type == model.config.model_type == "hf_vit"
 

@@ -1,5 +1,7 @@
 """Claims about data sets, columns, splits, decoding and order."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -102,7 +104,7 @@ def test_loading_knows_folders_files_and_the_embedded_set(tmp_path):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for index in range(2):
             picture().save(tmp_path / "photos" / name / f"{index}.png")
-    splits, names, _ = prepare(data.load(str(tmp_path / "photos")), fraction=0.5)
+    _, names, _ = prepare(data.load(str(tmp_path / "photos")), fraction=0.5)
     assert names == ["cat", "dog"]
     dataset([0, 1, 1]).to_parquet(tmp_path / "some.parquet")
     assert len(data.load(str(tmp_path / "some.parquet"))["train"]) == 3
@@ -159,7 +161,7 @@ def test_cached_images_equal_images_decoded_by_workers(monkeypatch):
 
 def test_an_epoch_shows_every_image_once_and_depends_on_seed_and_epoch_alone():
     epoch = list(data.epoch_batches(12, 4, seed=1, epoch=3))
-    assert sorted(sum(epoch, [])) == list(range(12))
+    assert sorted(itertools.chain(*epoch)) == list(range(12))
     assert epoch == list(data.epoch_batches(12, 4, seed=1, epoch=3))
     assert epoch != list(data.epoch_batches(12, 4, seed=1, epoch=4))
     assert epoch != list(data.epoch_batches(12, 4, seed=2, epoch=3))
@@ -169,8 +171,8 @@ def test_two_processes_see_the_batches_of_one():
     whole = list(data.epoch_batches(21, 6, seed=0, epoch=0))
     halves = [list(data.epoch_batches(21, 3, 0, 0, rank, 2)) for rank in range(2)]
     assert [a + b for a, b in zip(*halves, strict=True)] == whole
-    scored = [sum(data.batches_in_order(10, 3, rank, 2), []) for rank in range(2)]
-    assert sorted(scored[0] + scored[1]) == list(range(10))
+    scored = [itertools.chain(*data.batches_in_order(10, 3, rank, 2)) for rank in range(2)]
+    assert sorted(itertools.chain(*scored)) == list(range(10))
 
 
 def test_fewer_images_than_a_batch_still_fill_one():

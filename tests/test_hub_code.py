@@ -1,6 +1,8 @@
 """A saved folder carries its own code: it loads on a machine that has never heard of this package."""
 
+import ast
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -56,5 +58,12 @@ def test_a_saved_folder_loads_saves_and_loads_again_without_our_package(tiny_mod
 def test_a_hub_file_needs_only_torch_transformers_and_its_flat_sibling(name):
     needed = set(get_imports(PACKAGE / name))  # as transformers reads them, docstrings included
     assert needed <= set(sys.stdlib_module_names) | {"torch", "transformers", "huggingface_hub"}
-    siblings = set(get_relative_imports(PACKAGE / name))
-    assert siblings == ({"configuration_hf_vit"} if name == "modeling_hf_vit.py" else set())
+    siblings = {"configuration_hf_vit"} if name == "modeling_hf_vit.py" else set()
+    assert set(get_relative_imports(PACKAGE / name)) == siblings
+    nodes = [node for node in ast.walk(ast.parse((PACKAGE / name).read_text())) if isinstance(node, ast.ImportFrom)]
+    assert {(node.level, node.module) for node in nodes if node.level} == {(1, sibling) for sibling in siblings}
+
+
+def test_no_test_reaches_the_network():
+    with socket.socket() as connection, pytest.raises(pytest.fail.Exception, match="opened a connection"):
+        connection.connect(("192.0.2.1", 443))

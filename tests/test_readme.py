@@ -1,0 +1,68 @@
+"""Every block of the README runs as printed."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers import ViTConfig, ViTImageProcessorPil, ViTModel
+
+from hf_vit import HFViTForImageClassification
+
+
+HOUSE = Path(__file__).parents[1]
+README = (HOUSE / "README.md").read_text()
+PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+COMMANDS = [line.strip() for line in README.splitlines() if line.startswith("    accelerate launch recipes/")]
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory, tiny_fields, tiny_config):
+    """A folder in which the README's relative paths and repository ids exist: small things under the real names."""
+    desk = tmp_path_factory.mktemp("desk")
+    (desk / "recipes").symlink_to(HOUSE / "recipes")
+    processor = ViTImageProcessorPil(size={"height": 16, "width": 16}, do_convert_rgb=True)
+    google = desk / "google" / "vit-base-patch16-224-in21k"
+    ViTModel(ViTConfig(**tiny_fields)).save_pretrained(google)
+    processor.save_pretrained(google)
+    demo = desk / "runs" / "demo" / "model"
+    names = {0: "Shirt", 1: "Bag", 2: "Coat"}
+    HFViTForImageClassification(tiny_config(num_labels=3, id2label=names)).save_pretrained(demo)
+    processor.save_pretrained(demo)
+    rng = np.random.default_rng(0)
+    for label in ("cat", "dog"):
+        (desk / "photos" / label).mkdir(parents=True)
+        for index in range(10):
+            Image.fromarray(rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)).save(
+                desk / "photos" / label / f"{index}.png"
+            )
+    return desk
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=range(len(PYTHON)))
+def test_python_blocks_run(block, desk, monkeypatch, capsys):
+    monkeypatch.chdir(desk)
+    exec(compile(block, "README.md", "exec"), {})
+    if "print(" in block:
+        assert capsys.readouterr().out.strip() in ("Shirt", "Bag", "Coat")
+
+
+def test_commands_run_in_their_order(desk):
+    assert len(COMMANDS) == 3
+    for command in COMMANDS:
+        _, _, script, *flags = shlex.split(command)
+        if "train.py" in script:
+            flags += ["--max_train_steps", "1", "--per_device_train_batch_size", "4"]
+        result = subprocess.run(
+            [sys.executable, "-W", "ignore", script, *flags],
+            cwd=desk,
+            capture_output=True,
+            text=True,
+            env=dict(os.environ),
+        )
+        assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
