@@ -38,13 +38,12 @@ def random_flip(images, index, seed, epoch):
     return torch.where(flipped.view(-1, 1, 1, 1), images.flip(3), images)
 
 
-def random_shift(images, index, seed, epoch):
-    """Shift by whole pixels, up to an eighth of the side in each direction; what comes in is black (0)."""
+def random_shift(images, index, seed, epoch, pixels):
+    """Move each image by whole pixels, up to `pixels` in each direction; what comes in is black (0)."""
     B, C, H, W = images.shape
-    pad_y, pad_x = H // 8, W // 8
-    padded = nn.functional.pad(images, (pad_x, pad_x, pad_y, pad_y))
-    top = (uniform(index, seed, epoch, stream=1) * (2 * pad_y + 1)).long()  # (B,)
-    left = (uniform(index, seed, epoch, stream=2) * (2 * pad_x + 1)).long()
+    padded = nn.functional.pad(images, (pixels,) * 4)
+    top = (uniform(index, seed, epoch, stream=1) * (2 * pixels + 1)).long()  # (B,)
+    left = (uniform(index, seed, epoch, stream=2) * (2 * pixels + 1)).long()
     rows = (top.view(-1, 1) + torch.arange(H, device=images.device)).view(B, 1, H, 1)
     columns = (left.view(-1, 1) + torch.arange(W, device=images.device)).view(B, 1, 1, W)
     batch = torch.arange(B, device=images.device).view(B, 1, 1, 1)
@@ -103,10 +102,10 @@ def mixup(images, targets, alpha, seed, epoch, batch):
     return blend(images), blend(targets)
 
 
-def augment(images, index, seed, epoch, form, crop, flip, erase):
+def augment(images, index, seed, epoch, form, *, crop, shift, flip, erase):
     """A training batch: uint8 (B, C, H, W) -> normalised float32 (B, C, H, W), augmented as the run's arguments say."""
-    if crop == "shift":  # whole pixels, so before the numbers grow from one byte to four
-        images = random_shift(images, index, seed, epoch)
+    if shift > 0:  # whole pixels move before the numbers grow from one byte to four
+        images = random_shift(images, index, seed, epoch, shift)
     if flip:
         images = random_flip(images, index, seed, epoch)
     images = normalize(images, form)

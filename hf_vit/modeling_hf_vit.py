@@ -92,7 +92,7 @@ class HFViTEmbeddings(nn.Module):
         if pixel_values.ndim != 4 or pixel_values.shape[1] != config.num_channels:
             raise ValueError(
                 f"pixel_values has shape {tuple(pixel_values.shape)}; wanted (batch, {config.num_channels}, height, width): "
-                "prepare images with the model's image processor, or load the model with another num_channels"
+                "prepare the images with the model's image processor"
             )
         if not pixel_values.is_floating_point():
             raise ValueError(
@@ -102,7 +102,7 @@ class HFViTEmbeddings(nn.Module):
         if not interpolate_pos_encoding and size != as_pair(config.image_size):
             raise ValueError(
                 f"pixel_values is {size[0]}x{size[1]} pixels but the model takes {'x'.join(map(str, as_pair(config.image_size)))}: "
-                f"resize the images, load the model with image_size={size}, or pass interpolate_pos_encoding=True"
+                "resize the images, or pass interpolate_pos_encoding=True"
             )
         if size[0] % patch_size[0] or size[1] % patch_size[1]:
             raise ValueError(

@@ -44,7 +44,8 @@ class TrainArguments:
     per_device_eval_batch_size: int = _(256, "the same while scoring")
     gradient_accumulation_steps: int = _(1, "forward passes an optimizer step")
 
-    learning_rate: float | None = _(None, "peak of AdamW; if not given, 1e-3 from scratch and 5e-5 to fine-tune")
+    optimizer: Literal["adamw", "muon"] = _("adamw", "muon: Muon for the matrices of the layers, AdamW for the rest")
+    learning_rate: float | None = _(None, "peak; if not given, 1e-3 from scratch and 5e-5 to fine-tune")
     weight_decay: float = _(0.05, "decoupled weight decay of matrices; biases, norms, tokens and positions have none")
     adam_beta1: float = _(0.9, "AdamW")
     adam_beta2: float = _(0.999, "AdamW")
@@ -53,9 +54,8 @@ class TrainArguments:
     label_smoothing: float = _(0.1, "probability mass spread over all classes")
     ema_decay: float = _(0.0, "above 0: score and save an exponential moving average of the weights")
 
-    crop: Literal["none", "shift", "resized"] = _(
-        "resized", "random shift by up to an eighth of the side, or random resized crop"
-    )
+    crop: Literal["none", "resized"] = _("resized", "resized: a random part of the image, stretched over the whole")
+    shift: int = _(0, "move the image by up to this many pixels in each direction")
     flip: bool = _(True, "mirror half of the images")
     erase: float = _(0.0, "probability to fill a random rectangle with noise")
     mixup: float = _(0.0, "above 0: blend pairs of images, by a weight from Beta(mixup, mixup)")

@@ -2,9 +2,11 @@
 
 import copy
 import math
+import os
 from pathlib import Path
 
 import evaluate
+import psutil
 import torch
 from torch import nn
 from transformers import AutoImageProcessor, ViTImageProcessorPil
@@ -36,6 +38,30 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
         {"params": [parameters[name] for name in decayed], "weight_decay": weight_decay},
         {"params": [parameters[name] for name in undecayed], "weight_decay": 0.0},
     ]
+
+
+def build_optimizers(
+    model: nn.Module, kind: str, learning_rate: float, weight_decay: float, betas: tuple[float, float]
+) -> list[torch.optim.Optimizer]:
+    """ "adamw": AdamW for all. "muon": Muon for the matrices of the layers, and AdamW for the rest.
+
+    Muon steps along the orthogonalised momentum; scaled as in arXiv 2502.16982 (section 2.2) it takes AdamW's learning
+    rate and decay. Here it reaches the same accuracy in about half the steps, see recipes/configs/demo.yaml.
+    """
+    groups = parameter_groups(model, weight_decay)
+    hidden = []
+    if kind == "muon":
+        names = [name for name in split_decay(model)[0] if ".layers." in name]
+        hidden = [model.get_parameter(name) for name in names]
+        chosen = {id(parameter) for parameter in hidden}
+        groups[0]["params"] = [parameter for parameter in groups[0]["params"] if id(parameter) not in chosen]
+    fused = next(model.parameters()).device.type in ("cuda", "cpu")
+    optimizers = [torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=fused)]
+    if hidden:
+        optimizers.append(
+            torch.optim.Muon(hidden, lr=learning_rate, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+        )
+    return optimizers
 
 
 def learning_rate(step: int, total_steps: int, warmup_steps: int, peak: float) -> float:
@@ -96,6 +122,13 @@ def pick_precision(asked: str, device_type: str) -> str:
     if device_type == "cpu":
         return "bf16" if torch.cpu.get_capabilities().get("amx_bf16", False) else "no"
     return "no"
+
+
+def use_all_cores():
+    """Give a process on CPU its share of the cores: `accelerate launch` leaves it one thread, at about half the speed."""
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if torch.get_num_threads() == 1:
+        torch.set_num_threads(max(1, (psutil.cpu_count(logical=False) or 1) // processes))
 
 
 def pick_compile(asked: str, device_type: str) -> bool:

@@ -35,6 +35,8 @@ def main():
     args = parser.parse_args()
 
     accelerator = Accelerator()
+    if accelerator.device.type == "cpu":
+        training.use_all_cores()
     datasets.disable_progress_bars()
     logging.disable_progress_bar()
     with accelerator.main_process_first():

@@ -42,11 +42,15 @@ def main():
         mixed_precision=training.pick_precision(args.mixed_precision, device_type),
         gradient_accumulation_steps=args.gradient_accumulation_steps,
     )
+    if accelerator.device.type == "cpu":
+        training.use_all_cores()
     set_seed(args.seed)
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     if not accelerator.is_main_process:
         transformers.utils.logging.set_verbosity_error()
+    if args.optimizer == "muon" and accelerator.mixed_precision == "fp16":
+        raise ValueError("muon does not go with fp16, whose loss scaling knows one optimizer: use bf16, or adamw")
     device, rank, world = accelerator.device, accelerator.process_index, accelerator.num_processes
     run = Path(args.output_dir)
     if (run / "config.yaml").exists() and not args.overwrite:
@@ -75,16 +79,13 @@ def main():
     # Model, optimizer, schedule
     model.to(device)
     average = training.AverageModel(model, args.ema_decay) if args.ema_decay > 0 else None
-    optimizer = torch.optim.AdamW(
-        training.parameter_groups(model, args.weight_decay),
-        lr=args.learning_rate,
-        betas=(args.adam_beta1, args.adam_beta2),
-        fused=device.type in ("cuda", "cpu"),
+    optimizers = training.build_optimizers(
+        model, args.optimizer, args.learning_rate, args.weight_decay, (args.adam_beta1, args.adam_beta2)
     )
     if training.pick_compile(args.compile, device.type):
         model.compile()
     network = model
-    model, optimizer = accelerator.prepare(model, optimizer)
+    model, *optimizers = accelerator.prepare(model, *optimizers)
 
     batch = args.per_device_train_batch_size
     accumulation = args.gradient_accumulation_steps
@@ -149,21 +150,25 @@ def main():
             for number, rows in enumerate(data.loader(train_images, list(order), workers)):
                 rows = {key: value.to(device, non_blocking=True) for key, value in rows.items()}
                 pixel_values = augment(
-                    rows["images"], rows["index"], args.seed, epoch, form, args.crop, args.flip, args.erase
-                )
+                    rows["images"], rows["index"], args.seed, epoch, form,
+                    crop=args.crop, shift=args.shift, flip=args.flip, erase=args.erase,
+                )  # fmt: skip
                 targets = training.soft_targets(rows["labels"], len(labels), args.label_smoothing)
                 if args.mixup > 0:
                     pixel_values, targets = mixup(pixel_values, targets, args.mixup, args.seed, epoch, number)
-                for group in optimizer.param_groups:
-                    group["lr"] = training.learning_rate(step, total_steps, warmup_steps, args.learning_rate)
+                rate = training.learning_rate(step, total_steps, warmup_steps, args.learning_rate)
+                for optimizer in optimizers:
+                    for group in optimizer.param_groups:
+                        group["lr"] = rate
 
                 with accelerator.accumulate(model):
                     outputs = model(pixel_values, labels=targets)
                     accelerator.backward(outputs.loss)
                     if accelerator.sync_gradients and args.max_grad_norm > 0:
                         accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm)
-                    optimizer.step()
-                    optimizer.zero_grad()
+                    for optimizer in optimizers:
+                        optimizer.step()
+                        optimizer.zero_grad()
 
                 with torch.no_grad():
                     correct = (outputs.logits.argmax(1) == rows["labels"]).sum()
@@ -179,13 +184,13 @@ def main():
                 if step % args.log_steps == 0 or step == total_steps:
                     loss, correct, seen = accelerator.reduce(loss_sum, reduction="sum").tolist()
                     now = time.time()
-                    rate = seen / (now - since)
+                    speed = seen / (now - since)
                     bar.set_postfix(
-                        loss=f"{loss / seen:.3f}", accuracy=f"{correct / seen:.1%}", images_per_second=f"{rate:,.0f}"
+                        loss=f"{loss / seen:.3f}", accuracy=f"{correct / seen:.1%}", images_per_second=f"{speed:,.0f}"
                     )
                     log(
                         step=step, epoch=epoch + 1, loss=loss / seen, accuracy=correct / seen,
-                        learning_rate=optimizer.param_groups[0]["lr"], images_per_second=rate,
+                        learning_rate=rate, images_per_second=speed,
                     )  # fmt: skip
                     loss_sum.zero_()
                     since = now

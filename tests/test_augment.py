@@ -27,15 +27,15 @@ def test_hashed_numbers_look_uniform_and_independent():
     assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.04
 
 
-@pytest.mark.parametrize("crop", ["none", "shift", "resized"])
-def test_what_an_image_gets_does_not_depend_on_its_batch(crop):
-    batch = images()
-    whole = augment.augment(batch, INDEX, 1, 2, FORM, crop, True, 0.5)
+@pytest.mark.parametrize(("crop", "shift"), [("none", 2), ("resized", 0)])
+def test_what_an_image_gets_does_not_depend_on_its_batch(crop, shift):
+    batch, how = images(), {"crop": crop, "shift": shift, "flip": True, "erase": 0.5}
+    whole = augment.augment(batch, INDEX, 1, 2, FORM, **how)
     order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
-    parts = [augment.augment(batch[i], INDEX[i], 1, 2, FORM, crop, True, 0.5) for i in order.split(7)]
+    parts = [augment.augment(batch[i], INDEX[i], 1, 2, FORM, **how) for i in order.split(7)]
     torch.testing.assert_close(torch.cat(parts), whole[order], atol=1e-6, rtol=0)
-    assert not torch.equal(whole, augment.augment(batch, INDEX, 1, 3, FORM, crop, True, 0.5))
-    assert not torch.equal(whole, augment.augment(batch, INDEX, 2, 2, FORM, crop, True, 0.5))
+    assert not torch.equal(whole, augment.augment(batch, INDEX, 1, 3, FORM, **how))
+    assert not torch.equal(whole, augment.augment(batch, INDEX, 2, 2, FORM, **how))
 
 
 def test_flip_mirrors_half_of_the_images_and_leaves_the_rest():
@@ -49,7 +49,7 @@ def test_flip_mirrors_half_of_the_images_and_leaves_the_rest():
 
 def test_shift_equals_moving_each_image_by_itself():
     batch = images()
-    shifted = augment.random_shift(batch, INDEX, 0, 0)
+    shifted = augment.random_shift(batch, INDEX, 0, 0, pixels=2)
     moves = set()
     for one, image in zip(shifted, batch, strict=True):
         padded = np.pad(image.numpy(), ((0, 0), (2, 2), (2, 2)))
@@ -106,5 +106,5 @@ def test_mixup_blends_neighbours_and_their_targets_alike():
 
 def test_without_augmentation_a_batch_is_only_normalised():
     batch = images()
-    plain = augment.augment(batch, INDEX, 0, 0, FORM, "none", False, 0.0)
+    plain = augment.augment(batch, INDEX, 0, 0, FORM, crop="none", shift=0, flip=False, erase=0.0)
     torch.testing.assert_close(plain, (batch.float() / 255 - 0.5) / 0.25)

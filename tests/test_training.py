@@ -38,6 +38,21 @@ def test_frozen_parameters_are_in_no_group(model):
     assert [len(group["params"]) for group in training.parameter_groups(model, 0.1)] == [1, 1]
 
 
+def test_muon_takes_the_matrices_of_the_layers_and_adamw_all_else(model):
+    (whole,) = training.build_optimizers(model, "adamw", 1e-3, 0.1, (0.9, 0.95))
+    adamw, muon = training.build_optimizers(model, "muon", 1e-3, 0.1, (0.9, 0.95))
+    of = lambda optimizer: {id(p) for group in optimizer.param_groups for p in group["params"]}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert of(whole) == set(names)
+    assert of(adamw) | of(muon) == set(names)
+    assert not of(adamw) & of(muon)
+    assert {names[i].split(".", 3)[3] for i in of(muon)} == {
+        *(f"attention.{part}_proj.weight" for part in "qkvo"),
+        "mlp.fc1.weight",
+        "mlp.fc2.weight",
+    }
+
+
 def test_learning_rate_rises_linearly_then_follows_a_cosine():
     rates = [training.learning_rate(step, 110, 10, 2.0) for step in range(110)]
     assert rates[0] == pytest.approx(0.2)
@@ -65,6 +80,17 @@ def test_bf16_on_cpu_only_where_the_processor_is_fast_at_it(monkeypatch, amx, pi
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "amx_bf16": amx})
     assert training.pick_precision("auto", "cpu") == picked
     assert training.pick_precision("bf16", "cpu") == "bf16"
+
+
+@pytest.mark.parametrize(("processes", "threads"), [("1", 8), ("4", 2), ("16", 1)])
+def test_a_launched_process_gets_its_share_of_the_cores(monkeypatch, processes, threads):
+    chosen = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr("psutil.cpu_count", lambda logical: 8)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+    training.use_all_cores()
+    assert chosen == [threads]
 
 
 def test_compile_is_off_on_cpu_and_on_for_cuda():
