@@ -1,6 +1,7 @@
 """Claims about the repository: what is promised in words holds."""
 
 import importlib.metadata
+import json
 import re
 import subprocess
 import sys
@@ -83,6 +84,13 @@ def test_the_results_table_is_what_the_script_writes():
     finally:
         sys.path.pop(0)
     assert tables.with_table(README, sorted(HOUSE.glob("model_cards/*/results.json"))) == README
+
+
+@pytest.mark.parametrize("file", sorted(HOUSE.glob("model_cards/*/results.json")), ids=lambda file: file.parent.name)
+def test_a_published_runs_preset_and_card_state_its_results(file):
+    accuracy = f"{100 * json.loads(file.read_text())['metrics']['accuracy']:.2f}%"
+    assert accuracy in (HOUSE / "recipes" / "configs" / f"{file.parent.name}.yaml").read_text()
+    assert accuracy in (file.parent / "README.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["demo", "test"])
