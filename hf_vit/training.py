@@ -111,17 +111,17 @@ def build_model(
 
 
 def pick_precision(asked: str, device_type: str) -> str:
-    """ "auto" -> "bf16" where the hardware computes in it natively, else "no"; anything else is taken as it is.
+    """ "auto" -> "bf16" where the hardware computes in it, else "no" (or "fp16" on an older GPU).
 
-    On CPU that means AMX: without it bf16 is slower than float32 (AVX512-BF16 included, measured at ViT-Ti to ViT-B).
+    On CPU that means AMX or AVX512-BF16; without them bf16 is emulated, many times slower than float32. Very narrow models
+    lose by it everywhere: their presets say "no".
     """
     if asked != "auto":
         return asked
     if device_type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    if device_type == "cpu":
-        return "bf16" if torch.cpu.get_capabilities().get("amx_bf16", False) else "no"
-    return "no"
+    features = torch.cpu.get_capabilities() if device_type == "cpu" else {}
+    return "bf16" if features.get("amx_bf16") or features.get("avx512_bf16") else "no"
 
 
 def use_all_cores():

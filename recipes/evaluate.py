@@ -13,6 +13,7 @@ from pathlib import Path
 sys.path = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
 
 import datasets
+import torch
 from accelerate import Accelerator
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 from transformers.utils import logging
@@ -31,10 +32,12 @@ def main():
     parser.add_argument("--label_column", help="column of labels; found by its feature type if not given")
     parser.add_argument("--per_device_eval_batch_size", type=int, default=256)
     parser.add_argument("--num_workers", type=int, default=4, help="processes that decode images")
+    parser.add_argument("--mixed_precision", choices=("auto", "no", "bf16", "fp16"), default="auto")
     parser.add_argument("--output_file", help="JSON file for the metrics")
     args = parser.parse_args()
 
-    accelerator = Accelerator()
+    device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    accelerator = Accelerator(mixed_precision=training.pick_precision(args.mixed_precision, device_type))
     if accelerator.device.type == "cpu":
         training.use_all_cores()
     datasets.disable_progress_bars()

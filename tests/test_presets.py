@@ -18,6 +18,7 @@ def parse_yaml(tmp_path, text, *flags):
 
 
 def test_yaml_scientific_notation_is_a_number(tmp_path):
+    """T20, as are the next two."""
     assert parse_yaml(tmp_path, "learning_rate: 3e-4").learning_rate == 3e-4
 
 

@@ -18,6 +18,7 @@ def model(tiny_config):
 
 
 def test_only_matrices_decay(model):
+    """T15."""
     decayed, undecayed = training.split_decay(model)
     assert sorted(decayed + undecayed) == sorted(name for name, _ in model.named_parameters())
     kinds = {name.rpartition("layers.")[2].partition(".")[2] if "layers." in name else name for name in decayed}
@@ -75,10 +76,12 @@ def test_smoothed_loss_equals_torchs_own(model):
     torch.testing.assert_close(outputs.loss, wanted)
 
 
-@pytest.mark.parametrize(("amx", "picked"), [(True, "bf16"), (False, "no")])
-def test_bf16_on_cpu_only_where_the_processor_is_fast_at_it(monkeypatch, amx, picked):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "amx_bf16": amx})
+@pytest.mark.parametrize(("feature", "picked"), [("amx_bf16", "bf16"), ("avx512_bf16", "bf16"), ("avx512_f", "no")])
+def test_bf16_on_cpu_only_where_the_processor_computes_in_it(monkeypatch, feature, picked):
+    """T18."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {feature: True})
     assert training.pick_precision("auto", "cpu") == picked
+    assert training.pick_precision("no", "cpu") == "no"
     assert training.pick_precision("bf16", "cpu") == "bf16"
 
 
@@ -94,6 +97,7 @@ def test_a_launched_process_gets_its_share_of_the_cores(monkeypatch, processes, 
 
 
 def test_compile_is_off_on_cpu_and_on_for_cuda():
+    """T19."""
     assert [training.pick_compile("auto", kind) for kind in ("cpu", "cuda")] == [False, True]
     assert [training.pick_compile(asked, "cpu") for asked in ("yes", "no")] == [True, False]
 
