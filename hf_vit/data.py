@@ -68,8 +68,8 @@ def prepare(
     label_column: str | None,
     seed: int,
 ) -> tuple[DatasetDict, list[str], str]:
-    """The splits to use, each with the columns `image` (undecoded) and `label` (class index), the class names, and
-    what is scored.
+    """The splits to use, each with the columns `image` (undecoded), `label` (class index) and `row` (its number in the
+    split as it came), the class names, and what is scored.
 
     `train_split` is None for scoring only. Without `eval_split` it is "validation", else "test", else a part of the
     training split that is set aside by class. The splits come back as "train" and "eval"; the last value says what
@@ -111,6 +111,8 @@ def prepare(
             encoded = [index[label] for label in data["label"]]
             chosen[role] = data.remove_columns("label").add_column("label", encoded, feature=feature)
     names = chosen[next(iter(chosen))].features["label"].names
+    for role, data in list(chosen.items()):  # a broken image is later named by its row in the split as it came
+        chosen[role] = data.add_column("row", list(range(len(data))))
     if "eval" not in chosen:
         eval_split = f"part of {train_split}"
         aside = set_aside(np.asarray(chosen["train"]["label"]), eval_fraction, seed)
@@ -189,6 +191,8 @@ def image_form(processor, config) -> ImageForm:
 
 def decode(item: dict, form: ImageForm) -> np.ndarray:
     """One undecoded image, `{"bytes": ..., "path": ...}` -> uint8 (H, W, C), upright, as the image processor resizes it."""
+    if item is None:
+        raise ValueError("it is empty")
     source = BytesIO(item["bytes"]) if item["bytes"] is not None else item["path"]
     with PILImage.open(source) as image:
         image = ImageOps.exif_transpose(image).convert({1: "L", 3: "RGB", 4: "RGBA"}[form.channels])
@@ -201,7 +205,7 @@ class Images(torch.utils.data.Dataset):
     """Rows of a data set as uint8; decoded once and kept where memory allows, else whenever they are asked for.
 
     Args:
-        data: columns `image` (undecoded) and `label`.
+        data: columns `image` (undecoded), `label` and `row`, as `prepare` gives them.
         form: what the images are turned into.
     """
 
@@ -220,12 +224,12 @@ class Images(torch.utils.data.Dataset):
     def _decode(self, indices) -> torch.Tensor:
         images = []
         for index in indices:
-            item = self.rows[int(index)]["image"]
+            row = self.rows[int(index)]
             try:
-                images.append(decode(item, self.form))
+                images.append(decode(row["image"], self.form))
             except Exception as error:
-                where = f" ({item['path']})" if item and item.get("path") else ""
-                raise ValueError(f"row {index}{where} cannot be read as an image: {error}") from error
+                where = f" ({row['image']['path']})" if row["image"] and row["image"]["path"] else ""
+                raise ValueError(f"row {row['row']}{where} cannot be read as an image: {error}") from error
         return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()  # (b, H, W, C) -> (b, C, H, W)
 
     def __getitems__(self, indices: list[int]) -> dict[str, torch.Tensor]:

@@ -126,6 +126,16 @@ def test_a_broken_image_is_named_by_row_and_file(tmp_path):
         data.Images(splits["eval"], form_of())
 
 
+def test_a_broken_row_is_named_by_its_number_before_any_split():
+    whole = dataset([0] * 8 + [1] * 8).cast_column("image", Image(decode=False))
+    images = [dict(row) for row in whole["image"]]
+    images[13] = {"bytes": b"no picture", "path": None}
+    broken = whole.remove_columns("image").add_column("image", images, feature=Image(decode=False))
+    splits, _, _ = prepare({"train": broken}, fraction=0.25)
+    with pytest.raises(ValueError, match="row 13 cannot be read as an image"):
+        [data.Images(splits[role], form_of()) for role in ("train", "eval")]
+
+
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
 def test_decoded_and_normalised_images_equal_the_image_processor(mode):
     processor = ViTImageProcessorPil(
