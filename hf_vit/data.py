@@ -47,7 +47,11 @@ def find_columns(data: Dataset, image_column: str | None, label_column: str | No
                 fitting = ["label"]
             if len(fitting) != 1:
                 number = "no column" if not fitting else f"{len(fitting)} columns ({', '.join(fitting)})"
-                raise ValueError(f"the data set has {number} of type {wanted.__name__}: name one with {flag}{there}")
+                hint = "; in a folder of images, wanted two or more sub-folders, one a class, and no image beside them"
+                raise ValueError(
+                    f"the data set has {number} of type {wanted.__name__}: name one with {flag}{there}"
+                    + (hint if list(data.features) == ["image"] else "")
+                )
             name = fitting[0]
         elif name not in data.features:
             raise ValueError(f"{flag} {name}: there is no such column{there}")
@@ -87,6 +91,8 @@ def prepare(
     chosen = {"train": splits[train_split]} if train_split is not None else {}
     if eval_split is not None:
         chosen["eval"] = splits[eval_split]
+    if not chosen:
+        raise ValueError(f"the data set has no validation or test split; name one with --split: {', '.join(splits)}")
     for role, data in chosen.items():
         if len(data) == 0:
             raise ValueError(f"the split {train_split if role == 'train' else eval_split!r} is empty")
@@ -100,6 +106,10 @@ def prepare(
     if not isinstance(
         first.features["label"], ClassLabel
     ):  # strings or bare integers: the training split names the classes
+        for role, data in chosen.items():
+            empty = [row for row, label in enumerate(data["label"]) if label is None or label != label]
+            if empty:
+                raise ValueError(f"{len(empty)} labels of the split {role!r} are missing, the first in row {empty[0]}")
         names = sorted(set(first["label"]), key=lambda label: (str(type(label)), label))
         feature = ClassLabel(names=[str(name) for name in names])
         index = {name: i for i, name in enumerate(names)}
@@ -152,15 +162,14 @@ def match_labels(labels: torch.Tensor, names: list[str], id2label: dict[int, str
     """Class indices of a data set (n,) -> those of a model that calls its classes `id2label`; matched by name.
 
     Raises:
-        ValueError: if the two do not name the same classes; it says which ones differ.
+        ValueError: if the data set names a class that the model does not know.
     """
     index_of = {name: index for index, name in id2label.items()}
-    if set(names) != set(index_of):
-        only_data, only_model = sorted(set(names) - set(index_of)), sorted(set(index_of) - set(names))
+    unknown = sorted(set(names) - set(index_of))
+    if unknown:
         raise ValueError(
-            "the data set's labels are not the model's: "
-            f"{len(only_data)} only in the data {only_data[:5]}, {len(only_model)} only in the model {only_model[:5]}; "
-            "score a data set with the model's labels, or fine-tune the model on this one"
+            f"the model does not know {len(unknown)} of the data set's {len(names)} labels: {unknown[:5]}; it knows "
+            f"{sorted(index_of)[:5]}; score a data set with the model's labels, or fine-tune the model on this one"
         )
     return torch.tensor([index_of[name] for name in names])[labels]
 
@@ -195,7 +204,10 @@ def decode(item: dict, form: ImageForm) -> np.ndarray:
         raise ValueError("it is empty")
     source = BytesIO(item["bytes"]) if item["bytes"] is not None else item["path"]
     with PILImage.open(source) as image:
-        image = ImageOps.exif_transpose(image).convert({1: "L", 3: "RGB", 4: "RGBA"}[form.channels])
+        image = ImageOps.exif_transpose(image)
+        if image.mode.startswith("I;16"):  # Pillow would clip 16 bits at 255
+            image = PILImage.fromarray((np.asarray(image) // 257).astype(np.uint8))
+        image = image.convert({1: "L", 3: "RGB", 4: "RGBA"}[form.channels])
     if image.size != (form.width, form.height):
         image = image.resize((form.width, form.height), form.resample)
     return np.asarray(image).reshape(form.height, form.width, form.channels)

@@ -380,7 +380,8 @@ class HFViTPreTrainedModel(PreTrainedModel):
             more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
             raise ValueError(
                 f"the weights of {source} do not fit {type(self).__name__}: {'; '.join(wrong[:5])}{more}. "
-                "Only the classifier may differ: check config.json, or that the file is whole"
+                "Only the classifier may differ: check that the sizes asked for are those of the checkpoint (for other image "
+                "sizes pass interpolate_pos_encoding=True to the loaded model), and that config.json and file are whole"
             )
         if notes:
             logger.warning(f"{type(self).__name__} from {source}: {'; '.join(notes)}.")
@@ -452,6 +453,7 @@ class HFViTForImageClassification(HFViTPreTrainedModel):
 
     def __init__(self, config: HFViTConfig):
         super().__init__(config)
+        self.num_labels = config.num_labels
         self.vit = HFViTModel(config, add_pooling_layer=False)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()

@@ -67,6 +67,27 @@ class TrainArguments:
     eval_epochs: int = _(1, "epochs between scorings")
 
 
+RANGES = (
+    (
+        (
+            "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "max_train_steps",
+            "log_steps", "eval_epochs", "image_size",
+        ),
+        lambda value: value >= 1, "1 or more",
+    ),
+    (("num_train_epochs", "learning_rate"), lambda value: value > 0, "more than 0"),
+    (
+        ("weight_decay", "max_grad_norm", "mixup", "shift", "num_workers", "seed"),
+        lambda value: value >= 0, "0 or more",
+    ),
+    (
+        ("eval_fraction", "adam_beta1", "adam_beta2", "label_smoothing", "ema_decay"),
+        lambda value: 0 <= value < 1, "0 or more and less than 1",
+    ),
+    (("warmup_ratio", "erase"), lambda value: 0 <= value <= 1, "0 to 1"),
+)  # fmt: skip
+
+
 def parse(argv: list[str]) -> TrainArguments:
     """Flags of `recipes/train.py` -> TrainArguments. `--config FILE` is read first, so that a flag overrides its line.
 
@@ -92,8 +113,18 @@ def parse(argv: list[str]) -> TrainArguments:
     if args.dataset_name is None or args.output_dir is None:
         missing = [f"--{name}" for name in ("dataset_name", "output_dir") if getattr(args, name) is None]
         parser.error(f"{' and '.join(missing)} must be given, as a flag or in --config")
+    given = [flag.partition("=")[0] for flag in flags]
+    if "--model_name_or_path" in given and "--preset" not in given:
+        args.preset = args.config_overrides = None  # a flag goes before the file
+    if "--preset" in given and "--model_name_or_path" not in given:
+        args.model_name_or_path = None
     if (args.model_name_or_path is None) == (args.preset is None):
         parser.error("give either --model_name_or_path (fine-tune) or --preset (from scratch)")
+    for names, holds, wanted in RANGES:
+        for name in names:
+            value = getattr(args, name)
+            if value is not None and not holds(value):
+                parser.error(f"argument --{name}: {value} was given, {wanted} was wanted")
     if args.learning_rate is None:
         args.learning_rate = 1e-3 if args.model_name_or_path is None else 5e-5
     return args

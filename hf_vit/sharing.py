@@ -10,7 +10,6 @@ import torch
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 
-TEMPLATE = Path(__file__).parents[1] / "model_cards" / "template.md"
 REPORTED = ("torch", "transformers", "accelerate", "datasets", "evaluate", "huggingface_hub", "safetensors", "hf_vit")
 
 
@@ -36,11 +35,12 @@ def _processor() -> str:
     return f"{name} CPU" if "cpu" not in name.lower() else name
 
 
-def write_card(folder: Path, results: dict, config: str, base_model: str | None = None) -> Path:
+def write_card(folder: Path, template: Path, results: dict, config: str, base_model: str | None = None) -> Path:
     """Write README.md beside a saved model, from its results; every number in it comes from there.
 
     Args:
         folder: holds the saved model; its name in the card's example is its path.
+        template: Jinja template of the card.
         results: as in results.json.
         config: the run's configuration, as YAML.
         base_model: the checkpoint that was fine-tuned, if one was.
@@ -67,7 +67,7 @@ def write_card(folder: Path, results: dict, config: str, base_model: str | None 
     )
     card = ModelCard.from_template(
         card_data,
-        template_path=str(TEMPLATE),
+        template_path=str(template),
         title=title,
         results=results,
         height=results["image_size"][0],

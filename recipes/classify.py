@@ -11,6 +11,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from PIL import Image, ImageOps, UnidentifiedImageError
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 from transformers.utils import logging
@@ -32,7 +33,9 @@ def read(path: str) -> Image.Image:
 def gather(arguments: list[str], count: int = 6) -> list[tuple[str, Image.Image]]:
     """Images with what is known of them: a file name, or the true label in a data set."""
     if len(arguments) == 1 and (arguments[0] in data.EMBEDDED or Path(arguments[0]).is_dir()):
-        splits, labels, _ = data.prepare(data.load(arguments[0]), None, None, 0.0, None, None, 0)
+        splits = data.load(arguments[0])
+        shown = next((name for name in ("test", "validation", "val") if name in splits), next(iter(splits)))
+        splits, labels, _ = data.prepare(splits, None, shown, 0.0, None, None, 0)
         chosen = splits["eval"].shuffle(seed=1).select(range(min(count, len(splits["eval"]))))
         chosen = chosen.cast_column("image", datasets.Image())
         return [(labels[row["label"]], row["image"].convert("RGB")) for row in chosen]
@@ -71,10 +74,10 @@ def main(folder: str, *arguments: str):
             print(line, beside[number - 4] if 4 <= number < 4 + len(beside) else "")
 
     results = Path(folder).parent / "results.json"
-    if results.is_file():
+    if Path(folder).name == "model" and results.is_file():
         metrics = json.loads(results.read_text())
         print(
-            f"\naccuracy on {metrics['data']['scored_images']} {metrics['data']['scored']} images: {metrics['metrics']['accuracy']:.2%}"
+            f"\naccuracy on {metrics['data']['scored_images']} images ({metrics['data']['scored']}): {metrics['metrics']['accuracy']:.2%}"
         )
     python = Path(sys.executable)
     launch = python.parent / "accelerate"
@@ -82,7 +85,7 @@ def main(folder: str, *arguments: str):
     print(f"""
 Next:
   {shown(python)} recipes/classify.py {folder} YOUR_PHOTO.jpg
-  {shown(launch)} launch recipes/train.py --dataset_name YOUR_FOLDER --preset tiny-patch16-224 --output_dir runs/mine
+  {shown(launch)} launch --quiet recipes/train.py --dataset_name YOUR_FOLDER --preset tiny-patch16-224 --output_dir runs/mine
   {shown(python)} recipes/evaluate.py --model_name_or_path {folder} --dataset_name fashion-mnist-mini""")
 
 
@@ -91,5 +94,5 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     try:
         main(*sys.argv[1:])
-    except ValueError as error:
+    except (ValueError, OSError, StrictDataclassError) as error:  # one sentence; a traceback would hide it
         sys.exit(f"error: {error}")

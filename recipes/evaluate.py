@@ -15,6 +15,7 @@ sys.path = [path for path in sys.path if Path(path).resolve() != Path(__file__).
 import datasets
 import torch
 from accelerate import Accelerator
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 from transformers.utils import logging
 
@@ -66,5 +67,5 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except ValueError as error:
+    except (ValueError, OSError, StrictDataclassError) as error:  # one sentence; a traceback would hide it
         sys.exit(f"error: {error}")

@@ -11,6 +11,7 @@ Every key is a field of `hf_vit.presets.TrainArguments`. The run folder then hol
     results.json    metrics, times, seed, commit, command, hardware, versions, data
 """
 
+import contextlib
 import json
 import math
 import os
@@ -28,10 +29,14 @@ import torch
 import transformers
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from huggingface_hub.errors import StrictDataclassError
 from tqdm import tqdm
 
 from hf_vit import data, presets, sharing, training
 from hf_vit.augment import augment, mixup
+
+
+TEMPLATE = Path(__file__).resolve().parents[1] / "model_cards" / "template.md"
 
 
 def main():
@@ -136,7 +141,8 @@ def main():
     selects = not scored.startswith("test")
     step, best, metrics = 0, None, None
     loss_sum = torch.zeros(3, device=device)  # of the loss, of correct images, of images, since the last log line
-    training_began = since = time.time()
+    scoring_seconds, training_began = 0.0, time.time()
+    since = training_began
     bar = tqdm(
         total=total_steps,
         unit="step",
@@ -201,6 +207,7 @@ def main():
                 paused = time.time()
                 metrics = evaluate()
                 since += time.time() - paused
+                scoring_seconds += time.time() - paused
                 say(
                     f"epoch {epoch + 1}/{epochs}: {scored} accuracy {metrics['accuracy']:.2%}, loss {metrics['loss']:.4f}"
                 )
@@ -210,7 +217,8 @@ def main():
                     save(run / "model")
     except BaseException:
         if step > 0:
-            save(run / "last")
+            with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
+                save(run / "last")
             say(f"stopped in step {step + 1}: the weights so far are in {run / 'last'}")
         raise
     finally:
@@ -229,7 +237,7 @@ def main():
             + ("the best epoch, kept in model/" if selects else "the last epoch, in model/"),
             "train_seconds": round(training_seconds, 1),
             "total_seconds": round(time.time() - began, 1),
-            "images_per_second": round(step * accumulation * batch * world / training_seconds, 1),
+            "images_per_second": round(step * accumulation * batch * world / (training_seconds - scoring_seconds), 1),
             "steps": step,
             "image_size": [form.height, form.width],
             "parameters": sum(p.numel() for p in network.parameters()),
@@ -248,7 +256,7 @@ def main():
             },
         }
         (run / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-        sharing.write_card(run / "model", results, presets.as_yaml(args), args.model_name_or_path)
+        sharing.write_card(run / "model", TEMPLATE, results, presets.as_yaml(args), args.model_name_or_path)
         print(f"accuracy on {scored}: {results['metrics']['accuracy']:.2%}; the model is in {run / 'model'}")
     accelerator.end_training()
 
@@ -256,5 +264,5 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except ValueError as error:  # what the user gave does not fit: the sentence says how, a traceback would hide it
+    except (ValueError, OSError, StrictDataclassError) as error:  # one sentence; a traceback would hide it
         sys.exit(f"error: {error}")

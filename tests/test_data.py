@@ -194,5 +194,19 @@ def test_fewer_images_than_a_batch_still_fill_one():
 def test_labels_are_matched_by_name_and_others_refused():
     matched = data.match_labels(torch.tensor([0, 1, 1]), ["cat", "dog"], {0: "dog", 1: "cat"})
     assert matched.tolist() == [1, 0, 0]
-    with pytest.raises(ValueError, match=r"only in the data \['eel'\].*only in the model \['cat'\]"):
+    assert data.match_labels(torch.tensor([0]), ["cat"], {0: "dog", 1: "cat"}).tolist() == [1]
+    with pytest.raises(ValueError, match=r"does not know 1 of the data set's 2 labels: \['eel'\]"):
         data.match_labels(torch.tensor([0]), ["eel", "dog"], {0: "dog", 1: "cat"})
+
+
+def test_scoring_without_a_split_to_score_and_missing_labels_are_errors():
+    with pytest.raises(ValueError, match="no validation or test split; name one with --split: train"):
+        prepare({"train": dataset([0, 1])}, train=None)
+    words = dataset([0, 1]).remove_columns("label").add_column("label", ["a", None])
+    with pytest.raises(ValueError, match="1 labels of the split 'train' are missing, the first in row 1"):
+        prepare({"train": words})
+
+
+def test_sixteen_bits_are_scaled_not_clipped(tmp_path):
+    PILImage.fromarray(np.full((8, 12), 32768, dtype=np.uint16)).save(tmp_path / "deep.png")
+    assert data.decode({"bytes": None, "path": str(tmp_path / "deep.png")}, form_of()).mean() == 127

@@ -68,6 +68,23 @@ def test_what_is_missing_or_contradicts_is_named(flags, named, capsys):
     assert named in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("eval_epochs", 0), ("max_train_steps", 0), ("label_smoothing", 4), ("mixup", -1), ("learning_rate", 0)],
+)
+def test_a_number_out_of_range_is_refused(name, value, capsys):
+    with pytest.raises(SystemExit):
+        presets.parse([*NEEDED, f"--{name}={value}"])
+    assert f"--{name}: {value}" in capsys.readouterr().err
+
+
+def test_a_checkpoint_on_the_command_line_replaces_the_files_preset(tmp_path):
+    (tmp_path / "p.yaml").write_text("preset: tiny-patch16-224\nconfig_overrides: hidden_size=12")
+    flags = ["--dataset_name", "x", "--output_dir", "y", "--config", str(tmp_path / "p.yaml")]
+    args = presets.parse([*flags, "--model_name_or_path", "z"])
+    assert (args.preset, args.config_overrides, args.model_name_or_path) == (None, None, "z")
+
+
 def test_what_was_resolved_parses_to_the_same_run(tmp_path):
     args = presets.parse([*NEEDED, "--learning_rate", "3e-4", "--flip", "false", "--overwrite", "true"])
     (tmp_path / "config.yaml").write_text(presets.as_yaml(args))
