@@ -46,7 +46,7 @@ def build_optimizers(
     """ "adamw": AdamW for all. "muon": Muon for the matrices of the layers, and AdamW for the rest.
 
     Muon steps along the orthogonalised momentum; scaled as in arXiv 2502.16982 (section 2.2) it takes AdamW's learning
-    rate and decay. Here it reaches the same accuracy in about half the steps, see recipes/configs/demo.yaml.
+    rate and decay.
     """
     groups = parameter_groups(model, weight_decay)
     hidden = []
@@ -86,7 +86,6 @@ def build_model(
     """
     fields = dict(overrides) if image_size is None else {**overrides, "image_size": image_size}
     fields["id2label"] = dict(enumerate(labels))
-    fields["label2id"] = {label: index for index, label in enumerate(labels)}
     if checkpoint is None:
         model = HFViTForImageClassification(HFViTConfig.from_preset(preset, **fields))
         source = ViTImageProcessorPil()
