@@ -13,22 +13,29 @@ from .configuration_hf_vit import HFViTConfig
 
 
 if TYPE_CHECKING:
-    from .modeling_hf_vit import HFViTForImageClassification, HFViTModel
+    from .modeling_hf_vit import HFViTBackbone, HFViTForImageClassification, HFViTModel
 
 __version__ = "0.1.0"
-__all__ = ["HFViTConfig", "HFViTForImageClassification", "HFViTModel"]
+__all__ = ["HFViTBackbone", "HFViTConfig", "HFViTForImageClassification", "HFViTModel"]
 
 
 def _register():
     """Fill HFViTConfig.families and tell the Auto classes which class goes with HFViTConfig; runs once."""
     HFViTConfig.prepare = staticmethod(lambda: None)
-    from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification, ViTImageProcessorPil
+    from transformers import (
+        AutoBackbone,
+        AutoImageProcessor,
+        AutoModel,
+        AutoModelForImageClassification,
+        ViTImageProcessorPil,
+    )
 
-    importlib.import_module(".checkpoints", __name__)
+    HFViTConfig.checkpoints = importlib.import_module(".checkpoints", __name__)
     modeling = importlib.import_module(".modeling_hf_vit", __name__)
     for auto_class, model_class in (
         (AutoModel, modeling.HFViTModel),
         (AutoModelForImageClassification, modeling.HFViTForImageClassification),
+        (AutoBackbone, modeling.HFViTBackbone),
     ):
         auto_class.register(HFViTConfig, model_class, exist_ok=True)
         model_class.register_for_auto_class(auto_class.__name__)

@@ -1,56 +1,874 @@
-"""Public ViT formats to ours: for each family how its config translates, and one table of renaming rules."""
+"""Public ViT formats to ours and back: for each family how its config translates, and one table of renaming rules.
 
+The tables are written in transformers' own terms (`WeightRenaming`, `WeightConverter`), so that its loader applies them,
+shard by shard and onto any device, and so that they run backwards.
+"""
+
+import argparse
+import copy
+import math
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from zipfile import ZipFile
 
-from transformers.conversion_mapping import register_checkpoint_conversion_mapping
-from transformers.core_model_loading import WeightRenaming
+import numpy as np
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import AutoConfig
+from transformers.core_model_loading import (
+    Chunk,
+    ConversionOps,
+    WeightConverter,
+    WeightRenaming,
+    revert_weight_conversion,
+)
+from transformers.utils import cached_file
 
-from .configuration_hf_vit import HFViTConfig
+from .configuration_hf_vit import HFViTConfig, as_pair
+from .modeling_hf_vit import INPUT_FIELDS, own_report
 
 
-@dataclass(frozen=True)
-class Family:
-    """A public format: `translate` turns its config.json (a dict) into fields of HFViTConfig, `rules` rename its tensors."""
+# ----------------------------------------------------------------------------------------------------------------------
+# What transformers' conversions lack
 
-    translate: Callable[[dict], dict]
-    rules: list
+
+class Each(ConversionOps):
+    """One tensor through a function, and back through its inverse."""
+
+    def __init__(self, forward: Callable, backward: Callable | None = None):
+        self.forward, self.backward = forward, backward
+
+    def convert(self, input_dict, source_patterns, target_patterns, **kwargs):
+        [tensors] = input_dict.values()
+        return {target_patterns[0]: self.forward(tensors[0] if isinstance(tensors, list) else tensors).contiguous()}
+
+    @property
+    def reverse_op(self):
+        return Each(self.backward, self.forward)
+
+
+class JoinHeads(ConversionOps):
+    """The heads of class and distillation token, whose logits DeiT averages, to one head over both tokens.
+
+    "Training data-efficient image transformers & distillation through attention" (arXiv 2012.12877, section 4).
+    """
+
+    def convert(self, input_dict, source_patterns, target_patterns, config, **kwargs):
+        heads = [input_dict[name][0] for name in source_patterns if name in input_dict]
+        if len(heads) != (2 if config.pooling == "cls_distillation" else 1):
+            raise ValueError(f"{len(heads)} of the heads {source_patterns} for pooling {config.pooling}")
+        if len(heads) == 1:
+            return {target_patterns[0]: heads[0]}
+        joined = torch.cat(heads, dim=1) / 2 if heads[0].ndim == 2 else (heads[0] + heads[1]) / 2  # (L, 2 D), (L,)
+        return {target_patterns[0]: joined}
+
+    @property
+    def reverse_op(self):
+        return SplitHeads()
+
+
+class SplitHeads(ConversionOps):
+    """One head over class and distillation token to two whose logits are averaged."""
+
+    def convert(self, input_dict, source_patterns, target_patterns, **kwargs):
+        [[head]] = input_dict.values()
+        heads = (2 * head).chunk(2, dim=1) if head.ndim == 2 else (head, head)
+        return {name: part.contiguous() for name, part in zip(target_patterns, heads, strict=True)}
+
+
+class PlaceTokens(ConversionOps):
+    """timm's positions, with or without rows for the class token and the registers, to ours.
+
+    Ours have a row for class and distillation token and none for registers: a missing row is zero, and a register takes
+    its row in, since both are only ever added.
+    """
+
+    supports_many_to_many = True
+
+    def convert(self, input_dict, source_patterns, target_patterns, config, **kwargs):
+        tensors = {pattern.lstrip("^"): found[0] for pattern, found in input_dict.items()}
+        positions = tensors.get("pos_embed", tensors.get("pos_embedding"))
+        registers = tensors.get("reg_token", tensors.get("register_tokens"))
+        placed = int(config.use_class_token) + int(config.use_distillation_token)
+        extra = positions.shape[1] - config.grid_size[0] * config.grid_size[1]
+        if extra == placed + config.num_register_tokens and registers is not None and "reg_token" in tensors:
+            registers = registers + positions[:, placed:extra]
+            positions = torch.cat([positions[:, :placed], positions[:, extra:]], dim=1)
+        elif extra == 0:
+            positions = torch.cat([positions.new_zeros(1, placed, positions.shape[2]), positions], dim=1)
+        placed_tokens = {"embeddings.position_embeddings": positions}
+        return placed_tokens if registers is None else placed_tokens | {"embeddings.register_tokens": registers}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Rules: names on disk to names in memory
+
+
+def chunked(fused: str, *parts: str) -> list:
+    """A weight and its bias that hold several projections on top of each other."""
+    dot = "_" if fused.endswith("in_proj") else r"\."  # nn.MultiheadAttention writes in_proj_weight
+    return [
+        WeightConverter(f"{fused}{dot}{kind}", [f"{part}.{kind}" for part in parts], [Chunk(dim=0)])
+        for kind in ("weight", "bias")
+    ]
+
+
+def heads_joined(of_class: str, of_distillation: str) -> list:
+    return [
+        WeightConverter([f"{of_class}{kind}", f"{of_distillation}{kind}"], f"classifier.{kind}", [JoinHeads()])
+        for kind in ("weight", "bias")
+    ]
+
+
+QKV = ("attention.q_proj", "attention.k_proj", "attention.v_proj")
+POOLING_QKV = ("attention_pooling.q_proj", "attention_pooling.k_proj", "attention_pooling.v_proj")
+
+# transformers 4 named a ViT so, and files keep it, also when transformers 5 writes them.
+VIT_RULES = [
+    WeightRenaming(r"encoder\.layer\.", "layers."),
+    WeightRenaming(r"attention\.attention\.query", "attention.q_proj"),
+    WeightRenaming(r"attention\.attention\.key", "attention.k_proj"),
+    WeightRenaming(r"attention\.attention\.value", "attention.v_proj"),
+    WeightRenaming(r"attention\.output\.dense", "attention.o_proj"),
+    WeightRenaming(r"intermediate\.dense", "mlp.fc1"),
+    WeightRenaming(r"(?<!attention\.)output\.dense", "mlp.fc2"),
+]
+DINOV2_RULES = [
+    *VIT_RULES[:5],
+    WeightRenaming("norm1", "layernorm_before"),
+    WeightRenaming("norm2", "layernorm_after"),
+    *chunked(r"mlp\.weights_in", "mlp.gate_proj", "mlp.up_proj"),
+    WeightRenaming(r"mlp\.weights_out", "mlp.down_proj"),
+]
+DINOV3_RULES = [
+    WeightRenaming(r"^layer\.", "layers."),
+    WeightRenaming(r"^norm\.", "layernorm."),
+    WeightRenaming("norm1", "layernorm_before"),
+    WeightRenaming("norm2", "layernorm_after"),
+    WeightRenaming(r"patch_embeddings\.weight", "patch_embeddings.projection.weight"),
+    WeightRenaming(r"patch_embeddings\.bias", "patch_embeddings.projection.bias"),
+]
+DINOV3_PLAIN_MLP = [WeightRenaming(r"mlp\.up_proj", "mlp.fc1"), WeightRenaming(r"mlp\.down_proj", "mlp.fc2")]
+CLIP_RULES = [
+    WeightRenaming(r"encoder\.layers\.", "layers."),
+    WeightRenaming("layer_norm1", "layernorm_before"),
+    WeightRenaming("layer_norm2", "layernorm_after"),
+    WeightRenaming(r"self_attn\.q_proj", "attention.q_proj"),
+    WeightRenaming(r"self_attn\.k_proj", "attention.k_proj"),
+    WeightRenaming(r"self_attn\.v_proj", "attention.v_proj"),
+    WeightRenaming(r"self_attn\.out_proj", "attention.o_proj"),
+    WeightRenaming(r"^pre_layrnorm\.", "embeddings.layernorm."),
+    WeightRenaming(r"^post_layernorm\.", "layernorm."),
+    WeightRenaming(r"patch_embedding\.", "patch_embeddings.projection."),
+    WeightConverter(r"embeddings\.class_embedding", "embeddings.cls_token", [Each(lambda t: t[None, None], lambda t: t[0, 0])]),
+    WeightConverter(
+        r"embeddings\.position_embedding\.weight", "embeddings.position_embeddings", [Each(lambda t: t[None], lambda t: t[0])]
+    ),
+]  # fmt: skip
+SIGLIP_RULES = [
+    *CLIP_RULES,
+    WeightRenaming(r"^head\.", "attention_pooling."),
+    WeightRenaming(r"attention_pooling\.attention\.out_proj", "attention_pooling.o_proj"),
+    *chunked(r"attention_pooling\.attention\.in_proj", *POOLING_QKV),
+]
+
+# timm's VisionTransformer, and the code it shares its names with: DeiT, DINO, DINOv2, DeiT III, MAE, MoCo v3.
+TIMM_RULES = [
+    WeightRenaming(r"^timm_model\.", ""),
+    WeightRenaming(r"^blocks\.", "layers."),
+    WeightRenaming(r"^patch_embed\.proj\.", "embeddings.patch_embeddings.projection."),
+    WeightRenaming("^cls_token", "embeddings.cls_token"),
+    WeightRenaming("^dist_token", "embeddings.distillation_token"),
+    WeightRenaming(r"^norm_pre\.", "embeddings.layernorm."),
+    WeightRenaming("norm1", "layernorm_before"),
+    WeightRenaming("norm2", "layernorm_after"),
+    WeightRenaming(r"attn\.proj", "attention.o_proj"),
+    WeightRenaming(r"attn\.q_norm", "attention.q_norm"),
+    WeightRenaming(r"attn\.k_norm", "attention.k_norm"),
+    WeightRenaming(r"ls1\.gamma", "layer_scale1.lambda1"),
+    WeightRenaming(r"ls2\.gamma", "layer_scale2.lambda1"),
+    WeightRenaming("gamma_1", "layer_scale1.lambda1"),
+    WeightRenaming("gamma_2", "layer_scale2.lambda1"),
+    WeightRenaming(r"^norm\.", "layernorm."),
+    WeightRenaming(r"^fc_norm\.", "layernorm."),
+    WeightRenaming(r"^attn_pool\.latent", "attention_pooling.probe"),
+    WeightRenaming(r"^attn_pool\.q\.", "attention_pooling.q_proj."),
+    WeightRenaming(r"^attn_pool\.proj\.", "attention_pooling.o_proj."),
+    WeightRenaming(r"^attn_pool\.norm\.", "attention_pooling.layernorm."),
+    WeightRenaming(r"^attn_pool\.mlp\.", "attention_pooling.mlp."),
+    *chunked(r"attn\.qkv", *QKV),
+    *chunked(r"attn_pool\.kv", *POOLING_QKV[1:]),
+    *heads_joined(r"^head\.", r"^head_dist\."),
+    WeightConverter(
+        ["^pos_embed", "^reg_token", "^register_tokens"],
+        ["embeddings.position_embeddings", "embeddings.register_tokens"],
+        [PlaceTokens()],
+    ),
+]
+TIMM_GATED_MLP = [  # fc1 holds both halves in timm, w12 in DINOv2's own code
+    WeightRenaming(r"mlp\.w12\.", "mlp.fc1."),
+    WeightRenaming(r"mlp\.(?:w3|fc2)\.", "mlp.down_proj."),
+    *chunked(r"mlp\.fc1", "mlp.gate_proj", "mlp.up_proj"),
+]
+TORCHVISION_RULES = [
+    WeightRenaming(r"encoder\.layers\.encoder_layer_", "layers."),
+    WeightRenaming("ln_1", "layernorm_before"),
+    WeightRenaming("ln_2", "layernorm_after"),
+    WeightRenaming(r"self_attention\.out_proj", "attention.o_proj"),
+    WeightRenaming(r"mlp\.linear_1", "mlp.fc1"),
+    WeightRenaming(r"mlp\.linear_2", "mlp.fc2"),
+    WeightRenaming(r"mlp\.0\.", "mlp.fc1."),
+    WeightRenaming(r"mlp\.3\.", "mlp.fc2."),
+    WeightRenaming("class_token", "embeddings.cls_token"),
+    WeightRenaming("conv_proj", "embeddings.patch_embeddings.projection"),
+    WeightRenaming(r"encoder\.pos_embedding", "embeddings.position_embeddings"),
+    WeightRenaming(r"encoder\.ln\.", "layernorm."),
+    WeightRenaming(r"heads\.head", "classifier"),
+    WeightRenaming(r"heads\.pre_logits", "pre_logits"),
+    *chunked(r"self_attention\.in_proj", *QKV),
+]
+
+# Flax names with dots for slashes. A dense kernel is (in, out); those of attention keep the heads apart, (D, A, K) and
+# (A, K, D). The layers of the ViT repository count their parts on (LayerNorm_2, MlpBlock_3), those of big_vision do not.
+JAX_RULES = [
+    WeightRenaming(r"^MAPHead_0\.", "attention_pooling."),
+    WeightRenaming(r"attention_pooling\.LayerNorm_0\.scale", "attention_pooling.layernorm.weight"),
+    WeightRenaming(r"attention_pooling\.LayerNorm_0\.bias", "attention_pooling.layernorm.bias"),
+    WeightRenaming(r"attention_pooling\.MultiHeadDotProductAttention_0\.", "attention_pooling."),
+    WeightRenaming(r"^Transformer\.encoderblock_", "layers."),
+    WeightRenaming(r"LayerNorm_0\.scale", "layernorm_before.weight"),
+    WeightRenaming(r"LayerNorm_0\.bias", "layernorm_before.bias"),
+    WeightRenaming(r"LayerNorm_[12]\.scale", "layernorm_after.weight"),
+    WeightRenaming(r"LayerNorm_[12]\.bias", "layernorm_after.bias"),
+    WeightRenaming(r"MultiHeadDotProductAttention_[01]\.", "attention."),
+    WeightRenaming(r"out\.bias", "o_proj.bias"),
+    WeightRenaming(r"MlpBlock_[03]\.Dense_0\.", "mlp.fc1."),
+    WeightRenaming(r"MlpBlock_[03]\.Dense_1\.", "mlp.fc2."),
+    WeightRenaming(r"^Transformer\.encoder_norm\.scale", "layernorm.weight"),
+    WeightRenaming(r"^Transformer\.encoder_norm\.bias", "layernorm.bias"),
+    WeightRenaming(r"^Transformer\.posembed_input\.pos_embedding", "pos_embedding"),
+    WeightRenaming("^cls", "embeddings.cls_token"),
+    WeightRenaming(r"^embedding\.bias", "embeddings.patch_embeddings.projection.bias"),
+    WeightRenaming(r"^head\.", "classifier."),
+    WeightConverter("^pos_embedding", "embeddings.position_embeddings", [PlaceTokens()]),
+    WeightConverter(
+        r"^embedding\.kernel", "embeddings.patch_embeddings.projection.weight", [Each(lambda t: t.permute(3, 2, 0, 1))]
+    ),
+    *(
+        WeightConverter(rf"{name}\.kernel", f"{part}.weight", [Each(lambda t: t.flatten(1).T)])
+        for name, part in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj"))
+    ),
+    *(
+        WeightConverter(rf"{name}\.bias", f"{part}.bias", [Each(lambda t: t.flatten())])
+        for name, part in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj"))
+    ),
+    WeightConverter(r"out\.kernel", "o_proj.weight", [Each(lambda t: t.flatten(0, 1).T)]),
+    *(
+        WeightConverter(rf"{name}\.kernel", f"{name}.weight", [Each(lambda t: t.T)])
+        for name in ("mlp.fc1", "mlp.fc2", "classifier", "pre_logits", "pooler.dense")
+    ),
+]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Configs: native fields to ours
 
 
 COMMON_FIELDS = (
     "image_size", "patch_size", "num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads",
-    "intermediate_size", "hidden_act", "qkv_bias", "hidden_dropout_prob", "attention_probs_dropout_prob",
-    "layer_norm_eps", "initializer_range", "id2label", "label2id", "problem_type", "dtype", "torch_dtype",
+    "intermediate_size", "hidden_act", "qkv_bias", "hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate",
+    "layer_norm_eps", "initializer_range",
+)  # fmt: skip
+LABEL_FIELDS = ("id2label", "label2id", "problem_type", "dtype", "torch_dtype")
+
+
+def of_vit(native, task: str) -> dict:
+    if native.pooler_output_size not in (None, native.hidden_size):
+        raise ValueError(
+            f"pooler_output_size {native.pooler_output_size} differs from hidden_size {native.hidden_size}; "
+            "hf_vit has no such pooler"
+        )
+    return dict(pooler_act=native.pooler_act)
+
+
+def of_encoder(native, task):
+    return {}
+
+
+def of_deit(native, task):
+    both = dict(pooling="cls_distillation", pooler_act=None) if task == "DeiTForImageClassificationWithTeacher" else {}
+    return of_vit(native, task) | dict(use_distillation_token=True) | both
+
+
+def of_ijepa(native, task):
+    return dict(use_class_token=False, pooling="mean")
+
+
+def of_dinov2(native, task):
+    hidden = int(native.hidden_size * native.mlp_ratio)
+    fields = dict(intermediate_size=hidden, layerscale_value=native.layerscale_value)
+    if native.use_swiglu_ffn:  # two thirds of the width, to a multiple of 8 (arXiv 2002.05202, section 3)
+        fields |= dict(gated_mlp=True, hidden_act="silu", intermediate_size=(int(hidden * 2 / 3) + 7) // 8 * 8)
+    return fields | dict(
+        pooling="cls_mean" if task else "cls", num_register_tokens=getattr(native, "num_register_tokens", 0)
+    )
+
+
+def of_dinov3(native, task):
+    if not (native.proj_bias and native.mlp_bias and native.query_bias == native.value_bias):
+        raise ValueError(
+            "hf_vit has no dinov3_vit without proj_bias or mlp_bias, or with only one of query_bias and value_bias"
+        )
+    return dict(
+        position_embedding="rotary", rope_theta=native.rope_theta, qkv_bias=native.query_bias, key_bias=native.key_bias,
+        gated_mlp=native.use_gated_mlp, layerscale_value=native.layerscale_value,
+        num_register_tokens=native.num_register_tokens, attention_probs_dropout_prob=native.attention_dropout,
+    )  # fmt: skip
+
+
+def of_clip(native, task):
+    pooled = (
+        dict(final_norm="none", pooling="mean") if task == "CLIPForImageClassification" else dict(final_norm="pooled")
+    )
+    return dict(patch_bias=False, embedding_norm=True, attention_probs_dropout_prob=native.attention_dropout) | pooled
+
+
+def of_siglip(native, task):
+    by_probe = native.vision_use_head and task != "SiglipForImageClassification"
+    return dict(
+        use_class_token=False,
+        pooling="map" if by_probe else "mean",
+        attention_probs_dropout_prob=native.attention_dropout,
+    )
+
+
+@dataclass(frozen=True)
+class Family:
+    """A public format.
+
+    Args:
+        rules: how its tensors are named, on disk to in memory.
+        translate: (native config, name of the native classifier or "") -> the fields of HFViTConfig that native ones do
+            not name alike. None for formats without a transformers config.
+        prefix: what a native classifier calls its base model.
+        leaves_out: a regular expression for tensors that a ViT has no use for, such as a decoder or a text tower.
+        base, classifier: names of the native classes, or "".
+        base_allows, classifier_allows: values of HFViTConfig's fields that they can express, beside those of PLAIN.
+        square: whether they take square images and patches only.
+        plain_mlp, gated_mlp: rules that hold for one kind of MLP only.
+    """
+
+    rules: list
+    translate: Callable | None = None
+    prefix: str = ""
+    leaves_out: str | None = None
+    base: str = ""
+    classifier: str = ""
+    base_allows: dict = field(default_factory=dict)
+    classifier_allows: dict = field(default_factory=dict)
+    square: bool = False
+    plain_mlp: list = field(default_factory=list)
+    gated_mlp: list = field(default_factory=list)
+
+    def rules_for(self, config: HFViTConfig) -> list:
+        """The table for a model of this config, as new objects: while they work, rules hold tensors."""
+        return copy.deepcopy([*self.rules, *(self.gated_mlp if config.gated_mlp else self.plain_mlp)])
+
+
+ANY = object()
+PLAIN = dict(
+    patch_projection="conv", patch_bias=True, gated_mlp=False, qkv_bias=True, key_bias=True, qk_norm=False,
+    position_embedding="learned", use_class_token=True, use_distillation_token=False, num_register_tokens=0,
+    embedding_norm=False, norm_first=True, final_norm="tokens", pooling="cls", pooler_act=None, representation_size=None,
 )  # fmt: skip
 
 
-def translate_vit(config: dict) -> dict:
-    """transformers `vit`, such as google/vit-base-patch16-224-in21k. Its defaults, where the file is silent, are ViTConfig's."""
-    if config.get("pooler_output_size") not in (None, config.get("hidden_size", 768)):
-        raise ValueError(
-            f"pooler_output_size {config['pooler_output_size']} differs from hidden_size; hf_vit has no such pooler"
-        )
-    fields = {"layer_norm_eps": 1e-12, **{name: config[name] for name in COMMON_FIELDS if name in config}}
-    return {**fields, "pooler_act": config.get("pooler_act", "tanh")}
-
-
-FAMILIES = {
-    # Files keep the names of transformers 4, also when transformers 5 writes them.
+VIT_LIKE = r"(vit\.)?(embeddings\.mask_token|decoder\.)"
+DINOV2_ALLOWS = dict(qkv_bias=(True, False), gated_mlp=(True, False), layerscale_value=ANY)
+DINOV2_POOLING = ("cls", "mean", "cls_mean")
+CLIP_LEAVES_OUT = (
+    r"(text_model|text_projection|visual_projection|logit_scale|logit_bias|embeddings\.position_ids|layernorm)(\.|$)"
+)
+CLIP = Family(
+    CLIP_RULES, of_clip, "vision_model", CLIP_LEAVES_OUT, "CLIPVisionModel", "CLIPForImageClassification",
+    dict(patch_bias=(False,), embedding_norm=(True,), final_norm=("pooled",)),
+    dict(patch_bias=(False,), embedding_norm=(True,), final_norm=("none",), pooling=("mean",)), square=True,
+)  # fmt: skip
+SIGLIP = Family(
+    SIGLIP_RULES, of_siglip, "vision_model", CLIP_LEAVES_OUT, "SiglipVisionModel", "SiglipForImageClassification",
+    dict(use_class_token=(False,), pooling=("map",)), dict(use_class_token=(False,), pooling=("mean",)), square=True,
+)  # fmt: skip
+FAMILIES = {  # `to_transformers` takes the first that can express a model
     "vit": Family(
-        translate_vit,
-        [
-            WeightRenaming(r"encoder\.layer\.", "layers."),
-            WeightRenaming(r"attention\.attention\.query", "attention.q_proj"),
-            WeightRenaming(r"attention\.attention\.key", "attention.k_proj"),
-            WeightRenaming(r"attention\.attention\.value", "attention.v_proj"),
-            WeightRenaming(r"attention\.output\.dense", "attention.o_proj"),
-            WeightRenaming(r"intermediate\.dense", "mlp.fc1"),
-            WeightRenaming(r"(?<!attention\.)output\.dense", "mlp.fc2"),
-        ],
+        VIT_RULES, of_vit, "vit", VIT_LIKE, "ViTModel", "ViTForImageClassification",
+        dict(qkv_bias=(True, False), pooler_act=ANY),
+        dict(qkv_bias=(True, False), pooler_act=ANY, final_norm=("tokens", "pooled")),
     ),
-}
+    "deit": Family(
+        [*VIT_RULES, *heads_joined(r"cls_classifier\.", r"distillation_classifier\.")],
+        of_deit, "deit", VIT_LIKE, "DeiTModel", "DeiTForImageClassification",
+        dict(qkv_bias=(True, False), use_distillation_token=(True,), pooler_act=ANY),
+        dict(qkv_bias=(True, False), use_distillation_token=(True,), pooler_act=ANY, pooling=("cls", "cls_distillation")),
+    ),
+    "ijepa": Family(
+        VIT_RULES, of_ijepa, "ijepa", VIT_LIKE, "IJepaModel", "IJepaForImageClassification",
+        dict(qkv_bias=(True, False), use_class_token=(False,), pooling=("mean",)),
+        dict(qkv_bias=(True, False), use_class_token=(False,), pooling=("mean",)),
+    ),
+    "dinov2": Family(
+        DINOV2_RULES, of_dinov2, "dinov2", VIT_LIKE, "Dinov2Model", "Dinov2ForImageClassification",
+        DINOV2_ALLOWS, DINOV2_ALLOWS | dict(pooling=DINOV2_POOLING), square=True,
+    ),
+    "dinov2_with_registers": Family(
+        DINOV2_RULES, of_dinov2, "dinov2_with_registers", VIT_LIKE, "Dinov2WithRegistersModel",
+        "Dinov2WithRegistersForImageClassification", DINOV2_ALLOWS | dict(num_register_tokens=ANY),
+        DINOV2_ALLOWS | dict(num_register_tokens=ANY, pooling=DINOV2_POOLING), square=True,
+    ),
+    "dinov3_vit": Family(
+        DINOV3_RULES, of_dinov3, "model", VIT_LIKE, "DINOv3ViTModel", "",
+        dict(
+            position_embedding=("rotary",), qkv_bias=(True, False), key_bias=(True, False), gated_mlp=(True, False),
+            layerscale_value=ANY, num_register_tokens=ANY,
+        ), plain_mlp=DINOV3_PLAIN_MLP,
+    ),
+    "clip_vision_model": CLIP,
+    "siglip_vision_model": SIGLIP,
+    "vit_mae": Family(VIT_RULES, of_encoder, "vit", VIT_LIKE),
+    "vit_msn": Family(VIT_RULES, of_encoder, "vit", VIT_LIKE),
+    "clip": CLIP,
+    "siglip": SIGLIP,
+    "timm": Family(TIMM_RULES, leaves_out="mask_token|decoder_", gated_mlp=TIMM_GATED_MLP),
+    "torchvision": Family(TORCHVISION_RULES),
+    "jax": Family(JAX_RULES),
+}  # fmt: skip
 
-for name, family in FAMILIES.items():
-    # Custom code gets renaming rules only if they are registered; the model carries this name while it loads.
-    register_checkpoint_conversion_mapping(f"{HFViTConfig.model_type}<{name}", family.rules, overwrite=True)
-    HFViTConfig.families[name] = family
+
+def translate(config: dict, loading: str, source, download: dict) -> dict:
+    """A public config.json in the terms of HFViTConfig.
+
+    Args:
+        config: what config.json holds.
+        loading: name of the class of ours that is being loaded, or "" for a config alone.
+        source: the folder or repo.
+        download: arguments for reading more files of the repo.
+
+    Raises:
+        ValueError: for a family that is not known, or a choice within it that no field expresses.
+    """
+    name, notes = config.get("model_type", "timm"), []
+    if name in ("timm", "timm_wrapper"):
+        name, shapes = "timm", read_shapes(source, download)
+        shapes = {key.removeprefix("timm_model."): shape for key, shape in shapes.items()}
+        fields = infer_timm(shapes, config, loading.endswith("ForImageClassification"), notes)
+    elif name in FAMILIES and FAMILIES[name].translate is not None:
+        native = AutoConfig.for_model(name, **{key: value for key, value in config.items() if key != "model_type"})
+        native = getattr(native, "vision_config", native)
+        # A native classifier may pool otherwise than its base model: the class asked for decides, else the one saved.
+        saved = (config.get("architectures") or [""])[0]
+        is_classifier = "ForImageClassification" in (loading or saved)
+        task = (saved if "ForImageClassification" in saved else "new") if is_classifier else ""
+        fields = {field: getattr(native, field) for field in COMMON_FIELDS if hasattr(native, field)}
+        fields |= FAMILIES[name].translate(native, task)
+        fields |= {field: config[field] for field in LABEL_FIELDS if config.get(field) is not None}
+        size, patch = as_pair(fields["image_size"]), as_pair(fields["patch_size"])
+        covered = [size[0] // patch[0] * patch[0], size[1] // patch[1] * patch[1]]
+        if tuple(covered) != size:  # native convolutions drop the rest, as in google/siglip-so400m-patch14-384
+            fields["image_size"] = covered
+            notes.append(f"image_size {size} cut to {tuple(covered)}, which the patches cover: crop the images")
+    else:
+        known = [key for key, family in FAMILIES.items() if family.translate is not None]
+        raise ValueError(
+            f"{source} holds a {name!r} model; hf_vit loads hf_vit, {', '.join(known)}, timm, timm_wrapper"
+        )
+    if loading:
+        fields["_origin"] = {"family": name, "notes": notes, "source": str(source)}
+    return fields
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Configs: from the shapes of the tensors
+
+
+def read_shapes(source, download: dict) -> dict:
+    """Names and shapes in the weights file of a repo, which is then in the cache."""
+    names = ("cache_dir", "force_download", "token", "revision", "local_files_only", "subfolder")
+    arguments = {key: download[key] for key in names if key in download}
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        file = cached_file(source, name, _raise_exceptions_for_missing_entries=False, **arguments)
+        if file is not None and name.endswith(".safetensors"):
+            with safe_open(file, "pt") as tensors:
+                return {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
+        if file is not None:
+            tensors = torch.load(file, map_location="cpu", weights_only=True)
+            return {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+    raise ValueError(f"{source} has neither model.safetensors nor pytorch_model.bin")
+
+
+def grid_of(positions: int, prefixes: tuple, patch, stated=None, asked=None) -> list[int]:
+    """The image size [height, width] of a model with so many positions, some of which may belong to prefix tokens.
+
+    A size that the checkpoint states comes first, then a square, then the size that was asked for.
+    """
+    counts = [positions - prefix for prefix in prefixes]
+    squares = [(math.isqrt(count) * patch[0], math.isqrt(count) * patch[1]) for count in counts if count > 0]
+    for size in (stated, *squares, asked):
+        if size is not None:
+            rows, columns = as_pair(size)[0] // patch[0], as_pair(size)[1] // patch[1]
+            if rows * columns in counts:
+                return [rows * patch[0], columns * patch[1]]
+    raise ValueError(
+        f"{positions} positions make no square grid: pass image_size=(height, width), that of the checkpoint"
+    )
+
+
+def heads_of(hidden_size: int, notes: list) -> int:
+    """The number of heads, which shapes do not tell: 64 channels each, but for the sizes published otherwise."""
+    heads = {1152: 16, 1280: 16, 1408: 16, 1664: 16}.get(hidden_size, hidden_size // 64)
+    if heads == 0 or hidden_size % heads:
+        raise ValueError(
+            f"the file does not say how many heads share its {hidden_size} channels: pass num_attention_heads="
+        )
+    notes.append(f"num_attention_heads {heads} assumed")
+    return heads
+
+
+def count_layers(shapes: dict, pattern: str) -> int:
+    return 1 + max(int(found.group(1)) for found in (re.match(pattern, name) for name in shapes) if found)
+
+
+def infer_timm(shapes: dict, stated: dict, is_classifier: bool, notes: list) -> dict:
+    """Fields of a timm VisionTransformer from its shapes and, where there is one, its config.json; `notes` grows."""
+    if "patch_embed.proj.weight" not in shapes or "blocks.0.attn.qkv.weight" not in shapes:
+        raise ValueError(
+            f"{stated.get('architecture', 'this file')} is no VisionTransformer of timm: it has no patch_embed.proj and blocks.N.attn.qkv"
+        )
+    name = stated.get("architecture", "")
+    if "_rpn_" in name:
+        raise ValueError(f"{name} normalises inside its residual branches, which no field of HFViTConfig expresses")
+    hidden_size, num_channels, *patch = shapes["patch_embed.proj.weight"]
+    class_token, distillation = "cls_token" in shapes, "dist_token" in shapes
+    registers = shapes.get("reg_token", shapes.get("register_tokens", (0, 0)))[1]
+    fused = shapes.get("blocks.0.mlp.fc1.weight") or shapes["blocks.0.mlp.w12.weight"]
+    narrow = shapes.get("blocks.0.mlp.fc2.weight") or shapes["blocks.0.mlp.w3.weight"]
+    fused, narrow = fused[0], narrow[1]
+    gated = fused == 2 * narrow
+    by_map, after = any(key.startswith("attn_pool.") for key in shapes), "fc_norm.weight" in shapes
+    global_pool = stated.get("global_pool") or stated.get("model_args", {}).get("global_pool")
+    if by_map:
+        pooling = "map"
+    elif after or not class_token or global_pool == "avg":
+        pooling = "mean"
+    else:
+        pooling = "cls_distillation" if is_classifier and "head_dist.weight" in shapes else "cls"
+    hidden_act = "silu" if gated else "gelu"
+    if "quickgelu" in name:
+        hidden_act = "quick_gelu"
+    elif re.search(r"_(patch32|large_patch16|so400m_patch16|giantopt_patch16)_siglip\w*_(256|384|512)", "_" + name):
+        plain = re.search(r"large_patch16_siglip\w*_(256|384)", name)  # timm gives these the exact one
+        hidden_act = "gelu" if plain else "gelu_pytorch_tanh"
+    fields = dict(
+        num_channels=num_channels, patch_size=patch, hidden_size=hidden_size, intermediate_size=narrow, gated_mlp=gated,
+        num_hidden_layers=count_layers(shapes, r"blocks\.(\d+)\."), hidden_act=hidden_act,
+        patch_bias="patch_embed.proj.bias" in shapes, qkv_bias="blocks.0.attn.qkv.bias" in shapes,
+        qk_norm="blocks.0.attn.q_norm.weight" in shapes, use_class_token=class_token,
+        use_distillation_token=distillation, num_register_tokens=registers, embedding_norm="norm_pre.weight" in shapes,
+        layerscale_value=1.0 if {"blocks.0.ls1.gamma", "blocks.0.gamma_1"} & set(shapes) else None, pooling=pooling,
+        final_norm="pooled" if after else "tokens" if "norm.weight" in shapes else "none",
+        layer_norm_eps=1e-5 if "norm_pre.weight" in shapes else 1e-6,  # CLIP's, against timm's default
+        position_embedding="learned" if "pos_embed" in shapes else "none",
+    )  # fmt: skip
+    siglip_giant = hidden_size == 1536 and by_map
+    fields["num_attention_heads"] = 16 if siglip_giant else heads_of(hidden_size, notes)
+    placed = int(class_token) + int(distillation)
+    if "pos_embed" in shapes:
+        size = stated.get("pretrained_cfg", {}).get("input_size")  # (C, H, W)
+        prefixes = (placed, 0, placed + registers)
+        fields["image_size"] = grid_of(
+            shapes["pos_embed"][1], prefixes, patch, size and size[1:], stated.get("image_size")
+        )
+    if "head.weight" in shapes:
+        fields["num_labels"] = shapes["head.weight"][0]
+        labels = stated.get("label_names") or ()
+        if len(labels) == fields["num_labels"]:
+            fields["id2label"] = dict(enumerate(labels))
+    if not name and not gated:
+        notes.append(f"hidden_act {hidden_act} assumed")
+    return fields
+
+
+def infer_torchvision(shapes: dict, stated: dict, is_classifier: bool, notes: list) -> dict:
+    hidden_size, num_channels, *patch = shapes["conv_proj.weight"]
+    first = "encoder.layers.encoder_layer_0.mlp."
+    width = shapes[f"{first}0.weight" if f"{first}0.weight" in shapes else f"{first}linear_1.weight"][0]
+    fields = dict(
+        num_channels=num_channels, patch_size=patch, hidden_size=hidden_size, intermediate_size=width,
+        num_hidden_layers=count_layers(shapes, r"encoder\.layers\.encoder_layer_(\d+)\."),
+        image_size=grid_of(shapes["encoder.pos_embedding"][1], (1,), patch, asked=stated.get("image_size")),
+        num_attention_heads=heads_of(hidden_size, notes),
+    )  # fmt: skip
+    if "heads.pre_logits.weight" in shapes:
+        fields["representation_size"] = shapes["heads.pre_logits.weight"][0]
+    if "heads.head.weight" in shapes:
+        fields["num_labels"] = shapes["heads.head.weight"][0]
+    return fields
+
+
+def infer_jax(shapes: dict, stated: dict, is_classifier: bool, notes: list) -> dict:
+    if "conv_root.kernel" in shapes:
+        raise ValueError(
+            "this is a hybrid of ResNet and ViT, which hf_vit does not express: take a plain ViT checkpoint"
+        )
+    *patch, num_channels, hidden_size = shapes["embedding.kernel"]
+    first = "Transformer.encoderblock_0"
+    heads = next(shape[1] for name, shape in shapes.items() if re.match(rf"{first}\.Multi\w+\.query\.kernel", name))
+    width = next(shape[1] for name, shape in shapes.items() if re.match(rf"{first}\.Mlp\w+\.Dense_0\.kernel", name))
+    by_map, class_token = "MAPHead_0.probe" in shapes, "cls" in shapes
+    positions = [
+        shapes[name] for name in ("pos_embedding", "Transformer.posembed_input.pos_embedding") if name in shapes
+    ]
+    fields = dict(
+        num_channels=num_channels, patch_size=patch, hidden_size=hidden_size, intermediate_size=width,
+        num_hidden_layers=count_layers(shapes, r"Transformer\.encoderblock_(\d+)\."), num_attention_heads=heads,
+        use_class_token=class_token, pooling="map" if by_map else "cls" if class_token else "mean",
+        position_embedding="learned" if positions else "sincos2d",
+    )  # fmt: skip
+    if positions:
+        fields["image_size"] = grid_of(positions[0][1], (int(class_token), 0), patch, asked=stated.get("image_size"))
+    if "pre_logits.kernel" in shapes:
+        fields |= dict(representation_size=shapes["pre_logits.kernel"][1])
+    if "pooler.dense.kernel" in shapes:
+        fields |= dict(pooler_act="tanh")
+    if "head.kernel" in shapes:
+        fields["num_labels"] = shapes["head.kernel"][1]
+    return fields
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Raw files
+
+# A tensor that each format has, its family, its name for people, and what reads the architecture off the shapes.
+RAW_FORMATS = (
+    ("patch_embed.proj.weight", "timm", "timm (also DeiT, DINO, DINOv2, MAE)", infer_timm),
+    ("conv_proj.weight", "torchvision", "torchvision", infer_torchvision),
+    ("embedding.kernel", "jax", "Google's JAX .npz", infer_jax),
+)
+# Where training scripts put the weights in what they save, the averaged ones first.
+WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "teacher", "target_encoder")
+
+
+def read_file(file) -> dict[str, torch.Tensor]:
+    """All tensors of a file, whatever it is called, and nothing that could run.
+
+    safetensors, npz without pickled objects, and torch.load with weights_only.
+    """
+    with open(file, "rb") as opened:
+        start = opened.read(9)
+    if start[8:] == b"{":
+        return load_file(file)
+    if start[:2] == b"PK" and all(name.endswith(".npy") for name in ZipFile(file).namelist()):
+        tensors = {}
+        with np.load(file, allow_pickle=False) as archive:
+            for name in archive.files:
+                try:
+                    array = archive[name]
+                except ValueError as error:
+                    raise ValueError(f"{file} cannot be read: {name} holds more than numbers ({error})") from error
+                is_bfloat16 = array.dtype.kind == "V"  # numpy has no such type and saves its bytes
+                tensor = torch.from_numpy(array.view(np.int16) if is_bfloat16 else array)
+                tensors[name.replace("/", ".")] = tensor.view(torch.bfloat16) if is_bfloat16 else tensor
+        return tensors
+    with torch.serialization.safe_globals(
+        [argparse.Namespace]
+    ):  # DINO and MAE save their arguments beside the weights
+        try:
+            content = torch.load(file, map_location="cpu", weights_only=True)
+        except (KeyError, IndexError, UnicodeDecodeError) as error:
+            raise ValueError(f"{file} is no checkpoint: neither safetensors, npz nor a file of torch.save") from error
+    while isinstance(content, dict) and not any(isinstance(value, torch.Tensor) for value in content.values()):
+        inner = [content[key] for key in WRAPPERS if isinstance(content.get(key), dict) and content[key]]
+        if not inner:
+            break
+        content = inner[0]
+    if not isinstance(content, dict):
+        raise ValueError(
+            f"{file} holds a {type(content).__name__}; wanted a dict of tensors, such as model.state_dict()"
+        )
+    return {name: tensor for name, tensor in content.items() if isinstance(tensor, torch.Tensor)}
+
+
+def read_raw(file, loading: str, overrides: dict) -> tuple[HFViTConfig, dict, dict]:
+    """What `from_checkpoint` needs: the config as the file has it, its tensors, and the sizes to adapt them to."""
+    if not Path(file).is_file():
+        raise ValueError(f"there is no file {file}; from_checkpoint takes a file, from_pretrained a folder or a repo")
+    tensors = read_file(file)
+    found = [
+        (name.removesuffix(sign), family, infer)
+        for sign, family, _, infer in RAW_FORMATS
+        for name in tensors
+        if name.endswith(sign)
+    ]
+    if not found:
+        raise ValueError(
+            f"{file} holds no ViT that hf_vit knows: its tensors are {', '.join(list(tensors)[:3]) or 'none'}, ...; it reads "
+            f"{', '.join(title for _, _, title, _ in RAW_FORMATS)}. A file of transformers needs its config.json beside it: "
+            "give the folder to from_pretrained"
+        )
+    prefix, family, infer = found[0]
+    outside = sorted({name.split(".")[0] for name in tensors if not name.startswith(prefix)})
+    tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    is_classifier, notes = loading.endswith("ForImageClassification"), []
+    if not is_classifier:  # the tanh layer of JAX heads is what transformers calls the pooler
+        tensors = {re.sub(r"^pre_logits\.(?=kernel|bias)", "pooler.dense.", name): t for name, t in tensors.items()}
+    fields = infer({name: tuple(tensor.shape) for name, tensor in tensors.items()}, overrides, is_classifier, notes)
+    if outside:
+        notes.append(f"left out {', '.join(outside)}, outside {prefix.rstrip('.')}")
+    if "num_labels" in overrides:
+        fields.pop("num_labels", None)
+    config = HFViTConfig(**fields | {name: value for name, value in overrides.items() if name not in INPUT_FIELDS})
+    config._origin = {"family": family, "notes": notes, "source": str(file)}
+    return config, tensors, {name: overrides[name] for name in INPUT_FIELDS if name in overrides}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Back to transformers
+
+
+def to_transformers(model):
+    """See `HFViTPreTrainedModel.to_transformers`."""
+    config, is_classifier = model.config, type(model).__name__.endswith("ForImageClassification")
+    candidates = {
+        name: family for name, family in FAMILIES.items() if (family.classifier if is_classifier else family.base)
+    }
+    for fold in (False, True):  # LayerScale is kept where a family has it, else multiplied into the layer before it
+        obstacles = {name: unlike(config, family, is_classifier, fold) for name, family in candidates.items()}
+        for name, family in candidates.items():
+            if not obstacles[name]:
+                return build_native(model, name, family, is_classifier)
+    closest = min(obstacles, key=lambda name: len(obstacles[name]))
+    raise ValueError(
+        f"no native transformers {'classifier' if is_classifier else 'model'} has {' and '.join(obstacles[closest])} "
+        f"(the closest is {closest}); save_pretrained keeps the model as it is"
+    )
+
+
+def unlike(config, family: Family, is_classifier: bool, fold: bool) -> list[str]:
+    """What of the config this family cannot express, as "field=value"."""
+    allows = {**{name: (value,) for name, value in PLAIN.items()}, "layerscale_value": ANY if fold else (None,)}
+    allows |= family.classifier_allows if is_classifier else family.base_allows
+    fields = {name: getattr(config, name) for name in allows}
+    if fields["position_embedding"].startswith("sincos"):
+        fields["position_embedding"] = "learned"  # a fixed table is a learned one with those values
+    for name in ("patch_bias", "key_bias"):
+        if allows[name] == (True,):
+            fields[name] = True  # a bias of zero
+    if is_classifier:
+        fields["pooler_act"] = None  # not part of a classifier
+    wrong = [
+        f"{name}={value!r}" for name, value in fields.items() if allows[name] is not ANY and value not in allows[name]
+    ]
+    if family.square:
+        sizes = {name: as_pair(getattr(config, name)) for name in ("image_size", "patch_size")}
+        wrong += [f"{name}={size}" for name, size in sizes.items() if size[0] != size[1]]
+    if family.rules is DINOV2_RULES and (
+        (config.gated_mlp and config.hidden_act != "silu") or mlp_ratio(config) is None
+    ):
+        wrong.append(f"intermediate_size={config.intermediate_size} with hidden_act={config.hidden_act!r}")
+    return wrong
+
+
+def mlp_ratio(config) -> int | None:
+    """DINOv2's mlp_ratio, an int, that gives config.intermediate_size."""
+    for ratio in range(1, 17):
+        width = config.hidden_size * ratio
+        if config.intermediate_size == ((int(width * 2 / 3) + 7) // 8 * 8 if config.gated_mlp else width):
+            return ratio
+    return None
+
+
+def in_terms_of(model, family: Family, is_classifier: bool) -> dict[str, torch.Tensor]:
+    """Copies of the model's weights, with what the family says in another way said so."""
+    config, allows = model.config, family.classifier_allows if is_classifier else family.base_allows
+    weights = {name.removeprefix("vit."): tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    zeros = torch.zeros_like(weights["layers.0.layernorm_before.bias"])  # (D,)
+    if config.position_embedding.startswith("sincos"):
+        embeddings = model.base_model.embeddings
+        placed, patches = embeddings.positions(config.grid_size)  # (1, 0 to 2, D), (1, N, D)
+        unplaced = zeros.expand(1, embeddings.num_placed - placed.shape[1], -1)
+        weights["embeddings.position_embeddings"] = torch.cat([unplaced, placed, patches], dim=1)
+    if not config.patch_bias and "patch_bias" not in allows:
+        weights["embeddings.patch_embeddings.projection.bias"] = zeros
+    for index in range(config.num_hidden_layers):
+        layer = f"layers.{index}"
+        if config.qkv_bias and not config.key_bias and "key_bias" not in allows:
+            weights[f"{layer}.attention.k_proj.bias"] = zeros
+        for scale, dense in (
+            ("layer_scale1", "attention.o_proj"),
+            ("layer_scale2", "mlp.down_proj" if config.gated_mlp else "mlp.fc2"),
+        ):
+            if "layerscale_value" in allows:
+                weights.setdefault(f"{layer}.{scale}.lambda1", torch.ones_like(zeros))
+            elif config.layerscale_value is not None:
+                factor = weights.pop(f"{layer}.{scale}.lambda1")  # (D,)
+                weights[f"{layer}.{dense}.weight"] *= factor.unsqueeze(1)  # (D, in)
+                weights[f"{layer}.{dense}.bias"] *= factor
+    if is_classifier and family.rules is DINOV2_RULES and config.pooling != "cls_mean":
+        head = weights["classifier.weight"]  # (L, D) -> (L, 2 D), over class token and mean
+        both = [head, torch.zeros_like(head)]
+        weights["classifier.weight"] = torch.cat(both if config.pooling == "cls" else both[::-1], dim=1)
+    return weights
+
+
+def build_native(model, name: str, family: Family, is_classifier: bool):
+    """The native model of this family with copies of the model's weights."""
+    config = model.config
+    both_heads = is_classifier and config.pooling == "cls_distillation"
+    native_class = getattr(transformers, family.classifier if is_classifier else family.base)
+    native_class = transformers.DeiTForImageClassificationWithTeacher if both_heads else native_class
+
+    fields = {field: getattr(config, field) for field in COMMON_FIELDS}
+    fields |= dict(
+        pooler_act=config.pooler_act or "tanh", attention_dropout=config.attention_probs_dropout_prob,
+        layerscale_value=1.0 if config.layerscale_value is None else config.layerscale_value,
+        use_swiglu_ffn=config.gated_mlp, use_gated_mlp=config.gated_mlp, mlp_ratio=mlp_ratio(config),
+        num_register_tokens=config.num_register_tokens, rope_theta=config.rope_theta, vision_use_head=config.pooling == "map",
+        query_bias=config.qkv_bias, key_bias=config.qkv_bias and config.key_bias, value_bias=config.qkv_bias,
+    )  # fmt: skip
+    if family.square:
+        fields |= {field: as_pair(fields[field])[0] for field in ("image_size", "patch_size")}
+    known = AutoConfig.for_model(name)
+    fields = {field: value for field, value in fields.items() if hasattr(known, field)}
+    labels = dict(id2label=config.id2label, label2id=config.label2id, problem_type=config.problem_type)
+    if native_class.config_class.sub_configs:  # a CLIP or SigLIP classifier has the config of image and text
+        native_config = native_class.config_class(vision_config=fields, **labels)
+    else:
+        native_config = AutoConfig.for_model(name, **fields, **labels)
+
+    rules = family.rules_for(config)
+    if not both_heads:
+        rules = [
+            rule for rule in rules if not any(isinstance(op, JoinHeads) for op in getattr(rule, "operations", ()))
+        ]
+    stored = revert_weight_conversion(
+        SimpleNamespace(_weight_conversions=rules, config=config), in_terms_of(model, family, is_classifier)
+    )
+    if is_classifier:
+        stored = {
+            name if "classifier." in name else f"{family.prefix}.{name}": tensor for name, tensor in stored.items()
+        }
+    without_pooler = not is_classifier and config.pooler_act is None and name in ("vit", "deit")
+    with own_report():
+        native, info = native_class.from_pretrained(
+            None, config=native_config, state_dict=stored, output_loading_info=True, dtype=model.dtype,
+            attn_implementation=config._attn_implementation, **({"add_pooling_layer": False} if without_pooler else {}),
+        )  # fmt: skip
+    # Never read: the mask of pre-training, and the norm behind which a CLIP classifier takes its tokens.
+    unused = r"(.*\.)?(mask_token|post_layernorm\.(weight|bias))"
+    info["missing_keys"] = {name for name in info["missing_keys"] if not re.fullmatch(unused, name)}
+    if any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")):
+        raise RuntimeError(f"{native_class.__name__} does not take the weights of this model: {info}")
+    return native.train(model.training).to(model.device)

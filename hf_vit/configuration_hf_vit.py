@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+from transformers.backbone_utils import BackboneConfigMixin
 
 
 # Sizes from "An Image is Worth 16x16 Words", arXiv 2010.11929, table 1; tiny and small from DeiT, arXiv 2012.12877, table 1.
@@ -36,34 +37,53 @@ def as_pair(size) -> tuple[int, int]:
 
 
 @strict
-class HFViTConfig(PreTrainedConfig):
+class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
     """Architecture of a plain Vision Transformer. The defaults are ViT-B/16 at 224 pixels (arXiv 2010.11929, table 1).
 
     Args:
         image_size: height and width of the input in pixels, as one int or a pair.
         patch_size: height and width of a patch in pixels, as one int or a pair; it divides `image_size`.
         num_channels: channels of the input, 3 for RGB.
+        patch_projection: "conv" (a convolution whose stride is its kernel) or "norm_linear_norm" (LayerNorm, dense layer,
+            LayerNorm over patches flattened in the order row, column, channel).
+        patch_bias: whether the patch convolution has a bias (CLIP has none; arXiv 2103.00020).
         hidden_size: D, the width of a token.
         num_hidden_layers: number of transformer layers.
         num_attention_heads: A, divides `hidden_size`.
         intermediate_size: width of the MLP's hidden layer.
         hidden_act: activation of the MLP, a name known to `transformers.activations.ACT2FN` ("gelu" is the exact one).
+        gated_mlp: SwiGLU and its kin, down(act(gate(x)) * up(x)) (arXiv 2002.05202, equation 6), in place of fc2(act(fc1(x))).
         qkv_bias: whether the query, key and value projections have a bias.
-        position_embedding: "learned" (one vector a token, the class token included) or "sincos2d" (a fixed table for the
-            patches, half of the channels for the row and half for the column; arXiv 2205.01580, section 3).
+        key_bias: False leaves it out of the keys alone (DINOv3); only read where `qkv_bias` is True.
+        qk_norm: LayerNorm over the channels of each head's queries and keys (ViT-22B; arXiv 2302.05442, section 2.1).
+        position_embedding: "learned" (one vector for each patch, class and distillation token), "sincos1d" (a fixed table
+            over the same tokens in their order; arXiv 1706.03762, section 3.5), "sincos2d" (a fixed table for the patches,
+            half of the channels for the row and half for the column; arXiv 2205.01580, section 3), "rotary" (queries and
+            keys of patches turned by their row and column, as in DINOv3; arXiv 2508.10104, section 3.2) or "none".
+        rope_theta: base period of "rotary".
         use_class_token: whether a learned class token stands before the patches.
-        num_register_tokens: learned tokens between class token and patches, without positions (arXiv 2309.16588).
-        pooling: "cls" (the class token) or "mean" (mean of the patch tokens), after the final norm.
+        use_distillation_token: whether a second such token follows it (arXiv 2012.12877, section 4).
+        num_register_tokens: learned tokens between those and the patches, without positions (arXiv 2309.16588).
+        embedding_norm: a LayerNorm between embeddings and layers (CLIP).
+        norm_first: True for x + f(norm(x)), False for norm(x + f(x)) (arXiv 2002.04745, figure 1).
+        final_norm: the last LayerNorm: on all "tokens" before pooling, on the "pooled" vector alone, or "none".
+        pooling: "cls" (the class token), "mean" (mean of the patch tokens), "cls_mean" (both, concatenated; arXiv
+            2304.07193, section 7.1), "cls_distillation" (class and distillation token, concatenated) or "map" (attention
+            of a learned probe over the tokens; arXiv 2106.04560, section 2.1).
         pooler_act: None, or the activation of the dense layer that `HFViTModel` applies to the pooled vector
             ("tanh" in google/vit-base-patch16-224-in21k). Classification does not use it, as in transformers.
+        representation_size: None, or the width of a tanh layer between the pooled vector and the classifier (the
+            "pre_logits" of arXiv 2010.11929, section 3.1: "a MLP with one hidden layer at pre-training time").
         layerscale_value: None, or the initial value of LayerScale (arXiv 2103.17239, section 2).
         drop_path_rate: stochastic depth, 0 at the first layer and rising linearly to this value at the last
             (arXiv 1603.09382, section 3).
-        hidden_dropout_prob: dropout after the embeddings, the attention projection and the MLP.
+        hidden_dropout_prob: dropout after the embeddings, the attention projection, the MLP and the tanh layer of the head.
         attention_probs_dropout_prob: dropout of the attention weights.
         layer_norm_eps: epsilon of every LayerNorm.
         initializer_range: standard deviation of the initial tokens and positions; matrices follow their own sizes
             (Xavier uniform, LeCun normal for patches), so that narrow and wide models both start well.
+        out_features, out_indices: which layers `HFViTBackbone` gives, as names ("stem", "stage1", ...) or numbers (0 is the
+            embeddings); the last layer by default.
 
     Raises:
         ValueError: for a value, or two values together, that no model can be built from, and for an unknown name.
@@ -75,27 +95,40 @@ class HFViTConfig(PreTrainedConfig):
     image_size: int | list[int] | tuple[int, int] = 224
     patch_size: int | list[int] | tuple[int, int] = 16
     num_channels: int = 3
+    patch_projection: Literal["conv", "norm_linear_norm"] = "conv"
+    patch_bias: bool = True
     hidden_size: int = 768
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
     intermediate_size: int = 3072
     hidden_act: str = "gelu"
+    gated_mlp: bool = False
     qkv_bias: bool = True
-    position_embedding: Literal["learned", "sincos2d"] = "learned"
+    key_bias: bool = True
+    qk_norm: bool = False
+    position_embedding: Literal["learned", "sincos1d", "sincos2d", "rotary", "none"] = "learned"
+    rope_theta: float | int = 100.0
     use_class_token: bool = True
+    use_distillation_token: bool = False
     num_register_tokens: int = 0
-    pooling: Literal["cls", "mean"] = "cls"
+    embedding_norm: bool = False
+    norm_first: bool = True
+    final_norm: Literal["tokens", "pooled", "none"] = "tokens"
+    pooling: Literal["cls", "mean", "cls_mean", "cls_distillation", "map"] = "cls"
     pooler_act: str | None = None
+    representation_size: int | None = None
     layerscale_value: float | int | None = None
     drop_path_rate: float | int = 0.0
     hidden_dropout_prob: float | int = 0.0
     attention_probs_dropout_prob: float | int = 0.0
     layer_norm_eps: float = 1e-6
     initializer_range: float = 0.02
+    _out_features: list[str] | None = None
+    _out_indices: list[int] | None = None
 
-    # Two places the package fills, so that this file can travel alone: public formats by their `model_type`
-    # (hf_vit/checkpoints.py), and what is to be imported before the first config is used (hf_vit/__init__.py).
-    families: ClassVar[dict[str, Any]] = {}
+    # Two places that hf_vit/__init__.py fills, so that this file can travel alone: the module that knows public formats
+    # (hf_vit/checkpoints.py), and what is to be imported before the first config is used.
+    checkpoints: ClassVar[Any] = None
     prepare: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
 
     @classmethod
@@ -107,6 +140,7 @@ class HFViTConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         self.prepare()
+        self.set_output_features_output_indices(kwargs.pop("out_features", None), kwargs.pop("out_indices", None))
         unknown = [key for key in kwargs if key not in TRANSFORMERS_KEYS and not key.startswith("_")]
         if unknown:
             close = difflib.get_close_matches(unknown[0], self.__dataclass_fields__, n=1)
@@ -122,20 +156,29 @@ class HFViTConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         self.validate_architecture()
 
+    def to_dict(self):
+        """As in transformers; the stages of a backbone are left out where they follow from the number of layers."""
+        fields = super().to_dict()
+        if fields.get("out_indices") == [self.num_hidden_layers]:
+            del fields["out_indices"], fields["out_features"]
+        return fields
+
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
         """As in transformers; the config.json of a known public family comes back in our terms."""
         cls.prepare()
+        loading = kwargs.pop("_loading", "")  # while a model loads: the name of its class
+        download = dict(kwargs)
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        found = config_dict.get("model_type", cls.model_type)
-        if found == cls.model_type:
+        is_timm = "architecture" in config_dict and "model_type" not in config_dict
+        if config_dict.get("model_type", cls.model_type) == cls.model_type and not is_timm:
             return config_dict, kwargs
-        if found not in cls.families:
+        if cls.checkpoints is None:
             raise ValueError(
-                f"{pretrained_model_name_or_path} holds a {found!r} model; hf_vit loads "
-                f"{', '.join([cls.model_type, *cls.families])}"
+                f"{pretrained_model_name_or_path} is not in the format of hf_vit, and this copy of the model's code stands "
+                "alone: install the package hf_vit to read other formats"
             )
-        return {**cls.families[found].translate(config_dict), "_family": found}, kwargs
+        return cls.checkpoints.translate(config_dict, loading, pretrained_model_name_or_path, download), kwargs
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
@@ -145,11 +188,10 @@ class HFViTConfig(PreTrainedConfig):
         asked = kwargs.get("num_labels")
         if {"id2label", "label2id"} & set(fields) or asked not in (None, len(config_dict.get("id2label") or ())):
             config_dict = {k: v for k, v in config_dict.items() if k not in ("id2label", "label2id")}
-        family, loading = config_dict.pop("_family", None), kwargs.pop("_loading_model", False)
+        origin = config_dict.pop("_origin", None)
         result = super().from_dict({**config_dict, **fields}, **kwargs)
-        if family is not None and loading:  # while a model loads: the name that checkpoints.py gave the renaming rules
-            config = result[0] if isinstance(result, tuple) else result
-            config.model_type = f"{cls.model_type}<{family}"
+        if origin is not None:  # only while a model loads, which takes it off again
+            (result[0] if isinstance(result, tuple) else result)._origin = origin
         return result
 
     def validate_architecture(self):
@@ -182,10 +224,32 @@ class HFViTConfig(PreTrainedConfig):
                 f"sincos2d positions need a hidden_size that 4 divides, not {self.hidden_size} "
                 "(sine and cosine, for row and column)"
             )
-        if self.pooling == "cls" and not self.use_class_token:
-            raise ValueError('pooling "cls" needs use_class_token=True; without a class token use pooling="mean"')
+        if self.position_embedding == "sincos1d" and self.hidden_size % 2:
+            raise ValueError(f"sincos1d positions need an even hidden_size, not {self.hidden_size}")
+        if self.position_embedding == "rotary" and self.hidden_size // self.num_attention_heads % 4:
+            raise ValueError(
+                f"rotary positions need heads whose size 4 divides, not {self.hidden_size // self.num_attention_heads} "
+                f"(hidden_size {self.hidden_size} over {self.num_attention_heads} heads)"
+            )
+        if self.pooling.startswith("cls") and not self.use_class_token:
+            raise ValueError(
+                f'pooling "{self.pooling}" needs use_class_token=True; without a class token use pooling="mean" or "map"'
+            )
+        if self.pooling == "cls_distillation" and not self.use_distillation_token:
+            raise ValueError('pooling "cls_distillation" needs use_distillation_token=True')
+        if self.use_distillation_token and not self.use_class_token:
+            raise ValueError("use_distillation_token needs use_class_token=True: it stands behind the class token")
+        if self.pooled_size != self.hidden_size and (self.final_norm == "pooled" or self.pooler_act is not None):
+            raise ValueError(
+                f'pooling "{self.pooling}" gives {self.pooled_size} channels, but final_norm "pooled" and pooler_act take '
+                f'{self.hidden_size}: use final_norm "tokens" and pooler_act None, or another pooling'
+            )
+        if self.patch_projection != "conv" and not self.patch_bias:
+            raise ValueError('patch_bias=False needs patch_projection="conv"')
         if self.num_register_tokens < 0:
             raise ValueError(f"num_register_tokens is {self.num_register_tokens}; it must be 0 or more")
+        if self.representation_size is not None and self.representation_size < 1:
+            raise ValueError(f"representation_size is {self.representation_size}; it must be at least 1, or None")
         for name in ("hidden_act", "pooler_act"):
             act = getattr(self, name)
             if act is not None and act not in ACT2FN:
@@ -193,9 +257,14 @@ class HFViTConfig(PreTrainedConfig):
         for name in ("drop_path_rate", "hidden_dropout_prob", "attention_probs_dropout_prob"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; a probability in [0, 1) was wanted")
-        for name in ("layer_norm_eps", "initializer_range"):
+        for name in ("layer_norm_eps", "initializer_range", "rope_theta"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+
+    @property
+    def stage_names(self) -> list[str]:
+        """What `out_features` may name: the embeddings, and each layer."""
+        return ["stem", *(f"stage{index + 1}" for index in range(self.num_hidden_layers))]
 
     @property
     def grid_size(self) -> tuple[int, int]:
@@ -205,8 +274,13 @@ class HFViTConfig(PreTrainedConfig):
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Tokens before the patches: the class token and the registers."""
-        return int(self.use_class_token) + self.num_register_tokens
+        """Tokens before the patches: class token, distillation token and registers."""
+        return int(self.use_class_token) + int(self.use_distillation_token) + self.num_register_tokens
+
+    @property
+    def pooled_size(self) -> int:
+        """Channels of the pooled vector: D, or 2 D where two are concatenated."""
+        return self.hidden_size * (2 if self.pooling in ("cls_mean", "cls_distillation") else 1)
 
 
 __all__ = ["HFViTConfig"]

@@ -2,14 +2,19 @@
 
 The letters of every shape below:
     B batch, C channels, H W image height and width, P patch side, h w rows and columns of patches, N = h * w patches,
-    R class and register tokens before the patches, T = R + N tokens, D hidden size, A heads, K = D / A head size, L labels.
+    R tokens before the patches (class, distillation, registers), T = R + N tokens, D hidden size, A heads,
+    K = D / A head size, F width of the MLP, L labels.
 
 The network is that of "An Image is Worth 16x16 Words" (arXiv 2010.11929, figure 1 and section 3.1).
 """
 
 import copy
+import dataclasses
 import logging as python_logging
+import math
+import os
 import re
+from collections import defaultdict
 from contextlib import contextmanager, suppress
 
 import torch
@@ -17,9 +22,16 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers import initialization as init
 from transformers.activations import ACT2FN
+from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.modeling_outputs import (
+    BackboneOutput,
+    BaseModelOutput,
+    BaseModelOutputWithPooling,
+    ImageClassifierOutput,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel, load_state_dict
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
@@ -29,9 +41,25 @@ from .configuration_hf_vit import HFViTConfig, as_pair
 
 logger = logging.get_logger(__name__)
 
+INPUT_FIELDS = ("image_size", "patch_size", "num_channels")  # what `resize_input` adapts
+
+
+def as_text(pair) -> str:
+    return f"{pair[0]}x{pair[1]}"
+
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Pixels to tokens
+
+
+def sincos_1d(length: int, hidden_size: int) -> torch.Tensor:
+    """Fixed positions (1, length, D) in [-1, 1] of a sequence: sine on even channels, cosine on odd ones.
+
+    "Attention Is All You Need" (arXiv 1706.03762, section 3.5).
+    """
+    frequencies = 10000.0 ** -(torch.arange(0, hidden_size, 2, dtype=torch.float64) / hidden_size)  # (D / 2,)
+    angles = torch.arange(length).unsqueeze(1) * frequencies  # (length, D / 2)
+    return torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1).float().unsqueeze(0)  # (1, length, D)
 
 
 def sincos_2d(grid: tuple[int, int], hidden_size: int) -> torch.Tensor:
@@ -46,6 +74,30 @@ def sincos_2d(grid: tuple[int, int], hidden_size: int) -> torch.Tensor:
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1).float().unsqueeze(0)  # (1, N, D)
 
 
+def rotary_2d(
+    grid: tuple[int, int], head_dim: int, theta: float, like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine, (N, K) each, of the angles by which `rotate` turns the queries and keys of patches.
+
+    As in DINOv3 (arXiv 2508.10104, section 3.2): patch centres run from -1 to 1 along each side of the image, so that the
+    angles depend on the place in the image and not on its resolution. A quarter of the channels for the row, a quarter
+    for the column, twice.
+    """
+    float32 = dict(dtype=torch.float32, device=like.device)
+    y, x = (2 * torch.arange(0.5, side, **float32) / side - 1 for side in grid)  # (h,), (w,)
+    centres = torch.stack(torch.meshgrid(y, x, indexing="ij"), dim=2).flatten(0, 1)  # (h, w, 2) -> (N, 2)
+    frequencies = theta ** -torch.arange(0, 1, 4 / head_dim, **float32)  # (K / 4,)
+    angles = (2 * math.pi * centres.unsqueeze(2) * frequencies).flatten(1).repeat(1, 2)  # (N, 2, K / 4) -> (N, K)
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Turn the patches of queries or keys (B, A, T, K), channel c against channel c + K / 2; other tokens stay."""
+    others, patches = heads.split([heads.shape[2] - len(cos), len(cos)], dim=2)  # (B, A, R, K), (B, A, N, K)
+    left, right = patches.chunk(2, dim=3)  # (B, A, N, K / 2) each
+    return torch.cat([others, patches * cos + torch.cat([-right, left], dim=3) * sin], dim=2)  # (B, A, T, K)
+
+
 def resample_positions(positions: torch.Tensor, old: tuple[int, int], new: tuple[int, int]) -> torch.Tensor:
     """Patch positions (1, N, D) of grid `old` -> grid `new`, by antialiased bicubic interpolation in float32."""
     if old == new:
@@ -56,35 +108,67 @@ def resample_positions(positions: torch.Tensor, old: tuple[int, int], new: tuple
 
 
 class HFViTPatchEmbeddings(nn.Module):
-    """Cut the image into patches and project each: a convolution whose stride is its kernel."""
+    """Cut the image into patches and project each: a convolution whose stride is its kernel, or a dense layer between norms."""
 
     def __init__(self, config: HFViTConfig):
         super().__init__()
         self.num_channels = config.num_channels
         self.patch_size = as_pair(config.patch_size)
-        self.projection = nn.Conv2d(config.num_channels, config.hidden_size, self.patch_size, stride=self.patch_size)
+        self.by_convolution = config.patch_projection == "conv"
+        if self.by_convolution:
+            self.projection = nn.Conv2d(
+                config.num_channels,
+                config.hidden_size,
+                self.patch_size,
+                stride=self.patch_size,
+                bias=config.patch_bias,
+            )
+        else:
+            flat = config.num_channels * self.patch_size[0] * self.patch_size[1]
+            self.layernorm_before = nn.LayerNorm(flat, eps=config.layer_norm_eps)
+            self.projection = nn.Linear(flat, config.hidden_size)
+            self.layernorm_after = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, pixel_values):
-        return self.projection(pixel_values).flatten(2).transpose(1, 2)  # (B, C, H, W) -> (B, D, h, w) -> (B, N, D)
+        if self.by_convolution:
+            return (
+                self.projection(pixel_values).flatten(2).transpose(1, 2)
+            )  # (B, C, H, W) -> (B, D, h, w) -> (B, N, D)
+        B, C, H, W = pixel_values.shape
+        height, width = self.patch_size
+        patches = pixel_values.view(B, C, H // height, height, W // width, width)  # (B, C, h, P, w, P)
+        patches = patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)  # (B, h, w, P, P, C) -> (B, N, P * P * C)
+        return self.layernorm_after(self.projection(self.layernorm_before(patches)))  # (B, N, D)
 
 
 class HFViTEmbeddings(nn.Module):
-    """Patch tokens with their positions, behind the class token and the registers."""
+    """Patch tokens with their positions, behind class token, distillation token and registers."""
 
     def __init__(self, config: HFViTConfig):
         super().__init__()
         self.config = config
         self.patch_embeddings = HFViTPatchEmbeddings(config)
         hidden_size, (rows, columns) = config.hidden_size, config.grid_size
-        self.cls_token = nn.Parameter(torch.empty(1, 1, hidden_size)) if config.use_class_token else None
-        registers = config.num_register_tokens
-        self.register_tokens = nn.Parameter(torch.empty(1, registers, hidden_size)) if registers else None
+        learned = lambda count: nn.Parameter(torch.empty(1, count, hidden_size)) if count else None
+        self.cls_token = learned(int(config.use_class_token))
+        self.distillation_token = learned(int(config.use_distillation_token))
+        self.register_tokens = learned(config.num_register_tokens)
+        self.num_placed = int(config.use_class_token) + int(config.use_distillation_token)  # tokens with a position
         if config.position_embedding == "learned":
-            positions = int(config.use_class_token) + rows * columns
-            self.position_embeddings = nn.Parameter(torch.empty(1, positions, hidden_size))
-        else:  # computed, not stored: _init_weights fills it, also after from_pretrained
-            self.register_buffer("position_embeddings", torch.empty(1, rows * columns, hidden_size), persistent=False)
+            self.position_embeddings = learned(self.num_placed + rows * columns)
+        elif config.position_embedding.startswith("sincos"):  # _init_weights fills it, also after from_pretrained
+            count = rows * columns + (self.num_placed if config.position_embedding == "sincos1d" else 0)
+            self.register_buffer("position_embeddings", torch.empty(1, count, hidden_size), persistent=False)
+        self.layernorm = (
+            nn.LayerNorm(hidden_size, eps=config.layer_norm_eps) if config.embedding_norm else nn.Identity()
+        )
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def table(self, grid):
+        """The fixed positions of a grid: (1, placed tokens + N, D) for sincos1d, (1, N, D) for sincos2d."""
+        if self.config.position_embedding == "sincos2d":
+            return sincos_2d(grid, self.config.hidden_size)
+        return sincos_1d(self.num_placed + grid[0] * grid[1], self.config.hidden_size)
 
     def check(self, pixel_values, interpolate_pos_encoding):
         """Raise ValueError unless pixel_values is a float (B, C, H, W) this model can read."""
@@ -99,10 +183,11 @@ class HFViTEmbeddings(nn.Module):
                 f"pixel_values has dtype {pixel_values.dtype}; wanted floats that the model's image processor normalised"
             )
         size = tuple(pixel_values.shape[2:])
-        if not interpolate_pos_encoding and size != as_pair(config.image_size):
+        any_size = interpolate_pos_encoding or config.position_embedding in ("rotary", "none")
+        if not any_size and size != as_pair(config.image_size):
             raise ValueError(
                 f"pixel_values is {size[0]}x{size[1]} pixels but the model takes {'x'.join(map(str, as_pair(config.image_size)))}: "
-                "resize the images, or pass interpolate_pos_encoding=True"
+                "resize the images, pass interpolate_pos_encoding=True, or load the model with image_size="
             )
         if size[0] % patch_size[0] or size[1] % patch_size[1]:
             raise ValueError(
@@ -110,29 +195,32 @@ class HFViTEmbeddings(nn.Module):
             )
 
     def positions(self, grid):
-        """Positions of the class token (1, 1, D), or None, and of the patches (1, N, D) on this grid."""
+        """Positions of the placed tokens (1, 0 to 2, D) and of the patches (1, N, D) on this grid."""
         config = self.config
-        if config.position_embedding == "sincos2d":
-            if grid == config.grid_size:
-                return None, self.position_embeddings
-            return None, sincos_2d(grid, config.hidden_size).to(self.position_embeddings)
-        of_class, of_patches = self.position_embeddings.split(
-            [int(config.use_class_token), self.position_embeddings.shape[1] - int(config.use_class_token)], dim=1
-        )
-        return of_class, resample_positions(of_patches, config.grid_size, grid)
+        if config.position_embedding == "learned":
+            placed, patches = self.position_embeddings.split(
+                [self.num_placed, self.position_embeddings.shape[1] - self.num_placed], dim=1
+            )
+            return placed, resample_positions(patches, config.grid_size, grid)
+        table = self.position_embeddings
+        if grid != config.grid_size:
+            table = self.table(grid).to(table)
+        return table.split([table.shape[1] - grid[0] * grid[1], grid[0] * grid[1]], dim=1)
 
     def forward(self, pixel_values, interpolate_pos_encoding=False):
         self.check(pixel_values, interpolate_pos_encoding)
         patch_height, patch_width = self.patch_embeddings.patch_size
         grid = (pixel_values.shape[2] // patch_height, pixel_values.shape[3] // patch_width)  # (h, w)
-        of_class, of_patches = self.positions(grid)
-        tokens = [self.patch_embeddings(pixel_values) + of_patches]  # (B, N, D)
-        if self.register_tokens is not None:
-            tokens.insert(0, self.register_tokens.expand(pixel_values.shape[0], -1, -1))
-        if self.cls_token is not None:
-            cls_token = self.cls_token if of_class is None else self.cls_token + of_class
-            tokens.insert(0, cls_token.expand(pixel_values.shape[0], -1, -1))
-        return self.dropout(torch.cat(tokens, dim=1))  # (B, T, D)
+        patches = self.patch_embeddings(pixel_values)  # (B, N, D)
+        placed = [token for token in (self.cls_token, self.distillation_token) if token is not None]  # (1, 1, D) each
+        if self.config.position_embedding not in ("rotary", "none"):
+            of_placed, of_patches = self.positions(grid)
+            patches = patches + of_patches
+            if of_placed.shape[1]:
+                placed = [torch.cat(placed, dim=1) + of_placed]  # (1, 1 or 2, D)
+        prefix = [*placed, self.register_tokens] if self.register_tokens is not None else placed
+        prefix = [token.expand(patches.shape[0], -1, -1) for token in prefix]
+        return self.dropout(self.layernorm(torch.cat([*prefix, patches], dim=1)))  # (B, T, D)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -159,15 +247,20 @@ class HFViTAttention(nn.Module):
         self.scaling = self.head_dim**-0.5
         self.is_causal = False  # without it sdpa hides every later patch
         self.q_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias and config.key_bias)
         self.v_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=config.qkv_bias)
         self.o_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.q_norm = nn.LayerNorm(self.head_dim, eps=config.layer_norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = nn.LayerNorm(self.head_dim, eps=config.layer_norm_eps) if config.qk_norm else nn.Identity()
 
-    def forward(self, hidden_states, **kwargs):
+    def forward(self, hidden_states, rotary=None, **kwargs):
         B, T, D = hidden_states.shape
         query = self.q_proj(hidden_states).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, T, D) -> (B, A, T, K)
         key = self.k_proj(hidden_states).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, A, T, K)
         value = self.v_proj(hidden_states).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, A, T, K)
+        query, key = self.q_norm(query), self.k_norm(key)
+        if rotary is not None:
+            query, key = rotate(query, *rotary), rotate(key, *rotary)
         # Only the eager backend has the weights to give.
         wanted = kwargs.get("output_attentions", self.config.output_attentions)
         backend = "eager" if wanted else self.config._attn_implementation
@@ -187,7 +280,22 @@ class HFViTMLP(nn.Module):
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, hidden_states):
-        return self.fc2(self.activation(self.fc1(hidden_states)))  # (B, T, D)
+        return self.fc2(self.activation(self.fc1(hidden_states)))  # (B, T, D) -> (B, T, F) -> (B, T, D)
+
+
+class HFViTGatedMLP(nn.Module):
+    """Two dense layers with a gate between them; SwiGLU where the activation is "silu" (arXiv 2002.05202, equation 6)."""
+
+    def __init__(self, config: HFViTConfig):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.activation = ACT2FN[config.hidden_act]
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, hidden_states):
+        gate = self.activation(self.gate_proj(hidden_states))  # (B, T, D) -> (B, T, F)
+        return self.down_proj(gate * self.up_proj(hidden_states))  # (B, T, F) -> (B, T, D)
 
 
 class HFViTLayerScale(nn.Module):
@@ -219,14 +327,19 @@ class HFViTDropPath(nn.Module):
 
 
 class HFViTLayer(GradientCheckpointingLayer):
-    """Pre-norm transformer layer: attention, then MLP, each with a residual (arXiv 2010.11929, equations 2 and 3)."""
+    """Transformer layer: attention, then MLP, each with a residual.
+
+    The norm stands before each of them (arXiv 2010.11929, equations 2 and 3), or with norm_first=False after each sum
+    (arXiv 1706.03762, section 3.1).
+    """
 
     def __init__(self, config: HFViTConfig, index: int):
         super().__init__()
+        self.norm_first = config.norm_first
         self.layernorm_before = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.attention = HFViTAttention(config)
         self.layernorm_after = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.mlp = HFViTMLP(config)
+        self.mlp = HFViTGatedMLP(config) if config.gated_mlp else HFViTMLP(config)
         scaled = config.layerscale_value is not None
         self.layer_scale1 = HFViTLayerScale(config) if scaled else nn.Identity()
         self.layer_scale2 = HFViTLayerScale(config) if scaled else nn.Identity()
@@ -234,26 +347,59 @@ class HFViTLayer(GradientCheckpointingLayer):
         self.drop_path = HFViTDropPath(config.drop_path_rate * index / max(1, config.num_hidden_layers - 1))
 
     def forward(self, hidden_states, **kwargs):
-        attended, _ = self.attention(self.layernorm_before(hidden_states), **kwargs)  # (B, T, D)
-        hidden_states = hidden_states + self.drop_path(self.layer_scale1(self.dropout(attended)))
-        expanded = self.mlp(self.layernorm_after(hidden_states))  # (B, T, D)
-        return hidden_states + self.drop_path(self.layer_scale2(self.dropout(expanded)))
+        attention = lambda tokens: self.drop_path(self.layer_scale1(self.dropout(self.attention(tokens, **kwargs)[0])))
+        mlp = lambda tokens: self.drop_path(self.layer_scale2(self.dropout(self.mlp(tokens))))
+        if self.norm_first:
+            hidden_states = hidden_states + attention(self.layernorm_before(hidden_states))  # (B, T, D)
+            return hidden_states + mlp(self.layernorm_after(hidden_states))
+        hidden_states = self.layernorm_before(hidden_states + attention(hidden_states))  # (B, T, D)
+        return self.layernorm_after(hidden_states + mlp(hidden_states))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Tokens to one vector
+
+
+class HFViTPooler(nn.Module):
+    """The dense layer of checkpoints such as google/vit-base-patch16-224-in21k: activation(W x + b)."""
+
+    def __init__(self, config: HFViTConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = ACT2FN[config.pooler_act]
+
+    def forward(self, pooled):
+        return self.activation(self.dense(pooled))  # (B, D)
+
+
+class HFViTAttentionPooling(nn.Module):
+    """A learned probe attends to the patches, then an MLP with a residual: "MAP" (arXiv 2106.04560, section 2.1)."""
+
+    def __init__(self, config: HFViTConfig):
+        super().__init__()
+        self.head_dim = config.hidden_size // config.num_attention_heads
+        self.probe = nn.Parameter(torch.empty(1, 1, config.hidden_size))
+        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.k_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.v_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.o_proj = nn.Linear(config.hidden_size, config.hidden_size)
+        self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.mlp = HFViTGatedMLP(config) if config.gated_mlp else HFViTMLP(config)
+
+    def forward(self, patches):
+        B, N, D = patches.shape
+        query = (
+            self.q_proj(self.probe).view(1, 1, -1, self.head_dim).transpose(1, 2).expand(B, -1, -1, -1)
+        )  # (B, A, 1, K)
+        key = self.k_proj(patches).view(B, N, -1, self.head_dim).transpose(1, 2)  # (B, N, D) -> (B, A, N, K)
+        value = self.v_proj(patches).view(B, N, -1, self.head_dim).transpose(1, 2)  # (B, A, N, K)
+        attended = nn.functional.scaled_dot_product_attention(query, key, value)  # (B, A, 1, K)
+        pooled = self.o_proj(attended.reshape(B, D))  # (B, D)
+        return pooled + self.mlp(self.layernorm(pooled))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Models
-
-
-@contextmanager
-def own_report():
-    """Silence transformers' loading table, unless a tensor could not be converted: ours says what happened, or raises."""
-    table = python_logging.getLogger("transformers.modeling_utils")
-    keep = lambda record: "LOAD REPORT" not in record.getMessage() or "CONVERSION" in record.getMessage()
-    table.addFilter(keep)
-    try:
-        yield
-    finally:
-        table.removeFilter(keep)
 
 
 class HFViTPreTrainedModel(PreTrainedModel):
@@ -285,7 +431,8 @@ class HFViTPreTrainedModel(PreTrainedModel):
         std = self.config.initializer_range
         if isinstance(module, nn.Conv2d):
             init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)
-            init.zeros_(module.bias)
+            if module.bias is not None:
+                init.zeros_(module.bias)
         elif isinstance(module, nn.Linear):
             init.xavier_uniform_(module.weight)
             if module.bias is not None:
@@ -296,36 +443,50 @@ class HFViTPreTrainedModel(PreTrainedModel):
         elif isinstance(module, HFViTLayerScale):
             init.constant_(module.lambda1, self.config.layerscale_value)
         elif isinstance(module, HFViTEmbeddings):
-            for token in (module.cls_token, module.register_tokens):
+            for token in (module.cls_token, module.distillation_token, module.register_tokens):
                 if token is not None:
                     init.normal_(token, std=std)
             if self.config.position_embedding == "learned":
                 init.normal_(module.position_embeddings, std=std)
-            else:
-                init.copy_(module.position_embeddings, sincos_2d(self.config.grid_size, self.config.hidden_size))
+            elif self.config.position_embedding.startswith("sincos"):
+                init.copy_(module.position_embeddings, module.table(self.config.grid_size))
+        elif isinstance(module, HFViTAttentionPooling):
+            init.normal_(module.probe, std=std)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, output_loading_info=False, **kwargs):
-        """Load our own repos and every public format of `HFViTConfig.families`; arguments as in transformers.
+        """Load our own repos and every public format that hf_vit/checkpoints.py lists; arguments as in transformers.
 
-        `num_labels=` may differ from the checkpoint: the head alone is then reset, and a log line says so.
+        `image_size=`, `patch_size=` and `num_channels=` may differ from the checkpoint: its weights are then adapted, see
+        `resize_input`. So may `num_labels=`: the head alone is then reset. One log line says what was done.
 
         Raises:
-            ValueError: when any other tensor is missing, unexpected or of another shape, with its name.
+            ValueError: when any other tensor is missing, unexpected, doubled, not finite or of another shape, with its
+                name; or when a file is not whole, or holds more than tensors.
         """
+        if pretrained_model_name_or_path is not None and os.path.isfile(pretrained_model_name_or_path):
+            raise ValueError(
+                f"{pretrained_model_name_or_path} is a file: from_pretrained takes a folder or a repo, from_checkpoint a file"
+            )
         kwargs.pop("ignore_mismatched_sizes", None)  # it would hide every mismatch; a reset head needs no permission
         config = kwargs.get("config")
         if not isinstance(config, PreTrainedConfig):
-            kwargs["_loading_model"] = True  # HFViTConfig.from_dict takes it
+            kwargs["_loading"] = cls.__name__  # HFViTConfig.get_config_dict takes it
+            sizes = {name: kwargs.pop(name) for name in INPUT_FIELDS if name in kwargs}
         elif config.model_type != cls.config_class.model_type:
             raise ValueError(f"config is a {type(config).__name__}; leave it out, or pass an HFViTConfig")
-        elif pretrained_model_name_or_path is not None:
-            with suppress(OSError):  # a folder without config.json is ours, as the given config says
-                found, _ = cls.config_class.get_config_dict(pretrained_model_name_or_path, **kwargs)
-                if "_family" in found:
+        else:  # the config says what is wanted, the checkpoint's own one what is there
+            sizes = {name: getattr(config, name) for name in INPUT_FIELDS}
+            with suppress(OSError):  # a folder without config.json holds what the given config says
+                if pretrained_model_name_or_path is not None:
+                    arguments = {**kwargs, "_loading": cls.__name__}
+                    found, _ = cls.config_class.get_config_dict(pretrained_model_name_or_path, **arguments)
+                    stored = cls.config_class.from_dict(found)
                     kwargs["config"] = config = copy.deepcopy(config)
-                    config.model_type = f"{cls.config_class.model_type}<{found['_family']}"
-        with own_report():
+                    config._origin = stored.__dict__.get("_origin")
+                    for name in INPUT_FIELDS:
+                        setattr(config, name, getattr(stored, name))
+        with own_report(), readable_errors(pretrained_model_name_or_path):
             model, info = super().from_pretrained(
                 pretrained_model_name_or_path,
                 *model_args,
@@ -339,64 +500,89 @@ class HFViTPreTrainedModel(PreTrainedModel):
                 raise ValueError(
                     f"the adapter {pretrained_model_name_or_path} does not fit its base model: {', '.join(sorted(wrong)[:5])}"
                 )
+        notes, source = model.__dict__.pop("_notes"), model.__dict__.pop("_source")
+        notes += model.resize_input(**sizes)
+        if notes:
+            logger.warning(f"{cls.__name__} from {source}: {'; '.join(notes)}.")
         return (model, info) if output_loading_info else model
+
+    @classmethod
+    def from_checkpoint(cls, file, **overrides):
+        """Load one raw file without a config: Google's JAX `.npz`, timm, torchvision, original DINO, DeiT and MAE weights.
+
+        Args:
+            file: path of an `.npz`, `.safetensors`, `.pth`, `.pt` or `.bin` file.
+            overrides: fields of HFViTConfig. The shapes of the tensors give most of them; what they cannot give is
+                assumed as the format has it, said in the log line, and may be overridden (`num_attention_heads=`,
+                `hidden_act=`, `pooling=`). `image_size=`, `patch_size=` and `num_channels=` adapt the weights.
+
+        Raises:
+            ValueError: for a format that is not known, and as `from_pretrained`.
+        """
+        cls.config_class.prepare()
+        if cls.config_class.checkpoints is None:
+            raise ValueError(
+                "this copy of the model's code stands alone: install the package hf_vit to read raw files"
+            )
+        with readable_errors(file):
+            config, state_dict, sizes = cls.config_class.checkpoints.read_raw(file, cls.__name__, overrides)
+        with own_report():
+            model, _ = super().from_pretrained(
+                None, config=config, state_dict=state_dict, output_loading_info=True, ignore_mismatched_sizes=True
+            )
+        model.config.name_or_path = str(file)
+        notes, source = model.__dict__.pop("_notes"), model.__dict__.pop("_source")
+        notes += model.resize_input(**sizes)
+        logger.warning(f"{cls.__name__} from {source}: {'; '.join(notes)}.")
+        return model
+
+    def to_transformers(self):
+        """The native transformers model with the same outputs, such as a ViTForImageClassification; weights are copied.
+
+        Raises:
+            ValueError: naming the fields for which no native architecture has a counterpart.
+        """
+        if self.config_class.checkpoints is None:
+            raise ValueError(
+                "this copy of the model's code stands alone: install the package hf_vit to convert models"
+            )
+        return self.config_class.checkpoints.to_transformers(self)
+
+    @torch.no_grad()
+    def resize_input(self, image_size=None, patch_size=None, num_channels=None) -> list[str]:
+        """Adapt the model in place to other images, weights and config; None leaves a size as it is.
+
+        Learned positions are resampled to the new grid (`resample_positions`), patch kernels to the new patch
+        (`resample_patches`) and the new channels (`resample_channels`). An optimizer made before holds the old weights.
+
+        Args:
+            image_size, patch_size: in pixels, one int or a pair (height, width).
+            num_channels: channels of the input.
+
+        Returns:
+            What was done, a phrase for each change.
+
+        Raises:
+            ValueError: if the patch does not divide the image, or the patch projection cannot be adapted.
+        """
+        return adapt_input(self, dict(image_size=image_size, patch_size=patch_size, num_channels=num_channels))
+
+    @staticmethod
+    def _load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs):
+        """As in transformers, with the renaming rules of the checkpoint's family, and no tensor from two sources."""
+        load_config = with_rules(model, state_dict, checkpoint_files, load_config)
+        return PreTrainedModel._load_pretrained_model(
+            model, state_dict, checkpoint_files, load_config, *args, **kwargs
+        )
 
     @staticmethod
     def _finalize_model_loading(model, load_config, loading_info):
+        for name, error in loading_info.conversion_errors.items():  # a traceback, what was raised, and where
+            raise ValueError(f"{model._source} cannot be read: no {name} from {error.splitlines()[-2]}")
         loading_info = PreTrainedModel._finalize_model_loading(model, load_config, loading_info)
-        family = model.config.__dict__.pop("model_type", HFViTConfig.model_type).rpartition("<")[2]
         model._weight_conversions = []  # whatever was read, our own names are written
-        model._account_for(loading_info.to_dict(), load_config.pretrained_model_name_or_path, family)
+        account_for(model, loading_info.to_dict(), model.__dict__.pop("_leaves_out"))
         return loading_info
-
-    def _account_for(self, info, source, family):
-        """Explain every difference between checkpoint and model in one log line, or raise ValueError."""
-        missing, unexpected = set(info["missing_keys"]), set(info["unexpected_keys"])
-        mismatched = {name: (tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"]}
-        notes = [] if family == HFViTConfig.model_type else [f"read as {family}"]
-
-        # The head and the pooler are reset or left out as a whole; half a head is a broken file.
-        head = {name for name in missing | set(mismatched) if name.startswith("classifier.")}
-        if head == {"classifier.weight", "classifier.bias"}:
-            found = mismatched.get("classifier.weight", (("none",), None))[0][0]
-            notes.append(f"classifier reset to {self.config.num_labels} labels (the checkpoint has {found})")
-            missing, mismatched = missing - head, {name: mismatched[name] for name in set(mismatched) - head}
-        if missing == {"pooler.dense.weight", "pooler.dense.bias"}:
-            self.pooler = self.config.pooler_act = None
-            notes.append("no pooler in the checkpoint: pooler_output is the pooled token itself")
-            missing = set()
-        left_out = {
-            name for name in unexpected if re.fullmatch(r"(classifier|(vit\.)?pooler\.dense)\.(weight|bias)", name)
-        }
-        if left_out:
-            notes.append(f"left out {', '.join(sorted(left_out))}")
-
-        wrong = [f"{name} is missing" for name in sorted(missing)]
-        wrong += [f"{name} is not known to the model" for name in sorted(unexpected - left_out)]
-        wrong += [
-            f"{name} has shape {found}, the model {wanted}" for name, (found, wanted) in sorted(mismatched.items())
-        ]
-        if wrong:
-            more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-            raise ValueError(
-                f"the weights of {source} do not fit {type(self).__name__}: {'; '.join(wrong[:5])}{more}. "
-                "Only the classifier may differ: check that the sizes asked for are those of the checkpoint (for other image "
-                "sizes pass interpolate_pos_encoding=True to the loaded model), and that config.json and file are whole"
-            )
-        if notes:
-            logger.warning(f"{type(self).__name__} from {source}: {'; '.join(notes)}.")
-
-
-class HFViTPooler(nn.Module):
-    """The dense layer of checkpoints such as google/vit-base-patch16-224-in21k: activation(W x + b)."""
-
-    def __init__(self, config: HFViTConfig):
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = ACT2FN[config.pooler_act]
-
-    def forward(self, pooled):
-        return self.activation(self.dense(pooled))  # (B, D)
 
 
 class HFViTModel(HFViTPreTrainedModel):
@@ -411,9 +597,38 @@ class HFViTModel(HFViTPreTrainedModel):
         super().__init__(config)
         self.embeddings = HFViTEmbeddings(config)
         self.layers = nn.ModuleList([HFViTLayer(config, index) for index in range(config.num_hidden_layers)])
-        self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        has_norm = config.final_norm != "none"
+        self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if has_norm else nn.Identity()
+        self.attention_pooling = HFViTAttentionPooling(config) if config.pooling == "map" else None
         self.pooler = HFViTPooler(config) if add_pooling_layer and config.pooler_act is not None else None
         self.post_init()
+
+    def encode(self, pixel_values, interpolate_pos_encoding=False, **kwargs):
+        """Pixels (B, C, H, W) -> tokens (B, T, D) behind the last layer, before the final norm."""
+        config, patch_embeddings = self.config, self.embeddings.patch_embeddings
+        if pixel_values.is_floating_point():
+            pixel_values = pixel_values.to(patch_embeddings.projection.weight.dtype)
+        hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)  # (B, C, H, W) -> (B, T, D)
+        if config.position_embedding == "rotary":
+            (H, W), (height, width) = pixel_values.shape[2:], patch_embeddings.patch_size
+            head_dim = config.hidden_size // config.num_attention_heads
+            kwargs["rotary"] = rotary_2d((H // height, W // width), head_dim, config.rope_theta, hidden_states)
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, **kwargs)  # (B, T, D)
+        return hidden_states
+
+    def pool(self, hidden_states):
+        """Tokens (B, T, D) -> the vector that `config.pooling` names, (B, D), or (B, 2 D) where it names two."""
+        cls, patches = hidden_states[:, 0], hidden_states[:, self.config.num_prefix_tokens :]  # (B, D), (B, N, D)
+        if self.config.pooling == "cls":
+            return cls
+        if self.config.pooling == "mean":
+            return patches.mean(dim=1)
+        if self.config.pooling == "cls_mean":
+            return torch.cat([cls, patches.mean(dim=1)], dim=1)
+        if self.config.pooling == "cls_distillation":
+            return hidden_states[:, :2].flatten(1)
+        return self.attention_pooling(patches)
 
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
@@ -425,37 +640,35 @@ class HFViTModel(HFViTPreTrainedModel):
             interpolate_pos_encoding: accept any H and W that the patch divides, with resampled positions.
 
         Returns:
-            `last_hidden_state` (B, T, D) after the final norm, `pooler_output` (B, D), and when asked for
-            `hidden_states`, the input of the first layer and the output of each, (B, T, D) before the final norm,
-            and `attentions`, (B, A, T, T) a layer.
+            `last_hidden_state` (B, T, D), after the final norm where `config.final_norm` is "tokens"; `pooler_output`
+            (B, D), or (B, 2 D) where two vectors are pooled; and when asked for `hidden_states`, the input of the first
+            layer and the output of each, (B, T, D) before the final norm, and `attentions`, (B, A, T, T) a layer.
 
         Raises:
             ValueError: if pixel_values has other channels, another size or another kind of numbers than the model.
         """
-        weight = self.embeddings.patch_embeddings.projection.weight
-        if pixel_values.is_floating_point():
-            pixel_values = pixel_values.to(weight.dtype)
-        hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)  # (B, C, H, W) -> (B, T, D)
-        for layer in self.layers:
-            hidden_states = layer(hidden_states, **kwargs)  # (B, T, D)
-        hidden_states = self.layernorm(hidden_states)  # (B, T, D)
-        if self.config.pooling == "cls":
-            pooled = hidden_states[:, 0]  # (B, T, D) -> (B, D)
-        else:
-            pooled = hidden_states[:, self.config.num_prefix_tokens :].mean(dim=1)  # (B, T, D) -> (B, D)
+        hidden_states = self.encode(pixel_values, interpolate_pos_encoding, **kwargs)  # (B, C, H, W) -> (B, T, D)
+        if self.config.final_norm == "tokens":
+            hidden_states = self.layernorm(hidden_states)
+        pooled = self.pool(hidden_states)  # (B, T, D) -> (B, D)
+        if self.config.final_norm == "pooled":
+            pooled = self.layernorm(pooled)
         if self.pooler is not None:
             pooled = self.pooler(pooled)  # (B, D)
         return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
 
 
 class HFViTForImageClassification(HFViTPreTrainedModel):
-    """The pooled vector and one dense layer: pixels to logits."""
+    """The pooled vector and one dense layer, after a tanh layer where `config.representation_size` asks: pixels to logits."""
 
     def __init__(self, config: HFViTConfig):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.vit = HFViTModel(config, add_pooling_layer=False)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        hidden, width = config.representation_size, config.representation_size or config.pooled_size
+        self.pre_logits = nn.Linear(config.pooled_size, hidden) if hidden is not None else None
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.classifier = nn.Linear(width, config.num_labels)
         self.post_init()
 
     def _init_weights(self, module):
@@ -481,12 +694,58 @@ class HFViTForImageClassification(HFViTPreTrainedModel):
             `logits` (B, L), `loss` where labels are given, `hidden_states` and `attentions` when asked for.
         """
         outputs = self.vit(pixel_values, interpolate_pos_encoding, **kwargs)
-        logits = self.classifier(outputs.pooler_output)  # (B, D) -> (B, L)
+        pooled = outputs.pooler_output  # (B, D)
+        if self.pre_logits is not None:
+            pooled = self.dropout(self.pre_logits(pooled).tanh())
+        logits = self.classifier(pooled)  # (B, D) -> (B, L)
         return ImageClassifierOutput(
             loss=None if labels is None else classification_loss(logits, labels, self.config.problem_type),
             logits=logits,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
+        )
+
+
+class HFViTBackbone(BackboneMixin, HFViTModel):
+    """Pixels to feature maps, for detectors, segmenters and any head of your own.
+
+    `config.out_indices` (0 the embeddings, i the output of layer i) or `config.out_features` ("stem", "stage1", ...) name
+    the layers; both may be given to `from_pretrained`.
+    """
+
+    def __init__(self, config: HFViTConfig):
+        super().__init__(config, add_pooling_layer=False)
+        self.attention_pooling = None
+        self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
+
+    @capture_outputs(tie_last_hidden_states=False)
+    def features(self, pixel_values, interpolate_pos_encoding, **kwargs):
+        return BaseModelOutput(last_hidden_state=self.encode(pixel_values, interpolate_pos_encoding, **kwargs))
+
+    @can_return_tuple
+    @filter_output_hidden_states
+    def forward(self, pixel_values: torch.Tensor, interpolate_pos_encoding: bool = False, **kwargs) -> BackboneOutput:
+        """
+        Args:
+            pixel_values: (B, C, H, W) floats as the model's image processor makes them.
+            interpolate_pos_encoding: accept any H and W that the patch divides, with resampled positions.
+
+        Returns:
+            `feature_maps`, (B, D, h, w) for each layer asked for, through the final norm where `config.final_norm` is
+            "tokens"; `hidden_states` and `attentions` when asked for.
+        """
+        outputs = self.features(pixel_values, interpolate_pos_encoding, **kwargs)
+        height, width = self.embeddings.patch_embeddings.patch_size
+        grid = (pixel_values.shape[2] // height, pixel_values.shape[3] // width)  # (h, w)
+        maps = []
+        for index in self.out_indices:
+            tokens = outputs.hidden_states[index]  # (B, T, D)
+            if self.config.final_norm == "tokens":
+                tokens = self.layernorm(tokens)
+            patches = tokens[:, self.config.num_prefix_tokens :]  # (B, N, D)
+            maps.append(patches.transpose(1, 2).unflatten(2, grid))  # (B, N, D) -> (B, D, h, w)
+        return BackboneOutput(
+            feature_maps=tuple(maps), hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
 
 
@@ -526,4 +785,187 @@ def classification_loss(logits: torch.Tensor, labels: torch.Tensor, problem_type
     return nn.functional.cross_entropy(logits, labels.long())
 
 
-__all__ = ["HFViTPreTrainedModel", "HFViTModel", "HFViTForImageClassification"]
+# ----------------------------------------------------------------------------------------------------------------------
+# Loading
+
+
+@contextmanager
+def own_report():
+    """Silence transformers' loading table: ours says what happened, or raises."""
+    table = python_logging.getLogger("transformers.modeling_utils")
+    keep = lambda record: "LOAD REPORT" not in record.getMessage()
+    table.addFilter(keep)
+    try:
+        yield
+    finally:
+        table.removeFilter(keep)
+
+
+@contextmanager
+def readable_errors(source):
+    """What the readers of files say about broken ones, as one ValueError that names the source."""
+    try:
+        yield
+    except Exception as error:
+        kind, said = type(error).__name__, str(error)
+        if kind == "UnpicklingError":
+            what = re.search(r"GLOBAL (\S+)", said)
+            what = f" ({what.group(1)})" if what is not None else ", or is no checkpoint"
+            reason = f"it holds more than tensors{what}, and none of that was run"
+        elif kind in ("SafetensorError", "EOFError", "BadZipFile") or "PytorchStreamReader" in said:
+            reason = f"the file is not whole, or no checkpoint ({kind}: {said.partition('. ')[0]})"
+        else:
+            raise
+        raise ValueError(
+            f"{source} cannot be read: {reason}. Fetch it again, or save its tensors as safetensors"
+        ) from error
+
+
+def with_rules(model, state_dict, checkpoint_files, load_config):
+    """The load_config with the renaming rules of the checkpoint's family in it, once they are seen to be unambiguous."""
+    origin = model.config.__dict__.pop("_origin", None)
+    source = (origin or {}).get("source") or load_config.pretrained_model_name_or_path or "the given state_dict"
+    model._notes, model._source, model._leaves_out = [], source, None
+    if origin is not None:
+        family = HFViTConfig.checkpoints.FAMILIES[origin["family"]]
+        rules = [*family.rules_for(model.config), *load_config.weight_mapping]
+        if family.prefix not in ("", model.base_model_prefix):
+            rules.insert(0, WeightRenaming(rf"^{family.prefix}\.", ""))
+        load_config = dataclasses.replace(load_config, weight_mapping=rules)
+        model._leaves_out = family.leaves_out
+    names = list(state_dict or ())
+    for file in checkpoint_files if state_dict is None else ():
+        names += load_state_dict(file, map_location="meta")  # names and shapes alone
+    renamings = [rule for rule in load_config.weight_mapping if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in load_config.weight_mapping if isinstance(rule, WeightConverter)]
+    known, renamed = model.state_dict(), 0
+    sources = defaultdict(list)  # target name -> [(converter's pattern or None, name in the file), ...]
+    for name in names:
+        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, known)
+        if target not in known and name in known:  # as transformers: an own name that a rule mistook
+            target, pattern = name, None
+        if target in known:
+            sources[target].append((pattern, name))
+            renamed += target.removeprefix("vit.") != name.removeprefix("vit.")
+    for target, found in sources.items():
+        patterns = [pattern for pattern, _ in found]
+        if len(found) > 1 and (None in patterns or len(set(patterns)) < len(patterns)):
+            raise ValueError(
+                f"{source} holds {target} {len(found)} times, as {' and '.join(sorted(name for _, name in found))}: "
+                "leave one of them in the file"
+            )
+    if origin is not None:
+        renaming = f"read as {origin['family']}, {renamed} of {len(names)} tensors renamed"
+        model._notes += [renaming, *origin["notes"]]
+    return load_config
+
+
+def account_for(model, info, leaves_out):
+    """Explain every difference between checkpoint and model in a note for the log line, or raise ValueError."""
+    missing, unexpected = set(info["missing_keys"]), set(info["unexpected_keys"])
+    mismatched = {name: (tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"]}
+    notes = model._notes
+
+    # The head and the pooler are reset or left out as a whole; half a head is a broken file.
+    head = {name for name in missing | set(mismatched) if name.startswith("classifier.")}
+    if head == {"classifier.weight", "classifier.bias"}:
+        found = mismatched.get("classifier.weight", (("none",), None))[0][0]
+        notes.append(f"classifier reset to {model.config.num_labels} labels (the checkpoint has {found})")
+        missing, mismatched = missing - head, {name: mismatched[name] for name in set(mismatched) - head}
+    if missing == {"pooler.dense.weight", "pooler.dense.bias"}:
+        model.pooler = model.config.pooler_act = None
+        notes.append("no pooler in the checkpoint: pooler_output is the pooled token itself")
+        missing = set()
+    unused = r"classifier\.(weight|bias)|pre_logits\.(weight|bias)|(vit\.)?pooler\.dense\.(weight|bias)"
+    if getattr(model.base_model, "attention_pooling", None) is None:
+        unused += r"|(vit\.)?attention_pooling\..+"
+    left_out = {name for name in unexpected if re.fullmatch(unused, name)}
+    foreign = {name for name in unexpected - left_out if leaves_out and re.match(leaves_out, name)}
+    if left_out | foreign:
+        parts = {name.removeprefix("vit.").partition(".")[0] for name in left_out}
+        parts |= {re.match(leaves_out, name).group().strip("./") for name in foreign}
+        count = len(left_out | foreign)
+        notes.append(f"left out {', '.join(sorted(parts))} ({count} tensor{'s' * (count > 1)})")
+
+    wrong = [f"{name} is missing" for name in sorted(missing)]
+    wrong += [f"{name} is not known to the model" for name in sorted(unexpected - left_out - foreign)]
+    wrong += [f"{name} has shape {found}, the model {wanted}" for name, (found, wanted) in sorted(mismatched.items())]
+    wrong += [
+        f"{name} holds NaN or infinity"
+        for name, tensor in model.state_dict().items()
+        if tensor.is_floating_point() and not tensor.is_meta and not tensor.isfinite().all()
+    ]
+    if wrong:
+        more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise ValueError(
+            f"the weights of {model._source} do not fit {type(model).__name__}: {'; '.join(wrong[:5])}{more}. "
+            "Only the classifier may differ, and image_size, patch_size and num_channels are adapted: check that the "
+            "other sizes asked for are those of the checkpoint, and that config.json and file are whole"
+        )
+
+
+def resample_patches(kernel: torch.Tensor, new: tuple[int, int]) -> torch.Tensor:
+    """Patch kernel (D, C, P, P) -> (D, C, *new), such that resized patches give the tokens they gave before.
+
+    The pseudo-inverse resize of FlexiViT (arXiv 2212.08013, section 3.4): where `B x` resizes a patch bilinearly, the new
+    kernel is the one closest to (B x)^T w_new = x^T w. Enlarging is exact.
+    """
+    old = tuple(kernel.shape[2:])
+    if old == tuple(new):
+        return kernel
+    pixels = torch.eye(old[0] * old[1], dtype=torch.float64).reshape(-1, 1, *old)  # one image for each pixel
+    resize = nn.functional.interpolate(pixels, size=new, mode="bilinear", align_corners=False).flatten(1)  # (old, new)
+    flat = kernel.detach().double().cpu().flatten(2)  # (D, C, P, P) -> (D, C, old)
+    return (flat @ torch.linalg.pinv(resize).T).reshape(*kernel.shape[:2], *new).to(kernel)  # (D, C, *new)
+
+
+def resample_channels(kernel: torch.Tensor, new: int) -> torch.Tensor:
+    """Patch kernel (D, C, P, P) -> (D, new, P, P), as timm does it.
+
+    One channel is the sum of the old ones, so that a grey image gives the tokens its RGB copy gave; more are the old ones
+    in turn, scaled by C / new so that the tokens keep their size.
+    """
+    old = kernel.shape[1]
+    if new == 1:
+        return kernel.sum(dim=1, keepdim=True)
+    return kernel[:, torch.arange(new) % old] * (old / new)  # (D, new, P, P)
+
+
+def adapt_input(model, sizes: dict) -> list[str]:
+    """See `HFViTPreTrainedModel.resize_input`."""
+    config, wanted = model.config, copy.deepcopy(model.config)
+    for name, size in sizes.items():
+        if size is not None:
+            setattr(wanted, name, size)
+    wanted.validate_architecture()
+    embeddings, notes = model.base_model.embeddings, []
+    patches = embeddings.patch_embeddings
+    old_patch, new_patch = as_pair(config.patch_size), as_pair(wanted.patch_size)
+    if (config.num_channels, old_patch) != (wanted.num_channels, new_patch):
+        if not patches.by_convolution:
+            raise ValueError(
+                f"a {config.patch_projection} projection cannot be adapted: keep patch_size {config.patch_size} and "
+                f"num_channels {config.num_channels}"
+            )
+        kernel = resample_patches(patches.projection.weight, new_patch)  # (D, C, P, P)
+        if old_patch != new_patch:
+            notes.append(f"patch kernel resampled from {as_text(old_patch)} to {as_text(new_patch)} pixels")
+        if config.num_channels != wanted.num_channels:
+            kernel = resample_channels(kernel, wanted.num_channels)
+            notes.append(f"patch kernel turned from {config.num_channels} to {wanted.num_channels} channels")
+        patches.projection.weight = nn.Parameter(kernel.contiguous(), patches.projection.weight.requires_grad)
+        patches.projection.in_channels = patches.num_channels = wanted.num_channels
+        patches.projection.kernel_size = patches.projection.stride = patches.patch_size = new_patch
+    old, new = config.grid_size, wanted.grid_size
+    if old != new and config.position_embedding == "learned":
+        positions = torch.cat(embeddings.positions(new), dim=1)
+        embeddings.position_embeddings = nn.Parameter(positions, embeddings.position_embeddings.requires_grad)
+        notes.append(f"positions resampled from a grid of {as_text(old)} to {as_text(new)}")
+    elif old != new and config.position_embedding.startswith("sincos"):
+        embeddings.position_embeddings = embeddings.table(new).to(embeddings.position_embeddings)
+    for name in INPUT_FIELDS:
+        setattr(config, name, getattr(wanted, name))
+    return notes
+
+
+__all__ = ["HFViTPreTrainedModel", "HFViTModel", "HFViTForImageClassification", "HFViTBackbone"]

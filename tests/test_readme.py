@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from transformers import ViTConfig, ViTImageProcessorPil, ViTModel
+from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTImageProcessorPil, ViTModel
 
 from hf_vit import HFViTForImageClassification, data
 
@@ -30,6 +30,8 @@ def desk(tmp_path_factory, tiny_fields, tiny_config):
     google = desk / "google" / "vit-base-patch16-224-in21k"
     ViTModel(ViTConfig(**tiny_fields)).save_pretrained(google)
     processor.save_pretrained(google)
+    dinov2 = Dinov2Config(image_size=518, patch_size=14, hidden_size=384, num_hidden_layers=12, num_attention_heads=6)
+    Dinov2Model(dinov2).save_pretrained(desk / "facebook" / "dinov2-small")
     demo = desk / "runs" / "demo" / "model"
     names = dict(enumerate(data.load("fashion-mnist-mini")["test"].features["label"].names))
     HFViTForImageClassification(tiny_config(num_labels=10, id2label=names)).save_pretrained(demo)
