@@ -20,7 +20,7 @@ __all__ = ["HFViTBackbone", "HFViTConfig", "HFViTForImageClassification", "HFViT
 
 
 def _register():
-    """Fill HFViTConfig.families and tell the Auto classes which class goes with HFViTConfig; runs once."""
+    """Fill HFViTConfig.checkpoints and tell the Auto classes which class goes with HFViTConfig; runs once."""
     HFViTConfig.prepare = staticmethod(lambda: None)
     from transformers import (
         AutoBackbone,

@@ -30,7 +30,7 @@ from transformers.core_model_loading import (
 from transformers.utils import cached_file
 
 from .configuration_hf_vit import HFViTConfig, as_pair
-from .modeling_hf_vit import INPUT_FIELDS, own_report
+from .modeling_hf_vit import INPUT_FIELDS, Origin, own_report
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -60,10 +60,10 @@ class JoinHeads(ConversionOps):
 
     def convert(self, input_dict, source_patterns, target_patterns, config, **kwargs):
         heads = [input_dict[name][0] for name in source_patterns if name in input_dict]
-        if len(heads) != (2 if config.pooling == "cls_distillation" else 1):
-            raise ValueError(f"{len(heads)} of the heads {source_patterns} for pooling {config.pooling}")
-        if len(heads) == 1:
+        if config.pooling != "cls_distillation":
             return {target_patterns[0]: heads[0]}
+        if len(heads) != 2:
+            raise ValueError("one of the two heads, of class and distillation token, is missing")
         joined = torch.cat(heads, dim=1) / 2 if heads[0].ndim == 2 else (heads[0] + heads[1]) / 2  # (L, 2 D), (L,)
         return {target_patterns[0]: joined}
 
@@ -296,7 +296,7 @@ def of_vit(native, task: str) -> dict:
     return dict(pooler_act=native.pooler_act)
 
 
-def of_encoder(native, task):
+def of_plain(native, task):
     return {}
 
 
@@ -389,60 +389,64 @@ PLAIN = dict(
 
 
 VIT_LIKE = r"(vit\.)?(embeddings\.mask_token|decoder\.)"
-DINOV2_ALLOWS = dict(qkv_bias=(True, False), gated_mlp=(True, False), layerscale_value=ANY)
 DINOV2_POOLING = ("cls", "mean", "cls_mean")
 CLIP_LEAVES_OUT = (
     r"(text_model|text_projection|visual_projection|logit_scale|logit_bias|embeddings\.position_ids|layernorm)(\.|$)"
 )
+BIAS_OR_NOT = dict(qkv_bias=(True, False))
+NO_CLASS_TOKEN = BIAS_OR_NOT | dict(use_class_token=(False,), pooling=("mean",))
+DINOV2 = BIAS_OR_NOT | dict(gated_mlp=(True, False), layerscale_value=ANY)
+CLIP_TOWER = dict(patch_bias=(False,), embedding_norm=(True,))
 CLIP = Family(
-    CLIP_RULES, of_clip, "vision_model", CLIP_LEAVES_OUT, "CLIPVisionModel", "CLIPForImageClassification",
-    dict(patch_bias=(False,), embedding_norm=(True,), final_norm=("pooled",)),
-    dict(patch_bias=(False,), embedding_norm=(True,), final_norm=("none",), pooling=("mean",)), square=True,
+    CLIP_RULES, of_clip, prefix="vision_model", leaves_out=CLIP_LEAVES_OUT, square=True,
+    base="CLIPVisionModel", base_allows=CLIP_TOWER | dict(final_norm=("pooled",)),
+    classifier="CLIPForImageClassification", classifier_allows=CLIP_TOWER | dict(final_norm=("none",), pooling=("mean",)),
 )  # fmt: skip
-SIGLIP = Family(
-    SIGLIP_RULES, of_siglip, "vision_model", CLIP_LEAVES_OUT, "SiglipVisionModel", "SiglipForImageClassification",
-    dict(use_class_token=(False,), pooling=("map",)), dict(use_class_token=(False,), pooling=("mean",)), square=True,
+SIGLIP = Family(  # its classifier is the network of I-JEPA's
+    SIGLIP_RULES, of_siglip, prefix="vision_model", leaves_out=CLIP_LEAVES_OUT, square=True,
+    base="SiglipVisionModel", base_allows=dict(use_class_token=(False,), pooling=("map",)),
 )  # fmt: skip
 FAMILIES = {  # `to_transformers` takes the first that can express a model
     "vit": Family(
-        VIT_RULES, of_vit, "vit", VIT_LIKE, "ViTModel", "ViTForImageClassification",
-        dict(qkv_bias=(True, False), pooler_act=ANY),
-        dict(qkv_bias=(True, False), pooler_act=ANY, final_norm=("tokens", "pooled")),
+        VIT_RULES, of_vit, prefix="vit", leaves_out=VIT_LIKE,
+        base="ViTModel", base_allows=BIAS_OR_NOT | dict(pooler_act=ANY),
+        classifier="ViTForImageClassification", classifier_allows=BIAS_OR_NOT | dict(final_norm=("tokens", "pooled")),
     ),
     "deit": Family(
         [*VIT_RULES, *heads_joined(r"cls_classifier\.", r"distillation_classifier\.")],
-        of_deit, "deit", VIT_LIKE, "DeiTModel", "DeiTForImageClassification",
-        dict(qkv_bias=(True, False), use_distillation_token=(True,), pooler_act=ANY),
-        dict(qkv_bias=(True, False), use_distillation_token=(True,), pooler_act=ANY, pooling=("cls", "cls_distillation")),
+        of_deit, prefix="deit", leaves_out=VIT_LIKE,
+        base="DeiTModel", base_allows=BIAS_OR_NOT | dict(use_distillation_token=(True,), pooler_act=ANY),
+        classifier="DeiTForImageClassification",
+        classifier_allows=BIAS_OR_NOT | dict(use_distillation_token=(True,), pooling=("cls", "cls_distillation")),
     ),
     "ijepa": Family(
-        VIT_RULES, of_ijepa, "ijepa", VIT_LIKE, "IJepaModel", "IJepaForImageClassification",
-        dict(qkv_bias=(True, False), use_class_token=(False,), pooling=("mean",)),
-        dict(qkv_bias=(True, False), use_class_token=(False,), pooling=("mean",)),
+        VIT_RULES, of_ijepa, prefix="ijepa", leaves_out=VIT_LIKE, base="IJepaModel", base_allows=NO_CLASS_TOKEN,
+        classifier="IJepaForImageClassification", classifier_allows=NO_CLASS_TOKEN,
     ),
     "dinov2": Family(
-        DINOV2_RULES, of_dinov2, "dinov2", VIT_LIKE, "Dinov2Model", "Dinov2ForImageClassification",
-        DINOV2_ALLOWS, DINOV2_ALLOWS | dict(pooling=DINOV2_POOLING), square=True,
+        DINOV2_RULES, of_dinov2, prefix="dinov2", leaves_out=VIT_LIKE, square=True, base="Dinov2Model", base_allows=DINOV2,
+        classifier="Dinov2ForImageClassification", classifier_allows=DINOV2 | dict(pooling=DINOV2_POOLING),
     ),
     "dinov2_with_registers": Family(
-        DINOV2_RULES, of_dinov2, "dinov2_with_registers", VIT_LIKE, "Dinov2WithRegistersModel",
-        "Dinov2WithRegistersForImageClassification", DINOV2_ALLOWS | dict(num_register_tokens=ANY),
-        DINOV2_ALLOWS | dict(num_register_tokens=ANY, pooling=DINOV2_POOLING), square=True,
+        DINOV2_RULES, of_dinov2, prefix="dinov2_with_registers", leaves_out=VIT_LIKE, square=True,
+        base="Dinov2WithRegistersModel", base_allows=DINOV2 | dict(num_register_tokens=ANY),
+        classifier="Dinov2WithRegistersForImageClassification",
+        classifier_allows=DINOV2 | dict(num_register_tokens=ANY, pooling=DINOV2_POOLING),
     ),
     "dinov3_vit": Family(
-        DINOV3_RULES, of_dinov3, "model", VIT_LIKE, "DINOv3ViTModel", "",
-        dict(
-            position_embedding=("rotary",), qkv_bias=(True, False), key_bias=(True, False), gated_mlp=(True, False),
-            layerscale_value=ANY, num_register_tokens=ANY,
-        ), plain_mlp=DINOV3_PLAIN_MLP,
+        DINOV3_RULES, of_dinov3, prefix="model", leaves_out=VIT_LIKE, plain_mlp=DINOV3_PLAIN_MLP, base="DINOv3ViTModel",
+        base_allows=BIAS_OR_NOT | dict(
+            position_embedding=("rotary",), key_bias=(True, False), gated_mlp=(True, False), layerscale_value=ANY,
+            num_register_tokens=ANY,
+        ),
     ),
     "clip_vision_model": CLIP,
     "siglip_vision_model": SIGLIP,
-    "vit_mae": Family(VIT_RULES, of_encoder, "vit", VIT_LIKE),
-    "vit_msn": Family(VIT_RULES, of_encoder, "vit", VIT_LIKE),
+    "vit_mae": Family(VIT_RULES, of_plain, prefix="vit", leaves_out=VIT_LIKE),
+    "vit_msn": Family(VIT_RULES, of_plain, prefix="vit", leaves_out=VIT_LIKE),
     "clip": CLIP,
     "siglip": SIGLIP,
-    "timm": Family(TIMM_RULES, leaves_out="mask_token|decoder_", gated_mlp=TIMM_GATED_MLP),
+    "timm": Family(TIMM_RULES, gated_mlp=TIMM_GATED_MLP, leaves_out="mask_token|decoder_"),
     "torchvision": Family(TORCHVISION_RULES),
     "jax": Family(JAX_RULES),
 }  # fmt: skip
@@ -453,7 +457,7 @@ def translate(config: dict, loading: str, source, download: dict) -> dict:
 
     Args:
         config: what config.json holds.
-        loading: name of the class of ours that is being loaded, or "" for a config alone.
+        loading: "model" or "classifier", what is being loaded, or "" for a config alone.
         source: the folder or repo.
         download: arguments for reading more files of the repo.
 
@@ -464,14 +468,15 @@ def translate(config: dict, loading: str, source, download: dict) -> dict:
     if name in ("timm", "timm_wrapper"):
         name, shapes = "timm", read_shapes(source, download)
         shapes = {key.removeprefix("timm_model."): shape for key, shape in shapes.items()}
-        fields = infer_timm(shapes, config, loading.endswith("ForImageClassification"), notes)
+        fields = infer_timm(shapes, {}, loading == "classifier", notes, config)
     elif name in FAMILIES and FAMILIES[name].translate is not None:
         native = AutoConfig.for_model(name, **{key: value for key, value in config.items() if key != "model_type"})
         native = getattr(native, "vision_config", native)
         # A native classifier may pool otherwise than its base model: the class asked for decides, else the one saved.
         saved = (config.get("architectures") or [""])[0]
-        is_classifier = "ForImageClassification" in (loading or saved)
-        task = (saved if "ForImageClassification" in saved else "new") if is_classifier else ""
+        is_saved = "ForImageClassification" in saved
+        is_classifier = loading == "classifier" or (not loading and is_saved)
+        task = (saved if is_saved else "a new classifier") if is_classifier else ""
         fields = {field: getattr(native, field) for field in COMMON_FIELDS if hasattr(native, field)}
         fields |= FAMILIES[name].translate(native, task)
         fields |= {field: config[field] for field in LABEL_FIELDS if config.get(field) is not None}
@@ -479,14 +484,16 @@ def translate(config: dict, loading: str, source, download: dict) -> dict:
         covered = [size[0] // patch[0] * patch[0], size[1] // patch[1] * patch[1]]
         if tuple(covered) != size:  # native convolutions drop the rest, as in google/siglip-so400m-patch14-384
             fields["image_size"] = covered
-            notes.append(f"image_size {size} cut to {tuple(covered)}, which the patches cover: crop the images")
+            notes.append(
+                f"image_size {size} cut to {tuple(covered)}, which the patches cover: crop or resize the images to that"
+            )
     else:
         known = [key for key, family in FAMILIES.items() if family.translate is not None]
         raise ValueError(
             f"{source} holds a {name!r} model; hf_vit loads hf_vit, {', '.join(known)}, timm, timm_wrapper"
         )
     if loading:
-        fields["_origin"] = {"family": name, "notes": notes, "source": str(source)}
+        fields["_origin"] = Origin(str(source), name, notes)
     return fields
 
 
@@ -509,27 +516,34 @@ def read_shapes(source, download: dict) -> dict:
     raise ValueError(f"{source} has neither model.safetensors nor pytorch_model.bin")
 
 
-def grid_of(positions: int, prefixes: tuple, patch, stated=None, asked=None) -> list[int]:
+def grid_of(positions: int, prefixes: tuple, patch, notes: list, stated=None, asked=None) -> list[int]:
     """The image size [height, width] of a model with so many positions, some of which may belong to prefix tokens.
 
-    A size that the checkpoint states comes first, then a square, then the size that was asked for.
+    For each reading of the prefix, the size that the checkpoint states comes first, then a square, then what was asked for.
     """
-    counts = [positions - prefix for prefix in prefixes]
-    squares = [(math.isqrt(count) * patch[0], math.isqrt(count) * patch[1]) for count in counts if count > 0]
-    for size in (stated, *squares, asked):
-        if size is not None:
-            rows, columns = as_pair(size)[0] // patch[0], as_pair(size)[1] // patch[1]
-            if rows * columns in counts:
-                return [rows * patch[0], columns * patch[1]]
+    for prefix in prefixes:
+        count = positions - prefix
+        square = (math.isqrt(max(0, count)) * patch[0], math.isqrt(max(0, count)) * patch[1])
+        for size in (stated, square, asked):
+            if size is not None:
+                rows, columns = as_pair(size)[0] // patch[0], as_pair(size)[1] // patch[1]
+                if rows * columns == count > 0:
+                    if size is not stated:
+                        notes.append(f"a grid of {rows}x{columns} positions assumed")
+                    return [rows * patch[0], columns * patch[1]]
     raise ValueError(
         f"{positions} positions make no square grid: pass image_size=(height, width), that of the checkpoint"
     )
 
 
-def heads_of(hidden_size: int, notes: list) -> int:
-    """The number of heads, which shapes do not tell: 64 channels each, but for the sizes published otherwise."""
+def heads_of(hidden_size: int, asked: dict, notes: list, name: str = "") -> int:
+    """The number of heads, which shapes do not tell: 64 channels each, but for the models published otherwise."""
+    if "num_attention_heads" in asked:
+        return asked["num_attention_heads"]
     heads = {1152: 16, 1280: 16, 1408: 16, 1664: 16}.get(hidden_size, hidden_size // 64)
-    if heads == 0 or hidden_size % heads:
+    if re.search("giantopt|vit_base_patch16_gap_", name):
+        heads = 16
+    if hidden_size % 64 or name.startswith("test_vit"):
         raise ValueError(
             f"the file does not say how many heads share its {hidden_size} channels: pass num_attention_heads="
         )
@@ -541,22 +555,34 @@ def count_layers(shapes: dict, pattern: str) -> int:
     return 1 + max(int(found.group(1)) for found in (re.match(pattern, name) for name in shapes) if found)
 
 
-def infer_timm(shapes: dict, stated: dict, is_classifier: bool, notes: list) -> dict:
-    """Fields of a timm VisionTransformer from its shapes and, where there is one, its config.json; `notes` grows."""
+def infer_timm(shapes: dict, asked: dict, is_classifier: bool, notes: list, stated: dict | None = None) -> dict:
+    """Fields of a timm VisionTransformer from its shapes, from what was asked for, and from its config.json, if it has one.
+
+    What had to be assumed is added to `notes`.
+    """
+    stated = stated or {}
     if "patch_embed.proj.weight" not in shapes or "blocks.0.attn.qkv.weight" not in shapes:
         raise ValueError(
             f"{stated.get('architecture', 'this file')} is no VisionTransformer of timm: it has no patch_embed.proj and blocks.N.attn.qkv"
         )
     name = stated.get("architecture", "")
-    if "_rpn_" in name:
-        raise ValueError(f"{name} normalises inside its residual branches, which no field of HFViTConfig expresses")
+    # Their tensors are named like a plain ViT's, but they compute something else.
+    if re.search("_rpn_|_rope_|_pe_|rope|eva", name):
+        raise ValueError(
+            f"{name} has norms in its residual branches, or timm's rotary positions, which no field expresses"
+        )
+    if "pos_embed" not in shapes and "position_embedding" not in asked:
+        raise ValueError(
+            'there is no pos_embed: pass position_embedding="none" or "sincos2d" if the model has no more than that'
+        )
     hidden_size, num_channels, *patch = shapes["patch_embed.proj.weight"]
     class_token, distillation = "cls_token" in shapes, "dist_token" in shapes
     registers = shapes.get("reg_token", shapes.get("register_tokens", (0, 0)))[1]
-    fused = shapes.get("blocks.0.mlp.fc1.weight") or shapes["blocks.0.mlp.w12.weight"]
-    narrow = shapes.get("blocks.0.mlp.fc2.weight") or shapes["blocks.0.mlp.w3.weight"]
-    fused, narrow = fused[0], narrow[1]
-    gated = fused == 2 * narrow
+    first = shapes.get("blocks.0.mlp.fc1.weight") or shapes.get("blocks.0.mlp.w12.weight")
+    second = shapes.get("blocks.0.mlp.fc2.weight") or shapes.get("blocks.0.mlp.w3.weight")
+    if first is None or second is None:
+        raise ValueError("its MLP is neither fc1 and fc2 nor w12 and w3, and no other is known")
+    narrow, gated = second[1], first[0] == 2 * second[1]
     by_map, after = any(key.startswith("attn_pool.") for key in shapes), "fc_norm.weight" in shapes
     global_pool = stated.get("global_pool") or stated.get("model_args", {}).get("global_pool")
     if by_map:
@@ -564,7 +590,9 @@ def infer_timm(shapes: dict, stated: dict, is_classifier: bool, notes: list) -> 
     elif after or not class_token or global_pool == "avg":
         pooling = "mean"
     else:
-        pooling = "cls_distillation" if is_classifier and "head_dist.weight" in shapes else "cls"
+        pooling = (
+            "cls_distillation" if is_classifier and {"head_dist.weight", "head_dist.bias"} & set(shapes) else "cls"
+        )
     hidden_act = "silu" if gated else "gelu"
     if "quickgelu" in name:
         hidden_act = "quick_gelu"
@@ -582,34 +610,37 @@ def infer_timm(shapes: dict, stated: dict, is_classifier: bool, notes: list) -> 
         layer_norm_eps=1e-5 if "norm_pre.weight" in shapes else 1e-6,  # CLIP's, against timm's default
         position_embedding="learned" if "pos_embed" in shapes else "none",
     )  # fmt: skip
-    siglip_giant = hidden_size == 1536 and by_map
-    fields["num_attention_heads"] = 16 if siglip_giant else heads_of(hidden_size, notes)
-    placed = int(class_token) + int(distillation)
+    fields["num_attention_heads"] = heads_of(hidden_size, asked, notes, name)
     if "pos_embed" in shapes:
+        placed = int(class_token) + int(distillation)
         size = stated.get("pretrained_cfg", {}).get("input_size")  # (C, H, W)
-        prefixes = (placed, 0, placed + registers)
         fields["image_size"] = grid_of(
-            shapes["pos_embed"][1], prefixes, patch, size and size[1:], stated.get("image_size")
+            shapes["pos_embed"][1],
+            (placed, 0, placed + registers),
+            patch,
+            notes,
+            size and size[1:],
+            asked.get("image_size"),
         )
     if "head.weight" in shapes:
         fields["num_labels"] = shapes["head.weight"][0]
         labels = stated.get("label_names") or ()
         if len(labels) == fields["num_labels"]:
             fields["id2label"] = dict(enumerate(labels))
-    if not name and not gated:
+    if not name and not gated and "hidden_act" not in asked:
         notes.append(f"hidden_act {hidden_act} assumed")
     return fields
 
 
-def infer_torchvision(shapes: dict, stated: dict, is_classifier: bool, notes: list) -> dict:
+def infer_torchvision(shapes: dict, asked: dict, is_classifier: bool, notes: list) -> dict:
     hidden_size, num_channels, *patch = shapes["conv_proj.weight"]
     first = "encoder.layers.encoder_layer_0.mlp."
     width = shapes[f"{first}0.weight" if f"{first}0.weight" in shapes else f"{first}linear_1.weight"][0]
     fields = dict(
         num_channels=num_channels, patch_size=patch, hidden_size=hidden_size, intermediate_size=width,
         num_hidden_layers=count_layers(shapes, r"encoder\.layers\.encoder_layer_(\d+)\."),
-        image_size=grid_of(shapes["encoder.pos_embedding"][1], (1,), patch, asked=stated.get("image_size")),
-        num_attention_heads=heads_of(hidden_size, notes),
+        image_size=grid_of(shapes["encoder.pos_embedding"][1], (1,), patch, notes, asked=asked.get("image_size")),
+        num_attention_heads=heads_of(hidden_size, asked, notes),
     )  # fmt: skip
     if "heads.pre_logits.weight" in shapes:
         fields["representation_size"] = shapes["heads.pre_logits.weight"][0]
@@ -618,7 +649,7 @@ def infer_torchvision(shapes: dict, stated: dict, is_classifier: bool, notes: li
     return fields
 
 
-def infer_jax(shapes: dict, stated: dict, is_classifier: bool, notes: list) -> dict:
+def infer_jax(shapes: dict, asked: dict, is_classifier: bool, notes: list) -> dict:
     if "conv_root.kernel" in shapes:
         raise ValueError(
             "this is a hybrid of ResNet and ViT, which hf_vit does not express: take a plain ViT checkpoint"
@@ -638,7 +669,9 @@ def infer_jax(shapes: dict, stated: dict, is_classifier: bool, notes: list) -> d
         position_embedding="learned" if positions else "sincos2d",
     )  # fmt: skip
     if positions:
-        fields["image_size"] = grid_of(positions[0][1], (int(class_token), 0), patch, asked=stated.get("image_size"))
+        fields["image_size"] = grid_of(
+            positions[0][1], (int(class_token), 0), patch, notes, asked=asked.get("image_size")
+        )
     if "pre_logits.kernel" in shapes:
         fields |= dict(representation_size=shapes["pre_logits.kernel"][1])
     if "pooler.dense.kernel" in shapes:
@@ -670,7 +703,10 @@ def read_file(file) -> dict[str, torch.Tensor]:
         start = opened.read(9)
     if start[8:] == b"{":
         return load_file(file)
-    if start[:2] == b"PK" and all(name.endswith(".npy") for name in ZipFile(file).namelist()):
+    if start[:2] == b"PK":
+        with ZipFile(file) as archive:
+            is_npz = all(name.endswith(".npy") for name in archive.namelist())
+    if start[:2] == b"PK" and is_npz:
         tensors = {}
         with np.load(file, allow_pickle=False) as archive:
             for name in archive.files:
@@ -679,6 +715,8 @@ def read_file(file) -> dict[str, torch.Tensor]:
                 except ValueError as error:
                     raise ValueError(f"{file} cannot be read: {name} holds more than numbers ({error})") from error
                 is_bfloat16 = array.dtype.kind == "V"  # numpy has no such type and saves its bytes
+                if array.dtype.kind in "USO":
+                    raise ValueError(f"{file} cannot be read: {name} holds text, where numbers were wanted")
                 tensor = torch.from_numpy(array.view(np.int16) if is_bfloat16 else array)
                 tensors[name.replace("/", ".")] = tensor.view(torch.bfloat16) if is_bfloat16 else tensor
         return tensors
@@ -701,7 +739,7 @@ def read_file(file) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in content.items() if isinstance(tensor, torch.Tensor)}
 
 
-def read_raw(file, loading: str, overrides: dict) -> tuple[HFViTConfig, dict, dict]:
+def read_raw(file, is_classifier: bool, overrides: dict) -> tuple[HFViTConfig, dict, dict]:
     """What `from_checkpoint` needs: the config as the file has it, its tensors, and the sizes to adapt them to."""
     if not Path(file).is_file():
         raise ValueError(f"there is no file {file}; from_checkpoint takes a file, from_pretrained a folder or a repo")
@@ -721,16 +759,22 @@ def read_raw(file, loading: str, overrides: dict) -> tuple[HFViTConfig, dict, di
     prefix, family, infer = found[0]
     outside = sorted({name.split(".")[0] for name in tensors if not name.startswith(prefix)})
     tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    is_classifier, notes = loading.endswith("ForImageClassification"), []
+    notes = []
     if not is_classifier:  # the tanh layer of JAX heads is what transformers calls the pooler
         tensors = {re.sub(r"^pre_logits\.(?=kernel|bias)", "pooler.dense.", name): t for name, t in tensors.items()}
-    fields = infer({name: tuple(tensor.shape) for name, tensor in tensors.items()}, overrides, is_classifier, notes)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    try:
+        fields = infer(shapes, overrides, is_classifier, notes)
+    except (KeyError, IndexError, StopIteration) as error:
+        raise ValueError(f"{file} begins like a {family} checkpoint but lacks {error or 'a layer'}") from error
+    except ValueError as error:
+        raise ValueError(f"{file}, read as {family}: {error}") from error
     if outside:
         notes.append(f"left out {', '.join(outside)}, outside {prefix.rstrip('.')}")
     if "num_labels" in overrides:
         fields.pop("num_labels", None)
     config = HFViTConfig(**fields | {name: value for name, value in overrides.items() if name not in INPUT_FIELDS})
-    config._origin = {"family": family, "notes": notes, "source": str(file)}
+    config._origin = Origin(str(file), family, notes)
     return config, tensors, {name: overrides[name] for name in INPUT_FIELDS if name in overrides}
 
 
@@ -740,43 +784,45 @@ def read_raw(file, loading: str, overrides: dict) -> tuple[HFViTConfig, dict, di
 
 def to_transformers(model):
     """See `HFViTPreTrainedModel.to_transformers`."""
-    config, is_classifier = model.config, type(model).__name__.endswith("ForImageClassification")
+    config, is_classifier = model.config, model.is_classifier
     candidates = {
         name: family for name, family in FAMILIES.items() if (family.classifier if is_classifier else family.base)
     }
     for fold in (False, True):  # LayerScale is kept where a family has it, else multiplied into the layer before it
-        obstacles = {name: unlike(config, family, is_classifier, fold) for name, family in candidates.items()}
+        obstacles = {name: unlike(config, name, is_classifier, fold) for name in candidates}
         for name, family in candidates.items():
             if not obstacles[name]:
                 return build_native(model, name, family, is_classifier)
-    closest = min(obstacles, key=lambda name: len(obstacles[name]))
+    of_size = lambda name: sum(what.startswith(("image_size", "patch_size")) for what in obstacles[name])
+    closest = min(obstacles, key=lambda name: (len(obstacles[name]), -of_size(name)))
     raise ValueError(
         f"no native transformers {'classifier' if is_classifier else 'model'} has {' and '.join(obstacles[closest])} "
         f"(the closest is {closest}); save_pretrained keeps the model as it is"
     )
 
 
-def unlike(config, family: Family, is_classifier: bool, fold: bool) -> list[str]:
-    """What of the config this family cannot express, as "field=value"."""
+def unlike(config, name: str, is_classifier: bool, fold: bool) -> list[str]:
+    """What of the config the family `name` cannot express, as "field=value"."""
+    family = FAMILIES[name]
     allows = {**{name: (value,) for name, value in PLAIN.items()}, "layerscale_value": ANY if fold else (None,)}
     allows |= family.classifier_allows if is_classifier else family.base_allows
     fields = {name: getattr(config, name) for name in allows}
     if fields["position_embedding"].startswith("sincos"):
         fields["position_embedding"] = "learned"  # a fixed table is a learned one with those values
-    for name in ("patch_bias", "key_bias"):
-        if allows[name] == (True,):
-            fields[name] = True  # a bias of zero
+    for bias in ("patch_bias", "key_bias"):
+        if allows[bias] == (True,):
+            fields[bias] = True  # a bias of zero
     if is_classifier:
         fields["pooler_act"] = None  # not part of a classifier
     wrong = [
-        f"{name}={value!r}" for name, value in fields.items() if allows[name] is not ANY and value not in allows[name]
+        f"{field}={value!r}"
+        for field, value in fields.items()
+        if allows[field] is not ANY and value not in allows[field]
     ]
     if family.square:
         sizes = {name: as_pair(getattr(config, name)) for name in ("image_size", "patch_size")}
         wrong += [f"{name}={size}" for name, size in sizes.items() if size[0] != size[1]]
-    if family.rules is DINOV2_RULES and (
-        (config.gated_mlp and config.hidden_act != "silu") or mlp_ratio(config) is None
-    ):
+    if name.startswith("dinov2") and ((config.gated_mlp and config.hidden_act != "silu") or mlp_ratio(config) is None):
         wrong.append(f"intermediate_size={config.intermediate_size} with hidden_act={config.hidden_act!r}")
     return wrong
 
@@ -790,16 +836,19 @@ def mlp_ratio(config) -> int | None:
     return None
 
 
-def in_terms_of(model, family: Family, is_classifier: bool) -> dict[str, torch.Tensor]:
-    """Copies of the model's weights, with what the family says in another way said so."""
+def in_terms_of(model, name: str, is_classifier: bool) -> dict[str, torch.Tensor]:
+    """Copies of the model's weights, with what the family `name` says in another way said so."""
+    family = FAMILIES[name]
     config, allows = model.config, family.classifier_allows if is_classifier else family.base_allows
-    weights = {name.removeprefix("vit."): tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    weights = {key.removeprefix("vit."): tensor.detach().clone() for key, tensor in model.state_dict().items()}
     zeros = torch.zeros_like(weights["layers.0.layernorm_before.bias"])  # (D,)
     if config.position_embedding.startswith("sincos"):
         embeddings = model.base_model.embeddings
         placed, patches = embeddings.positions(config.grid_size)  # (1, 0 to 2, D), (1, N, D)
         unplaced = zeros.expand(1, embeddings.num_placed - placed.shape[1], -1)
         weights["embeddings.position_embeddings"] = torch.cat([unplaced, placed, patches], dim=1)
+    if "num_register_tokens" in allows:  # native models without registers hold an empty tensor
+        weights.setdefault("embeddings.register_tokens", zeros.new_zeros(1, 0, config.hidden_size))
     if not config.patch_bias and "patch_bias" not in allows:
         weights["embeddings.patch_embeddings.projection.bias"] = zeros
     for index in range(config.num_hidden_layers):
@@ -816,7 +865,7 @@ def in_terms_of(model, family: Family, is_classifier: bool) -> dict[str, torch.T
                 factor = weights.pop(f"{layer}.{scale}.lambda1")  # (D,)
                 weights[f"{layer}.{dense}.weight"] *= factor.unsqueeze(1)  # (D, in)
                 weights[f"{layer}.{dense}.bias"] *= factor
-    if is_classifier and family.rules is DINOV2_RULES and config.pooling != "cls_mean":
+    if is_classifier and name.startswith("dinov2") and config.pooling != "cls_mean":
         head = weights["classifier.weight"]  # (L, D) -> (L, 2 D), over class token and mean
         both = [head, torch.zeros_like(head)]
         weights["classifier.weight"] = torch.cat(both if config.pooling == "cls" else both[::-1], dim=1)
@@ -854,13 +903,13 @@ def build_native(model, name: str, family: Family, is_classifier: bool):
             rule for rule in rules if not any(isinstance(op, JoinHeads) for op in getattr(rule, "operations", ()))
         ]
     stored = revert_weight_conversion(
-        SimpleNamespace(_weight_conversions=rules, config=config), in_terms_of(model, family, is_classifier)
+        SimpleNamespace(_weight_conversions=rules, config=config), in_terms_of(model, name, is_classifier)
     )
     if is_classifier:
         stored = {
             name if "classifier." in name else f"{family.prefix}.{name}": tensor for name, tensor in stored.items()
         }
-    without_pooler = not is_classifier and config.pooler_act is None and name in ("vit", "deit")
+    without_pooler = not is_classifier and model.pooler is None and name in ("vit", "deit")
     with own_report():
         native, info = native_class.from_pretrained(
             None, config=native_config, state_dict=stored, output_loading_info=True, dtype=model.dtype,

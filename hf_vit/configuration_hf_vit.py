@@ -52,10 +52,11 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         num_attention_heads: A, divides `hidden_size`.
         intermediate_size: width of the MLP's hidden layer.
         hidden_act: activation of the MLP, a name known to `transformers.activations.ACT2FN` ("gelu" is the exact one).
-        gated_mlp: SwiGLU and its kin, down(act(gate(x)) * up(x)) (arXiv 2002.05202, equation 6), in place of fc2(act(fc1(x))).
+        gated_mlp: down(act(gate(x)) * up(x)) (arXiv 2002.05202, equation 6) in place of fc2(act(fc1(x))); SwiGLU with
+            hidden_act="silu", and as wide in parameters with two thirds of the `intermediate_size`.
         qkv_bias: whether the query, key and value projections have a bias.
         key_bias: False leaves it out of the keys alone (DINOv3); only read where `qkv_bias` is True.
-        qk_norm: LayerNorm over the channels of each head's queries and keys (ViT-22B; arXiv 2302.05442, section 2.1).
+        qk_norm: LayerNorm, with weights, over the channels of each head's queries and keys (arXiv 2302.05442, section 2.1).
         position_embedding: "learned" (one vector for each patch, class and distillation token), "sincos1d" (a fixed table
             over the same tokens in their order; arXiv 1706.03762, section 3.5), "sincos2d" (a fixed table for the patches,
             half of the channels for the row and half for the column; arXiv 2205.01580, section 3), "rotary" (queries and
@@ -65,11 +66,13 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         use_distillation_token: whether a second such token follows it (arXiv 2012.12877, section 4).
         num_register_tokens: learned tokens between those and the patches, without positions (arXiv 2309.16588).
         embedding_norm: a LayerNorm between embeddings and layers (CLIP).
-        norm_first: True for x + f(norm(x)), False for norm(x + f(x)) (arXiv 2002.04745, figure 1).
-        final_norm: the last LayerNorm: on all "tokens" before pooling, on the "pooled" vector alone, or "none".
+        norm_first: True for x + f(norm(x)), False for norm(x + f(x)) (arXiv 2002.04745, figure 1); the latter ends in a
+            norm and wants final_norm "none" or "pooled".
+        final_norm: the last LayerNorm: on all "tokens" before pooling (and on every map of a backbone), on the "pooled"
+            vector alone, or "none".
         pooling: "cls" (the class token), "mean" (mean of the patch tokens), "cls_mean" (both, concatenated; arXiv
             2304.07193, section 7.1), "cls_distillation" (class and distillation token, concatenated) or "map" (attention
-            of a learned probe over the tokens; arXiv 2106.04560, section 2.1).
+            of a learned probe over the patches; arXiv 2106.04560, section 2.1).
         pooler_act: None, or the activation of the dense layer that `HFViTModel` applies to the pooled vector
             ("tanh" in google/vit-base-patch16-224-in21k). Classification does not use it, as in transformers.
         representation_size: None, or the width of a tanh layer between the pooled vector and the classifier (the
@@ -167,12 +170,21 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
         """As in transformers; the config.json of a known public family comes back in our terms."""
         cls.prepare()
-        loading = kwargs.pop("_loading", "")  # while a model loads: the name of its class
+        loading = kwargs.pop("_loading", "")  # while a model loads: "model" or "classifier"
         download = dict(kwargs)
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        is_timm = "architecture" in config_dict and "model_type" not in config_dict
-        if config_dict.get("model_type", cls.model_type) == cls.model_type and not is_timm:
+        if not config_dict:
+            raise OSError(
+                f"{pretrained_model_name_or_path} has no config.json: give a folder or repo with a saved model"
+            )
+        if config_dict.get("model_type") == cls.model_type:
             return config_dict, kwargs
+        if (
+            "model_type" not in config_dict and "architecture" not in config_dict
+        ):  # the latter is how timm names a model
+            raise ValueError(
+                f"config.json of {pretrained_model_name_or_path} has no model_type: it is of no known format"
+            )
         if cls.checkpoints is None:
             raise ValueError(
                 f"{pretrained_model_name_or_path} is not in the format of hf_vit, and this copy of the model's code stands "
@@ -239,10 +251,10 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
             raise ValueError('pooling "cls_distillation" needs use_distillation_token=True')
         if self.use_distillation_token and not self.use_class_token:
             raise ValueError("use_distillation_token needs use_class_token=True: it stands behind the class token")
-        if self.pooled_size != self.hidden_size and (self.final_norm == "pooled" or self.pooler_act is not None):
+        if self.pooled_size != self.hidden_size and self.final_norm == "pooled":
             raise ValueError(
-                f'pooling "{self.pooling}" gives {self.pooled_size} channels, but final_norm "pooled" and pooler_act take '
-                f'{self.hidden_size}: use final_norm "tokens" and pooler_act None, or another pooling'
+                f'pooling "{self.pooling}" gives {self.pooled_size} channels, but final_norm "pooled" takes '
+                f'{self.hidden_size}: use final_norm "tokens", or another pooling'
             )
         if self.patch_projection != "conv" and not self.patch_bias:
             raise ValueError('patch_bias=False needs patch_projection="conv"')

@@ -10,6 +10,7 @@ The network is that of "An Image is Worth 16x16 Words" (arXiv 2010.11929, figure
 
 import copy
 import dataclasses
+import difflib
 import logging as python_logging
 import math
 import os
@@ -86,7 +87,7 @@ def rotary_2d(
     float32 = dict(dtype=torch.float32, device=like.device)
     y, x = (2 * torch.arange(0.5, side, **float32) / side - 1 for side in grid)  # (h,), (w,)
     centres = torch.stack(torch.meshgrid(y, x, indexing="ij"), dim=2).flatten(0, 1)  # (h, w, 2) -> (N, 2)
-    frequencies = theta ** -torch.arange(0, 1, 4 / head_dim, **float32)  # (K / 4,)
+    frequencies = theta ** -(torch.arange(head_dim // 4, **float32) * (4 / head_dim))  # (K / 4,)
     angles = (2 * math.pi * centres.unsqueeze(2) * frequencies).flatten(1).repeat(1, 2)  # (N, 2, K / 4) -> (N, K)
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
@@ -186,12 +187,12 @@ class HFViTEmbeddings(nn.Module):
         any_size = interpolate_pos_encoding or config.position_embedding in ("rotary", "none")
         if not any_size and size != as_pair(config.image_size):
             raise ValueError(
-                f"pixel_values is {size[0]}x{size[1]} pixels but the model takes {'x'.join(map(str, as_pair(config.image_size)))}: "
-                "resize the images, pass interpolate_pos_encoding=True, or load the model with image_size="
+                f"pixel_values is {as_text(size)} pixels but the model takes {as_text(as_pair(config.image_size))}: "
+                "resize or crop the images, pass interpolate_pos_encoding=True, or load the model with image_size="
             )
         if size[0] % patch_size[0] or size[1] % patch_size[1]:
             raise ValueError(
-                f"pixel_values is {size[0]}x{size[1]} pixels, which patches of {patch_size} do not divide"
+                f"pixel_values is {as_text(size)} pixels, which patches of {as_text(patch_size)} do not divide: resize or crop them"
             )
 
     def positions(self, grid):
@@ -230,8 +231,6 @@ class HFViTEmbeddings(nn.Module):
 def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
     """softmax(q k^T / sqrt(K)) v, written out: (B, A, T, K) -> (B, T, A, K), and the weights (B, A, T, T)."""
     weights = query @ key.transpose(2, 3) * scaling  # (B, A, T, T)
-    if attention_mask is not None:
-        weights = weights + attention_mask
     weights = nn.functional.softmax(weights, dim=-1, dtype=torch.float32).to(query.dtype)
     dropped = nn.functional.dropout(weights, p=dropout, training=module.training)
     return (dropped @ value).transpose(1, 2).contiguous(), weights
@@ -407,6 +406,7 @@ class HFViTPreTrainedModel(PreTrainedModel):
 
     config_class = HFViTConfig
     base_model_prefix = "vit"
+    is_classifier = False
     main_input_name = "pixel_values"
     input_modalities = ("image",)
     supports_gradient_checkpointing = True
@@ -426,7 +426,7 @@ class HFViTPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module):
-        # As in the ViT paper's code: LeCun normal for patches, Xavier uniform for dense layers, a small normal for tokens.
+        # LeCun normal for patches and Xavier uniform for dense layers, as in the ViT paper's code; a small normal for tokens.
         # Only functions of `transformers.initialization`: they leave alone what from_pretrained has already loaded.
         std = self.config.initializer_range
         if isinstance(module, nn.Conv2d):
@@ -471,7 +471,7 @@ class HFViTPreTrainedModel(PreTrainedModel):
         kwargs.pop("ignore_mismatched_sizes", None)  # it would hide every mismatch; a reset head needs no permission
         config = kwargs.get("config")
         if not isinstance(config, PreTrainedConfig):
-            kwargs["_loading"] = cls.__name__  # HFViTConfig.get_config_dict takes it
+            kwargs["_loading"] = "classifier" if cls.is_classifier else "model"  # HFViTConfig.get_config_dict takes it
             sizes = {name: kwargs.pop(name) for name in INPUT_FIELDS if name in kwargs}
         elif config.model_type != cls.config_class.model_type:
             raise ValueError(f"config is a {type(config).__name__}; leave it out, or pass an HFViTConfig")
@@ -479,7 +479,7 @@ class HFViTPreTrainedModel(PreTrainedModel):
             sizes = {name: getattr(config, name) for name in INPUT_FIELDS}
             with suppress(OSError):  # a folder without config.json holds what the given config says
                 if pretrained_model_name_or_path is not None:
-                    arguments = {**kwargs, "_loading": cls.__name__}
+                    arguments = {**kwargs, "_loading": "classifier" if cls.is_classifier else "model"}
                     found, _ = cls.config_class.get_config_dict(pretrained_model_name_or_path, **arguments)
                     stored = cls.config_class.from_dict(found)
                     kwargs["config"] = config = copy.deepcopy(config)
@@ -500,21 +500,19 @@ class HFViTPreTrainedModel(PreTrainedModel):
                 raise ValueError(
                     f"the adapter {pretrained_model_name_or_path} does not fit its base model: {', '.join(sorted(wrong)[:5])}"
                 )
-        notes, source = model.__dict__.pop("_notes"), model.__dict__.pop("_source")
-        notes += model.resize_input(**sizes)
-        if notes:
-            logger.warning(f"{cls.__name__} from {source}: {'; '.join(notes)}.")
+        finish_loading(model, sizes)
         return (model, info) if output_loading_info else model
 
     @classmethod
     def from_checkpoint(cls, file, **overrides):
-        """Load one raw file without a config: Google's JAX `.npz`, timm, torchvision, original DINO, DeiT and MAE weights.
+        """Load one raw file without a config: Google's JAX `.npz`, timm, torchvision, original DINO, DINOv2, DeiT, MAE.
 
         Args:
             file: path of an `.npz`, `.safetensors`, `.pth`, `.pt` or `.bin` file.
             overrides: fields of HFViTConfig. The shapes of the tensors give most of them; what they cannot give is
                 assumed as the format has it, said in the log line, and may be overridden (`num_attention_heads=`,
-                `hidden_act=`, `pooling=`). `image_size=`, `patch_size=` and `num_channels=` adapt the weights.
+                `hidden_act=`, `pooling=`, `dtype=`). `image_size=`, `patch_size=` and `num_channels=` adapt the weights;
+                where the positions make no square grid, `image_size=` says what grid they make.
 
         Raises:
             ValueError: for a format that is not known, and as `from_pretrained`.
@@ -525,19 +523,20 @@ class HFViTPreTrainedModel(PreTrainedModel):
                 "this copy of the model's code stands alone: install the package hf_vit to read raw files"
             )
         with readable_errors(file):
-            config, state_dict, sizes = cls.config_class.checkpoints.read_raw(file, cls.__name__, overrides)
+            config, state_dict, sizes = cls.config_class.checkpoints.read_raw(file, cls.is_classifier, overrides)
         with own_report():
             model, _ = super().from_pretrained(
                 None, config=config, state_dict=state_dict, output_loading_info=True, ignore_mismatched_sizes=True
             )
         model.config.name_or_path = str(file)
-        notes, source = model.__dict__.pop("_notes"), model.__dict__.pop("_source")
-        notes += model.resize_input(**sizes)
-        logger.warning(f"{cls.__name__} from {source}: {'; '.join(notes)}.")
+        finish_loading(model, sizes)
         return model
 
     def to_transformers(self):
-        """The native transformers model with the same outputs, such as a ViTForImageClassification; weights are copied.
+        """The native transformers model with the same tokens and logits, such as a ViTForImageClassification.
+
+        Weights are copied. The pooled vector is the same too where the native model has one. What matters in training
+        alone (dropout, stochastic depth) goes along as far as the native config has a field for it.
 
         Raises:
             ValueError: naming the fields for which no native architecture has a counterpart.
@@ -577,11 +576,12 @@ class HFViTPreTrainedModel(PreTrainedModel):
 
     @staticmethod
     def _finalize_model_loading(model, load_config, loading_info):
-        for name, error in loading_info.conversion_errors.items():  # a traceback, what was raised, and where
-            raise ValueError(f"{model._source} cannot be read: no {name} from {error.splitlines()[-2]}")
+        if loading_info.conversion_errors:
+            name, error = next(iter(loading_info.conversion_errors.items()))  # a traceback, what was raised, and where
+            raise ValueError(f"{model._origin.source} cannot be read: {name} cannot be made: {error.splitlines()[-2]}")
         loading_info = PreTrainedModel._finalize_model_loading(model, load_config, loading_info)
         model._weight_conversions = []  # whatever was read, our own names are written
-        account_for(model, loading_info.to_dict(), model.__dict__.pop("_leaves_out"))
+        account_for(model, loading_info.to_dict())
         return loading_info
 
 
@@ -601,6 +601,10 @@ class HFViTModel(HFViTPreTrainedModel):
         self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if has_norm else nn.Identity()
         self.attention_pooling = HFViTAttentionPooling(config) if config.pooling == "map" else None
         self.pooler = HFViTPooler(config) if add_pooling_layer and config.pooler_act is not None else None
+        if self.pooler is not None and config.pooled_size != config.hidden_size:
+            raise ValueError(
+                f'pooler_act takes {config.hidden_size} channels, not the two vectors of pooling "{config.pooling}"'
+            )
         self.post_init()
 
     def encode(self, pixel_values, interpolate_pos_encoding=False, **kwargs):
@@ -619,16 +623,16 @@ class HFViTModel(HFViTPreTrainedModel):
 
     def pool(self, hidden_states):
         """Tokens (B, T, D) -> the vector that `config.pooling` names, (B, D), or (B, 2 D) where it names two."""
-        cls, patches = hidden_states[:, 0], hidden_states[:, self.config.num_prefix_tokens :]  # (B, D), (B, N, D)
+        patches = hidden_states[:, self.config.num_prefix_tokens :]  # (B, T, D) -> (B, N, D)
         if self.config.pooling == "cls":
-            return cls
+            return hidden_states[:, 0]  # (B, D)
         if self.config.pooling == "mean":
-            return patches.mean(dim=1)
+            return patches.mean(dim=1)  # (B, D)
         if self.config.pooling == "cls_mean":
-            return torch.cat([cls, patches.mean(dim=1)], dim=1)
+            return torch.cat([hidden_states[:, 0], patches.mean(dim=1)], dim=1)  # (B, 2 D)
         if self.config.pooling == "cls_distillation":
-            return hidden_states[:, :2].flatten(1)
-        return self.attention_pooling(patches)
+            return hidden_states[:, :2].flatten(1)  # (B, 2, D) -> (B, 2 D)
+        return self.attention_pooling(patches)  # (B, N, D) -> (B, D)
 
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
@@ -660,6 +664,8 @@ class HFViTModel(HFViTPreTrainedModel):
 
 class HFViTForImageClassification(HFViTPreTrainedModel):
     """The pooled vector and one dense layer, after a tanh layer where `config.representation_size` asks: pixels to logits."""
+
+    is_classifier = True
 
     def __init__(self, config: HFViTConfig):
         super().__init__(config)
@@ -694,10 +700,10 @@ class HFViTForImageClassification(HFViTPreTrainedModel):
             `logits` (B, L), `loss` where labels are given, `hidden_states` and `attentions` when asked for.
         """
         outputs = self.vit(pixel_values, interpolate_pos_encoding, **kwargs)
-        pooled = outputs.pooler_output  # (B, D)
+        pooled = outputs.pooler_output  # (B, D) or (B, 2 D)
         if self.pre_logits is not None:
             pooled = self.dropout(self.pre_logits(pooled).tanh())
-        logits = self.classifier(pooled)  # (B, D) -> (B, L)
+        logits = self.classifier(pooled)  # (B, L)
         return ImageClassifierOutput(
             loss=None if labels is None else classification_loss(logits, labels, self.config.problem_type),
             logits=logits,
@@ -803,16 +809,27 @@ def own_report():
 
 @contextmanager
 def readable_errors(source):
-    """What the readers of files say about broken ones, as one ValueError that names the source."""
+    """What others say about broken files and misspelt arguments, as one ValueError that says what to do."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # told by name, because this file imports neither safetensors nor zipfile
         kind, said = type(error).__name__, str(error)
-        if kind == "UnpicklingError":
+        misspelt = (
+            re.search(r"__init__\(\) got an unexpected keyword argument '(\w+)'", said)
+            if kind == "TypeError"
+            else None
+        )
+        if misspelt is not None:
+            close = difflib.get_close_matches(misspelt.group(1), HFViTConfig.__dataclass_fields__, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "see help(HFViTConfig) for the names it knows"
+            raise ValueError(f"HFViTConfig has no field {misspelt.group(1)!r}; {hint}") from error
+        if kind == "EOFError":
+            reason = "the file is empty"
+        elif kind == "UnpicklingError":
             what = re.search(r"GLOBAL (\S+)", said)
             what = f" ({what.group(1)})" if what is not None else ", or is no checkpoint"
             reason = f"it holds more than tensors{what}, and none of that was run"
-        elif kind in ("SafetensorError", "EOFError", "BadZipFile") or "PytorchStreamReader" in said:
+        elif kind in ("SafetensorError", "BadZipFile") or "PytorchStreamReader" in said:
             reason = f"the file is not whole, or no checkpoint ({kind}: {said.partition('. ')[0]})"
         else:
             raise
@@ -821,29 +838,44 @@ def readable_errors(source):
         ) from error
 
 
+@dataclasses.dataclass
+class Origin:
+    """Where weights come from: a file, folder or repo, its family unless it is ours, and what is to be said of it."""
+
+    source: str
+    family: str | None = None
+    notes: list[str] = dataclasses.field(default_factory=list)
+    leaves_out: str = "$^"  # a regular expression for tensors that a ViT has no use for; this one matches none
+
+
 def with_rules(model, state_dict, checkpoint_files, load_config):
-    """The load_config with the renaming rules of the checkpoint's family in it, once they are seen to be unambiguous."""
+    """The load_config with the renaming rules of the checkpoint's family in it; no tensor may come from two sources."""
     origin = model.config.__dict__.pop("_origin", None)
-    source = (origin or {}).get("source") or load_config.pretrained_model_name_or_path or "the given state_dict"
-    model._notes, model._source, model._leaves_out = [], source, None
-    if origin is not None:
-        family = HFViTConfig.checkpoints.FAMILIES[origin["family"]]
+    origin = origin or Origin(str(load_config.pretrained_model_name_or_path or "the given state_dict"))
+    model._origin = origin
+    if origin.family is not None:
+        family = HFViTConfig.checkpoints.FAMILIES[origin.family]
         rules = [*family.rules_for(model.config), *load_config.weight_mapping]
         if family.prefix not in ("", model.base_model_prefix):
             rules.insert(0, WeightRenaming(rf"^{family.prefix}\.", ""))
         load_config = dataclasses.replace(load_config, weight_mapping=rules)
-        model._leaves_out = family.leaves_out
-    names = list(state_dict or ())
+        origin.leaves_out = family.leaves_out or origin.leaves_out
+    tensors = list((state_dict or {}).items())
     for file in checkpoint_files if state_dict is None else ():
-        names += load_state_dict(file, map_location="meta")  # names and shapes alone
+        try:
+            tensors += load_state_dict(file, map_location="meta").items()  # names and shapes alone
+        except (KeyError, IndexError, TypeError, AttributeError, UnicodeDecodeError) as error:  # of the unpickler
+            raise ValueError(f"{file} is no checkpoint: wanted a dict of tensors as torch.save writes it") from error
     renamings = [rule for rule in load_config.weight_mapping if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in load_config.weight_mapping if isinstance(rule, WeightConverter)]
     known, renamed = model.state_dict(), 0
     sources = defaultdict(list)  # target name -> [(converter's pattern or None, name in the file), ...]
-    for name in names:
+    for name, tensor in tensors:
         target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, known)
         if target not in known and name in known:  # as transformers: an own name that a rule mistook
             target, pattern = name, None
+        if tensor.numel() == 0:  # what a native model without registers holds
+            origin.leaves_out += f"|{re.escape(target)}$"
         if target in known:
             sources[target].append((pattern, name))
             renamed += target.removeprefix("vit.") != name.removeprefix("vit.")
@@ -851,28 +883,28 @@ def with_rules(model, state_dict, checkpoint_files, load_config):
         patterns = [pattern for pattern, _ in found]
         if len(found) > 1 and (None in patterns or len(set(patterns)) < len(patterns)):
             raise ValueError(
-                f"{source} holds {target} {len(found)} times, as {' and '.join(sorted(name for _, name in found))}: "
+                f"{origin.source} holds {target} {len(found)} times, as {' and '.join(sorted(name for _, name in found))}: "
                 "leave one of them in the file"
             )
-    if origin is not None:
-        renaming = f"read as {origin['family']}, {renamed} of {len(names)} tensors renamed"
-        model._notes += [renaming, *origin["notes"]]
+    if origin.family is not None:
+        origin.notes.insert(0, f"read as {origin.family}, {renamed} of {len(tensors)} tensors renamed")
     return load_config
 
 
-def account_for(model, info, leaves_out):
+def account_for(model, info):
     """Explain every difference between checkpoint and model in a note for the log line, or raise ValueError."""
     missing, unexpected = set(info["missing_keys"]), set(info["unexpected_keys"])
     mismatched = {name: (tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"]}
-    notes = model._notes
+    origin, notes = model._origin, model._origin.notes
 
     # The head and the pooler are reset or left out as a whole; half a head is a broken file.
     head = {name for name in missing | set(mismatched) if name.startswith("classifier.")}
     if head == {"classifier.weight", "classifier.bias"}:
-        found = mismatched.get("classifier.weight", (("none",), None))[0][0]
+        found = mismatched["classifier.weight"][0][0] if "classifier.weight" in mismatched else "none"
         notes.append(f"classifier reset to {model.config.num_labels} labels (the checkpoint has {found})")
         missing, mismatched = missing - head, {name: mismatched[name] for name in set(mismatched) - head}
-    if missing == {"pooler.dense.weight", "pooler.dense.bias"}:
+    without_pooler = origin.family is not None or any(name.startswith("classifier.") for name in unexpected)
+    if missing == {"pooler.dense.weight", "pooler.dense.bias"} and without_pooler:
         model.pooler = model.config.pooler_act = None
         notes.append("no pooler in the checkpoint: pooler_output is the pooled token itself")
         missing = set()
@@ -880,35 +912,47 @@ def account_for(model, info, leaves_out):
     if getattr(model.base_model, "attention_pooling", None) is None:
         unused += r"|(vit\.)?attention_pooling\..+"
     left_out = {name for name in unexpected if re.fullmatch(unused, name)}
-    foreign = {name for name in unexpected - left_out if leaves_out and re.match(leaves_out, name)}
+    foreign = {name for name in unexpected - left_out if re.match(origin.leaves_out, name)}
     if left_out | foreign:
         parts = {name.removeprefix("vit.").partition(".")[0] for name in left_out}
-        parts |= {re.match(leaves_out, name).group().strip("./") for name in foreign}
+        parts |= {re.match(origin.leaves_out, name).group().strip("./") for name in foreign}
         count = len(left_out | foreign)
         notes.append(f"left out {', '.join(sorted(parts))} ({count} tensor{'s' * (count > 1)})")
 
     wrong = [f"{name} is missing" for name in sorted(missing)]
     wrong += [f"{name} is not known to the model" for name in sorted(unexpected - left_out - foreign)]
     wrong += [f"{name} has shape {found}, the model {wanted}" for name, (found, wanted) in sorted(mismatched.items())]
-    wrong += [
-        f"{name} holds NaN or infinity"
-        for name, tensor in model.state_dict().items()
-        if tensor.is_floating_point() and not tensor.is_meta and not tensor.isfinite().all()
-    ]
+    advice = (
+        "Only the classifier may differ, and image_size, patch_size and num_channels are adapted: check that the other "
+        "sizes asked for are those of the checkpoint, and that config.json and file are whole"
+    )
+    if not wrong:
+        advice = "Save it again from a run that did not diverge"
+        wrong = [
+            f"{name} holds NaN or infinity"
+            for name, tensor in model.state_dict().items()
+            if tensor.is_floating_point() and not tensor.is_meta and not tensor.isfinite().all()
+        ]
     if wrong:
         more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise ValueError(
-            f"the weights of {model._source} do not fit {type(model).__name__}: {'; '.join(wrong[:5])}{more}. "
-            "Only the classifier may differ, and image_size, patch_size and num_channels are adapted: check that the "
-            "other sizes asked for are those of the checkpoint, and that config.json and file are whole"
+            f"the weights of {origin.source} do not fit {type(model).__name__}: {'; '.join(wrong[:5])}{more}. {advice}"
         )
+
+
+def finish_loading(model, sizes: dict):
+    """Adapt the loaded model to the sizes asked for, and say in one log line what was done."""
+    origin = model.__dict__.pop("_origin")
+    notes = origin.notes + model.resize_input(**sizes)
+    if notes:
+        logger.warning(f"{type(model).__name__} from {origin.source}: {'; '.join(notes)}.")
 
 
 def resample_patches(kernel: torch.Tensor, new: tuple[int, int]) -> torch.Tensor:
     """Patch kernel (D, C, P, P) -> (D, C, *new), such that resized patches give the tokens they gave before.
 
-    The pseudo-inverse resize of FlexiViT (arXiv 2212.08013, section 3.4): where `B x` resizes a patch bilinearly, the new
-    kernel is the one closest to (B x)^T w_new = x^T w. Enlarging is exact.
+    The pseudo-inverse resize of FlexiViT (arXiv 2212.08013, section 3.4): where `B x` resizes a patch x bilinearly, the new
+    kernel minimises |(B x)^T w_new - x^T w|; to zero where the patch grows.
     """
     old = tuple(kernel.shape[2:])
     if old == tuple(new):
@@ -922,8 +966,8 @@ def resample_patches(kernel: torch.Tensor, new: tuple[int, int]) -> torch.Tensor
 def resample_channels(kernel: torch.Tensor, new: int) -> torch.Tensor:
     """Patch kernel (D, C, P, P) -> (D, new, P, P), as timm does it.
 
-    One channel is the sum of the old ones, so that a grey image gives the tokens its RGB copy gave; more are the old ones
-    in turn, scaled by C / new so that the tokens keep their size.
+    One channel is the sum of the old ones, so that a grey image gives the tokens its RGB copy gave; other numbers are the
+    old ones in turn, scaled by C / new so that the tokens keep their size.
     """
     old = kernel.shape[1]
     if new == 1:

@@ -17,7 +17,7 @@ from .modeling_hf_vit import HFViTForImageClassification
 
 
 # Learned vectors, not maps between vectors: weight decay would pull them to zero for no reason (arXiv 2010.11929, B.1).
-UNDECAYED = ("cls_token", "register_tokens", "position_embeddings", "lambda1")
+UNDECAYED = ("cls_token", "distillation_token", "register_tokens", "probe", "position_embeddings", "lambda1")
 
 
 def split_decay(model: nn.Module) -> tuple[list[str], list[str]]:
