@@ -8,6 +8,8 @@ from pathlib import Path
 
 
 HOUSE = Path(__file__).parents[1]
+
+
 def results(house: Path) -> str:
     """One row a published run."""
     lines = ["| run | images | accuracy | training | hardware |", "|---|---|---|---|---|"]

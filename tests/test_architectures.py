@@ -206,6 +206,7 @@ FIELDS = {
     "post-norm": dict(norm_first=False, final_norm="none"),
     "post-norm and LayerScale": dict(norm_first=False, layerscale_value=0.1, final_norm="pooled"),
     "large epsilon": dict(layer_norm_eps=0.1, qk_norm=True, embedding_norm=True, pooling="map"),
+    "large epsilon in patches": dict(layer_norm_eps=0.1, patch_projection="norm_linear_norm"),
     "pooled norm": dict(final_norm="pooled"),
     "pooled norm of a mean": dict(final_norm="pooled", pooling="mean"),
     "pooled norm of map": dict(final_norm="pooled", pooling="map"),
