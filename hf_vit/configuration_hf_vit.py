@@ -143,7 +143,15 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         self.prepare()
-        self.set_output_features_output_indices(kwargs.pop("out_features", None), kwargs.pop("out_indices", None))
+        stages = [kwargs.pop("out_features", None), kwargs.pop("out_indices", None)]
+        if stages != [None, None]:
+            try:
+                self.set_output_features_output_indices(*stages)
+            except IndexError as error:
+                last = self.num_hidden_layers
+                raise ValueError(
+                    f"out_indices {stages[1]} are not all within 0 to {last}, or -1 to {-last - 1}"
+                ) from error
         unknown = [key for key in kwargs if key not in TRANSFORMERS_KEYS and not key.startswith("_")]
         if unknown:
             close = difflib.get_close_matches(unknown[0], self.__dataclass_fields__, n=1)
@@ -162,7 +170,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
     def to_dict(self):
         """As in transformers; the stages of a backbone are left out where they follow from the number of layers."""
         fields = super().to_dict()
-        if fields.get("out_indices") == [self.num_hidden_layers]:
+        if fields["out_indices"] in (None, [self.num_hidden_layers]):
             del fields["out_indices"], fields["out_features"]
         return fields
 
@@ -277,6 +285,24 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
     def stage_names(self) -> list[str]:
         """What `out_features` may name: the embeddings, and each layer."""
         return ["stem", *(f"stage{index + 1}" for index in range(self.num_hidden_layers))]
+
+    @property
+    def out_indices(self) -> list[int]:
+        """The layers that a backbone gives; the last one, also after a change of their number, unless others were named."""
+        return [self.num_hidden_layers] if self._out_indices is None else self._out_indices
+
+    @out_indices.setter
+    def out_indices(self, indices):
+        BackboneConfigMixin.out_indices.fset(self, indices)
+
+    @property
+    def out_features(self) -> list[str]:
+        """The names of those layers."""
+        return [self.stage_names[-1]] if self._out_features is None else self._out_features
+
+    @out_features.setter
+    def out_features(self, names):
+        BackboneConfigMixin.out_features.fset(self, names)
 
     @property
     def grid_size(self) -> tuple[int, int]:

@@ -475,6 +475,8 @@ class HFViTPreTrainedModel(PreTrainedModel):
             sizes = {name: kwargs.pop(name) for name in INPUT_FIELDS if name in kwargs}
         elif config.model_type != cls.config_class.model_type:
             raise ValueError(f"config is a {type(config).__name__}; leave it out, or pass an HFViTConfig")
+        elif asked := [name for name in kwargs if name in config.__dataclass_fields__ and name != "dtype"]:
+            raise ValueError(f"config= and {asked[0]}= are both given: set {asked[0]} in the config")
         else:  # the config says what is wanted, the checkpoint's own one what is there
             sizes = {name: getattr(config, name) for name in INPUT_FIELDS}
             with suppress(OSError):  # a folder without config.json holds what the given config says
@@ -720,6 +722,7 @@ class HFViTBackbone(BackboneMixin, HFViTModel):
     """
 
     def __init__(self, config: HFViTConfig):
+        config.set_output_features_output_indices(config.out_features, config.out_indices)
         super().__init__(config, add_pooling_layer=False)
         self.attention_pooling = None
         self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
@@ -991,13 +994,14 @@ def adapt_input(model, sizes: dict) -> list[str]:
                 f"a {config.patch_projection} projection cannot be adapted: keep patch_size {config.patch_size} and "
                 f"num_channels {config.num_channels}"
             )
-        kernel = resample_patches(patches.projection.weight, new_patch)  # (D, C, P, P)
+        weight = patches.projection.weight
+        kernel = resample_patches(weight.double(), new_patch)  # (D, C, P, P), rounded once at the end
         if old_patch != new_patch:
             notes.append(f"patch kernel resampled from {as_text(old_patch)} to {as_text(new_patch)} pixels")
         if config.num_channels != wanted.num_channels:
             kernel = resample_channels(kernel, wanted.num_channels)
             notes.append(f"patch kernel turned from {config.num_channels} to {wanted.num_channels} channels")
-        patches.projection.weight = nn.Parameter(kernel.contiguous(), patches.projection.weight.requires_grad)
+        patches.projection.weight = nn.Parameter(kernel.to(weight.dtype).contiguous(), weight.requires_grad)
         patches.projection.in_channels = patches.num_channels = wanted.num_channels
         patches.projection.kernel_size = patches.projection.stride = patches.patch_size = new_patch
     old, new = config.grid_size, wanted.grid_size

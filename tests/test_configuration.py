@@ -157,3 +157,24 @@ def test_a_native_vit_config_is_translated(tmp_path):
     config = HFViTConfig.from_pretrained(tmp_path)
     assert (config.model_type, config.hidden_size, config.pooler_act) == ("hf_vit", 384, "tanh")
     assert config.layer_norm_eps == 1e-12  # ViTConfig's default, not ours
+
+
+def test_a_model_saved_after_its_number_of_layers_changed_loads_again(tiny_config, tmp_path):
+    from hf_vit import HFViTBackbone, HFViTForImageClassification
+
+    config = tiny_config()
+    config.num_hidden_layers = 1
+    HFViTForImageClassification(config).save_pretrained(tmp_path)
+    assert len(HFViTForImageClassification.from_pretrained(tmp_path).vit.layers) == 1
+    assert HFViTBackbone.from_pretrained(tmp_path).out_indices == [1]
+
+
+def test_an_out_index_outside_the_layers_is_an_error(tiny_config):
+    with pytest.raises(ValueError, match=r"out_indices \[-4\] are not all within 0 to 2, or -1 to -3"):
+        tiny_config(out_indices=[-4])
+
+
+def test_a_field_beside_a_config_object_is_an_error(tiny_config, tiny_model, tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="config= and image_size= are both given: set image_size in the config"):
+        type(tiny_model()).from_pretrained(tmp_path, config=tiny_config(), image_size=32)
