@@ -452,23 +452,23 @@ FAMILIES = {  # `to_transformers` takes the first that can express a model
 }  # fmt: skip
 
 
-def translate(config: dict, loading: str, source, download: dict) -> dict:
+def translate(config: dict, loading: str, source, arguments: dict) -> dict:
     """A public config.json in the terms of HFViTConfig.
 
     Args:
         config: what config.json holds.
         loading: "model" or "classifier", what is being loaded, or "" for a config alone.
         source: the folder or repo.
-        download: arguments for reading more files of the repo.
+        arguments: the other ones of from_pretrained; some say where the repo is, some what was asked of the config.
 
     Raises:
         ValueError: for a family that is not known, or a choice within it that no field expresses.
     """
     name, notes = config.get("model_type", "timm"), []
     if name in ("timm", "timm_wrapper"):
-        name, shapes = "timm", read_shapes(source, download)
+        name, shapes = "timm", read_shapes(source, arguments)
         shapes = {key.removeprefix("timm_model."): shape for key, shape in shapes.items()}
-        fields = infer_timm(shapes, {}, loading == "classifier", notes, config)
+        fields = infer_timm(shapes, arguments, loading == "classifier", notes, config)
     elif name in FAMILIES and FAMILIES[name].translate is not None:
         native = AutoConfig.for_model(name, **{key: value for key, value in config.items() if key != "model_type"})
         native = getattr(native, "vision_config", native)
@@ -501,10 +501,10 @@ def translate(config: dict, loading: str, source, download: dict) -> dict:
 # Configs: from the shapes of the tensors
 
 
-def read_shapes(source, download: dict) -> dict:
+def read_shapes(source, arguments: dict) -> dict:
     """Names and shapes in the weights file of a repo, which is then in the cache."""
     names = ("cache_dir", "force_download", "token", "revision", "local_files_only", "subfolder")
-    arguments = {key: download[key] for key in names if key in download}
+    arguments = {key: arguments[key] for key in names if key in arguments}
     for name in ("model.safetensors", "pytorch_model.bin"):
         file = cached_file(source, name, _raise_exceptions_for_missing_entries=False, **arguments)
         if file is not None and name.endswith(".safetensors"):
@@ -567,7 +567,7 @@ def infer_timm(shapes: dict, asked: dict, is_classifier: bool, notes: list, stat
         )
     name = stated.get("architecture", "")
     # Their tensors are named like a plain ViT's, but they compute something else.
-    if re.search("_rpn_|_rope_|_pe_|rope|eva", name):
+    if re.search("_rpn_|rope|_pe_|eva", name):
         raise ValueError(
             f"{name} has norms in its residual branches, or timm's rotary positions, which no field expresses"
         )
@@ -720,9 +720,8 @@ def read_file(file) -> dict[str, torch.Tensor]:
                 tensor = torch.from_numpy(array.view(np.int16) if is_bfloat16 else array)
                 tensors[name.replace("/", ".")] = tensor.view(torch.bfloat16) if is_bfloat16 else tensor
         return tensors
-    with torch.serialization.safe_globals(
-        [argparse.Namespace]
-    ):  # DINO and MAE save their arguments beside the weights
+    arguments = [argparse.Namespace]  # which DINO and MAE save beside the weights
+    with torch.serialization.safe_globals(arguments):
         try:
             content = torch.load(file, map_location="cpu", weights_only=True)
         except (KeyError, IndexError, UnicodeDecodeError) as error:

@@ -201,6 +201,7 @@ CONVERTED = [
     (BASE, dict(use_class_token=False, pooling="map"), "SiglipVisionModel"),
     (BASE, dict(use_class_token=False, pooling="map", layerscale_value=0.5), "SiglipVisionModel"),
     (BASE, ROTARY, "DINOv3ViTModel"),
+    (BASE, dict(position_embedding="rotary"), "DINOv3ViTModel"),
     (BASE, dict(ROTARY, rope_theta=50.0, layerscale_value=0.5, intermediate_size=40), "DINOv3ViTModel"),
     (BASE, dict(ROTARY, key_bias=False), "DINOv3ViTModel"),
     (BASE, dict(ROTARY, qkv_bias=False), "DINOv3ViTModel"),
@@ -304,7 +305,7 @@ def test_a_model_without_a_native_counterpart_is_refused_by_the_name_of_the_fiel
 CHANGES = dict(
     patch_bias=[False, True], gated_mlp=[True, False], hidden_act=["silu", "gelu", "relu"], qkv_bias=[False, True], key_bias=[False],
     qk_norm=[True], position_embedding=["learned", "sincos1d", "sincos2d", "none"], use_class_token=[False, True],
-    use_distillation_token=[True], num_register_tokens=[1, 2], embedding_norm=[True, False], norm_first=[False],
+    use_distillation_token=[True], num_register_tokens=[0, 1, 2], embedding_norm=[True, False], norm_first=[False],
     final_norm=["tokens", "pooled", "none"], pooling=["cls", "mean", "cls_mean", "cls_distillation", "map"],
     pooler_act=["tanh", None], representation_size=[8], layerscale_value=[0.3, 1.0], intermediate_size=[64, 96, 100],
     image_size=[16, (8, 24)], patch_size=[4, (4, 2)], num_channels=[1, 4], layer_norm_eps=[1e-3], num_labels=[1, 7],
@@ -334,6 +335,13 @@ def test_40_random_models_are_converted_with_equal_outputs_or_refused_by_a_field
             has = getattr(model.config, name)
             assert value == repr(tuple(has) if isinstance(has, (list, tuple)) else has), (fields, refusal)
     assert min(outcomes.values()) >= 12, outcomes
+
+
+def test_a_model_without_the_pooler_of_its_config_becomes_a_native_one_without(tiny_config):
+    config = tiny_config(pooler_act="tanh")
+    for model in (HFViTModel(config, add_pooling_layer=False), HFViTBackbone(config)):
+        assert model.to_transformers().pooler is None
+    assert HFViTModel(config).to_transformers().pooler is not None
 
 
 def test_labels_mode_dtype_and_problem_type_are_carried_over(make):
@@ -454,6 +462,13 @@ def test_a_folder_in_shards_loads_the_same(reference, images, tmp_path, model_cl
     assert len(list(tmp_path.glob("*.safetensors"))) > 3
     ours = CLASSIFIER if "Classification" in model_class.__name__ else BASE
     assert difference(ours.from_pretrained(tmp_path), native, images) <= ROUNDING
+
+
+def test_dinov3_without_registers_loads_its_empty_tensor(reference, images, tmp_path):
+    native = reference(transformers.DINOv3ViTModel)
+    native.save_pretrained(tmp_path)
+    assert load_file(tmp_path / "model.safetensors")["embeddings.register_tokens"].shape == (1, 0, D)
+    assert difference(BASE.from_pretrained(tmp_path), native, images) <= ROUNDING
 
 
 def test_a_tensor_in_two_shards_is_an_error(reference, tmp_path):
@@ -765,6 +780,22 @@ def test_the_number_of_heads_is_assumed_and_can_be_given(reference, images, tmp_
     assert difference(CLASSIFIER.from_checkpoint(file, num_attention_heads=6), native, images) <= ROUNDING
 
 
+def test_a_timm_repo_of_an_odd_width_loads_once_it_is_told_its_heads(reference, images, tmp_path):
+    native = reference(hidden_size=96, num_attention_heads=2)
+    parity.timm_repo(global_pool="token")(native, tmp_path)
+    with pytest.raises(ValueError, match="how many heads share its 96 channels: pass num_attention_heads="):
+        CLASSIFIER.from_pretrained(tmp_path)
+    assert difference(CLASSIFIER.from_pretrained(tmp_path, num_attention_heads=2), native, images) <= ROUNDING
+
+
+def test_the_number_of_heads_is_asked_for_where_no_published_model_tells_it(reference, images, tmp_path):
+    native = reference(hidden_size=48, num_attention_heads=4)
+    for file in (save(parity.to_timm(native), tmp_path / "vit.pth"), parity.torchvision_file(native, tmp_path)):
+        with pytest.raises(ValueError, match=r"how many heads share its 48 channels: pass num_attention_heads="):
+            CLASSIFIER.from_checkpoint(file)
+        assert difference(CLASSIFIER.from_checkpoint(file, num_attention_heads=4), native, images) <= ROUNDING
+
+
 def test_other_fields_can_be_given_with_a_raw_file(reference, images, tmp_path):
     native = reference(hidden_act="relu")
     file = save(parity.to_timm(native), tmp_path / "vit.pth")
@@ -919,6 +950,12 @@ def test_code_in_the_pickle_of_a_folder_is_never_run(reference, tmp_path, evil, 
         CLASSIFIER.from_pretrained(tmp_path)
 
 
+def test_text_in_an_npz_is_an_error_that_names_it(reference, tmp_path):
+    file = save(jax_arrays(reference(), tmp_path) | {"note": np.array("hello")}, tmp_path / "vit.npz")
+    with pytest.raises(ValueError, match=r"vit\.npz cannot be read: note holds text"):
+        CLASSIFIER.from_checkpoint(file)
+
+
 def test_objects_in_an_npz_are_never_opened(reference, tmp_path, evil):
     arrays = jax_arrays(reference(), tmp_path) | {"note": np.array(evil, dtype=object)}
     file = save(arrays, tmp_path / "vit.npz")
@@ -932,6 +969,17 @@ def test_a_pickle_without_a_vit_says_what_it_holds(tmp_path, content):
         ValueError, match=r"vit\.pth holds (a list|a Tensor|no ViT that hf_vit knows: its tensors are (none|weight))"
     ):
         CLASSIFIER.from_checkpoint(save(content, tmp_path / "vit.pth"))
+
+
+def test_a_list_or_a_text_as_the_pickle_of_a_folder_is_an_error_that_names_it(reference, tmp_path):
+    reference().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save([1, 2], tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=rf"{re.escape(str(tmp_path))}.* is no checkpoint"):
+        CLASSIFIER.from_pretrained(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_text("hello world")
+    with pytest.raises(ValueError, match=rf"{re.escape(str(tmp_path))}.* is no checkpoint"):
+        CLASSIFIER.from_pretrained(tmp_path)
 
 
 NAN, INF = float("nan"), float("inf")
@@ -1005,6 +1053,21 @@ def test_no_tensor_of_a_native_folder_can_be_missing_but_the_mask(reference, tmp
         assert model is not None or "is missing" in refusal, name
         loaded += [name] if model is not None else []
     assert loaded == ["dinov2.embeddings.mask_token"]
+
+
+@pytest.mark.parametrize("family", ["timm", "torchvision"])
+def test_no_tensor_of_a_raw_file_can_be_missing_but_the_bias_of_the_patches_that_clip_lacks(
+    reference, tmp_path, family
+):
+    native = reference()
+    tensors = parity.to_timm(native) if family == "timm" else torch.load(parity.torchvision_file(native, tmp_path))
+    loaded = []
+    for name in tensors.keys() - {"head.weight", "heads.head.weight"}:
+        file = save({n: tensor for n, tensor in tensors.items() if n != name}, tmp_path / "vit.pth")
+        model, refusal = outcome(lambda file=file: CLASSIFIER.from_checkpoint(file))
+        assert model is not None or str(file) in refusal, name
+        loaded += [name] if model is not None else []
+    assert loaded == (["patch_embed.proj.bias"] if family == "timm" else [])
 
 
 @pytest.mark.parametrize("gone", ["cls_classifier", "distillation_classifier"])
