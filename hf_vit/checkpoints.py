@@ -77,7 +77,7 @@ class SplitHeads(ConversionOps):
 
     def convert(self, input_dict, source_patterns, target_patterns, **kwargs):
         [[head]] = input_dict.values()
-        heads = (2 * head).chunk(2, dim=1) if head.ndim == 2 else (head, head)
+        heads = (2 * head).chunk(2, dim=1) if head.ndim == 2 else (head, head.clone())  # no file holds shared tensors
         return {name: part.contiguous() for name, part in zip(target_patterns, heads, strict=True)}
 
 
@@ -584,7 +584,9 @@ def infer_timm(shapes: dict, asked: dict, is_classifier: bool, notes: list, stat
         raise ValueError("its MLP is neither fc1 and fc2 nor w12 and w3, and no other is known")
     narrow, gated = second[1], first[0] == 2 * second[1]
     by_map, after = any(key.startswith("attn_pool.") for key in shapes), "fc_norm.weight" in shapes
-    global_pool = stated.get("global_pool") or stated.get("model_args", {}).get("global_pool")
+    global_pool = stated.get("global_pool") or (stated.get("model_args") or {}).get("global_pool")
+    if global_pool not in (None, "token", "avg", "map") or (global_pool == "map" and not by_map):
+        raise ValueError(f"global_pool {global_pool!r} of timm has no counterpart: token, avg and map have")
     if by_map:
         pooling = "map"
     elif after or not class_token or global_pool == "avg":
@@ -613,7 +615,7 @@ def infer_timm(shapes: dict, asked: dict, is_classifier: bool, notes: list, stat
     fields["num_attention_heads"] = heads_of(hidden_size, asked, notes, name)
     if "pos_embed" in shapes:
         placed = int(class_token) + int(distillation)
-        size = stated.get("pretrained_cfg", {}).get("input_size")  # (C, H, W)
+        size = (stated.get("pretrained_cfg") or {}).get("input_size")  # (C, H, W)
         fields["image_size"] = grid_of(
             shapes["pos_embed"][1],
             (placed, 0, placed + registers),
@@ -726,7 +728,7 @@ def read_file(file) -> dict[str, torch.Tensor]:
             content = torch.load(file, map_location="cpu", weights_only=True)
         except (KeyError, IndexError, UnicodeDecodeError) as error:
             raise ValueError(f"{file} is no checkpoint: neither safetensors, npz nor a file of torch.save") from error
-    while isinstance(content, dict) and not any(isinstance(value, torch.Tensor) for value in content.values()):
+    while isinstance(content, dict):
         inner = [content[key] for key in WRAPPERS if isinstance(content.get(key), dict) and content[key]]
         if not inner:
             break
@@ -765,7 +767,7 @@ def read_raw(file, is_classifier: bool, overrides: dict) -> tuple[HFViTConfig, d
     try:
         fields = infer(shapes, overrides, is_classifier, notes)
     except (KeyError, IndexError, StopIteration) as error:
-        raise ValueError(f"{file} begins like a {family} checkpoint but lacks {error or 'a layer'}") from error
+        raise ValueError(f"{file} begins like a {family} checkpoint but lacks {str(error) or 'a layer'}") from error
     except ValueError as error:
         raise ValueError(f"{file}, read as {family}: {error}") from error
     if outside:
@@ -881,9 +883,9 @@ def build_native(model, name: str, family: Family, is_classifier: bool):
     fields = {field: getattr(config, field) for field in COMMON_FIELDS}
     fields |= dict(
         pooler_act=config.pooler_act or "tanh", attention_dropout=config.attention_probs_dropout_prob,
-        layerscale_value=1.0 if config.layerscale_value is None else config.layerscale_value,
+        layerscale_value=1.0 if config.layerscale_value is None else float(config.layerscale_value),
         use_swiglu_ffn=config.gated_mlp, use_gated_mlp=config.gated_mlp, mlp_ratio=mlp_ratio(config),
-        num_register_tokens=config.num_register_tokens, rope_theta=config.rope_theta, vision_use_head=config.pooling == "map",
+        num_register_tokens=config.num_register_tokens, rope_theta=float(config.rope_theta), vision_use_head=config.pooling == "map",
         query_bias=config.qkv_bias, key_bias=config.qkv_bias and config.key_bias, value_bias=config.qkv_bias,
     )  # fmt: skip
     if family.square:
