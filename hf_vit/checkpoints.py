@@ -309,11 +309,20 @@ def of_ijepa(native, task):
     return dict(use_class_token=False, pooling="mean")
 
 
+def dinov2_width(hidden_size: int, mlp_ratio: float, gated: bool) -> int:
+    """F of DINOv2's MLP; with a gate two thirds of it, to a multiple of 8 (arXiv 2002.05202, section 3)."""
+    width = int(hidden_size * mlp_ratio)
+    return (int(width * 2 / 3) + 7) // 8 * 8 if gated else width
+
+
 def of_dinov2(native, task):
-    hidden = int(native.hidden_size * native.mlp_ratio)
-    fields = dict(intermediate_size=hidden, layerscale_value=native.layerscale_value)
-    if native.use_swiglu_ffn:  # two thirds of the width, to a multiple of 8 (arXiv 2002.05202, section 3)
-        fields |= dict(gated_mlp=True, hidden_act="silu", intermediate_size=(int(hidden * 2 / 3) + 7) // 8 * 8)
+    gated = native.use_swiglu_ffn
+    fields = dict(
+        intermediate_size=dinov2_width(native.hidden_size, native.mlp_ratio, gated),
+        layerscale_value=native.layerscale_value,
+    )
+    if gated:
+        fields |= dict(gated_mlp=True, hidden_act="silu")
     return fields | dict(
         pooling="cls_mean" if task else "cls", num_register_tokens=getattr(native, "num_register_tokens", 0)
     )
@@ -830,11 +839,8 @@ def unlike(config, name: str, is_classifier: bool, fold: bool) -> list[str]:
 
 def mlp_ratio(config) -> int | None:
     """DINOv2's mlp_ratio, an int, that gives config.intermediate_size."""
-    for ratio in range(1, 17):
-        width = config.hidden_size * ratio
-        if config.intermediate_size == ((int(width * 2 / 3) + 7) // 8 * 8 if config.gated_mlp else width):
-            return ratio
-    return None
+    fits = lambda ratio: config.intermediate_size == dinov2_width(config.hidden_size, ratio, config.gated_mlp)
+    return next(filter(fits, range(1, 17)), None)
 
 
 def in_terms_of(model, name: str, is_classifier: bool) -> dict[str, torch.Tensor]:

@@ -36,6 +36,13 @@ def as_pair(size) -> tuple[int, int]:
     return height, width
 
 
+def no_such_field(name: str) -> str:
+    """What to say of a misspelt field."""
+    close = difflib.get_close_matches(name, HFViTConfig.__dataclass_fields__, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else "see help(HFViTConfig) for the names it knows"
+    return f"HFViTConfig has no field {name!r}; {hint}"
+
+
 @strict
 class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
     """Architecture of a plain Vision Transformer. The defaults are ViT-B/16 at 224 pixels (arXiv 2010.11929, table 1).
@@ -154,9 +161,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
                 ) from error
         unknown = [key for key in kwargs if key not in TRANSFORMERS_KEYS and not key.startswith("_")]
         if unknown:
-            close = difflib.get_close_matches(unknown[0], self.__dataclass_fields__, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "see help(HFViTConfig) for the names it knows"
-            raise ValueError(f"HFViTConfig has no field {unknown[0]!r}; {hint}")
+            raise ValueError(no_such_field(unknown[0]))
         if self.id2label is not None:
             if kwargs.get("num_labels") not in (None, len(self.id2label)):
                 raise ValueError(

@@ -10,7 +10,6 @@ The network is that of "An Image is Worth 16x16 Words" (arXiv 2010.11929, figure
 
 import copy
 import dataclasses
-import difflib
 import logging as python_logging
 import math
 import os
@@ -37,7 +36,7 @@ from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from .configuration_hf_vit import HFViTConfig, as_pair
+from .configuration_hf_vit import HFViTConfig, as_pair, no_such_field
 
 
 logger = logging.get_logger(__name__)
@@ -823,9 +822,7 @@ def readable_errors(source):
             else None
         )
         if misspelt is not None:
-            close = difflib.get_close_matches(misspelt.group(1), HFViTConfig.__dataclass_fields__, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else "see help(HFViTConfig) for the names it knows"
-            raise ValueError(f"HFViTConfig has no field {misspelt.group(1)!r}; {hint}") from error
+            raise ValueError(no_such_field(misspelt.group(1))) from error
         if kind == "EOFError":
             reason = "the file is empty"
         elif kind == "UnpicklingError":

@@ -199,9 +199,10 @@ def torchvision_file(reference, folder):
         r"\.fc1": ".mlp.0", r"\.fc2": ".mlp.3", "^cls$": "class_token", "^pos$": "encoder.pos_embedding", r"^patch\.": "conv_proj.",
         r"^norm\.": "encoder.ln.", r"^head\.": "heads.head.",
     }  # fmt: skip
-    for name, tensor in parts(reference).items():
+    short = parts(reference)
+    for name, tensor in short.items():
         if ".q." in name:
-            fused = [parts(reference)[name.replace(".q.", f".{part}.")] for part in "qkv"]
+            fused = [short[name.replace(".q.", f".{part}.")] for part in "qkv"]
             name, tensor = name.replace(".q.", ".self_attention.in_proj_").replace("_.", "_"), torch.cat(fused)
         elif re.search(r"\.[kv]\.", name):
             continue
@@ -240,7 +241,7 @@ def jax_file(big_vision: bool = False, prefix: str = ""):
                 part, tensor = "embedding", tensor.permute(2, 3, 1, 0) if kind == "weight" else tensor
             elif part == "head":
                 tensor = tensor.T if kind == "weight" else tensor
-            elif part == "pooler.dense" or (path, part) == ("pooler", "dense"):
+            elif (path, part) == ("pooler", "dense"):
                 path, part, tensor = "", "pre_logits", tensor.T if kind == "weight" else tensor
             elif part == "pos":
                 part = "pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding"
