@@ -87,6 +87,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         layerscale_value: None, or the initial value of LayerScale (arXiv 2103.17239, section 2).
         drop_path_rate: stochastic depth, 0 at the first layer and rising linearly to this value at the last
             (arXiv 1603.09382, section 3).
+        patch_dropout_rate: part of the patches that the layers do not see while training (arXiv 2208.07220, section 3.2).
         hidden_dropout_prob: dropout after the embeddings, the attention projection, the MLP and the tanh layer of the head.
         attention_probs_dropout_prob: dropout of the attention weights.
         layer_norm_eps: epsilon of every LayerNorm.
@@ -129,6 +130,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
     representation_size: int | None = None
     layerscale_value: float | int | None = None
     drop_path_rate: float | int = 0.0
+    patch_dropout_rate: float | int = 0.0
     hidden_dropout_prob: float | int = 0.0
     attention_probs_dropout_prob: float | int = 0.0
     layer_norm_eps: float = 1e-6
@@ -279,7 +281,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
             act = getattr(self, name)
             if act is not None and act not in ACT2FN:
                 raise ValueError(f"{name} {act!r} is unknown; transformers knows {', '.join(sorted(ACT2FN))}")
-        for name in ("drop_path_rate", "hidden_dropout_prob", "attention_probs_dropout_prob"):
+        for name in ("drop_path_rate", "patch_dropout_rate", "hidden_dropout_prob", "attention_probs_dropout_prob"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; a probability in [0, 1) was wanted")
         for name in ("layer_norm_eps", "initializer_range", "rope_theta"):

@@ -1,39 +1,102 @@
-"""Hub ids, folders and Parquet files -> batches of uint8 images and labels, in an order that only (seed, epoch) decides."""
+"""Hub ids, folders, tables and tar shards -> batches of uint8 images and labels, in an order that only (seed, epoch) decides."""
 
 import os
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import torch
-from datasets import ClassLabel, Dataset, DatasetDict, Image, load_dataset
+from datasets import (
+    ClassLabel,
+    Dataset,
+    DatasetDict,
+    Image,
+    IterableDataset,
+    IterableDatasetDict,
+    Value,
+    load_dataset,
+    load_from_disk,
+)
 from PIL import Image as PILImage
 from PIL import ImageOps
 from torch.utils.data import DataLoader
 
 
 EMBEDDED = {"fashion-mnist-mini": Path(__file__).parents[1] / "recipes" / "data" / "fashion-mnist-mini"}
-FILE_FORMATS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".json": "json", ".jsonl": "json"}
+FILE_FORMATS = {
+    ".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".tar": "webdataset",
+}  # fmt: skip
+TABLES = ("csv", "json")  # formats that name image files and do not hold them
+SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 CACHE_BYTES = 2 * 2**30  # data sets that decode to less than this stay in memory
 
 
-def load(name: str, config: str | None = None) -> DatasetDict:
-    """A Hub id, a local folder (class folders, Parquet), a local file, or the name of an embedded set -> its splits."""
-    path = EMBEDDED.get(name, Path(name))
-    if path.is_file():
-        if path.suffix not in FILE_FORMATS:
-            raise ValueError(f"{path} is no data file; wanted one of {', '.join(FILE_FORMATS)}, or a folder of images")
-        return load_dataset(FILE_FORMATS[path.suffix], data_files=str(path))
+# ----------------------------------------------------------------------------------------------------------------------
+# Where the images come from
+
+
+def load(name: str, config: str | None = None, streaming: bool = False) -> DatasetDict | IterableDatasetDict:
+    """The splits of a data set.
+
+    Args:
+        name: a Hub id; a local folder (class folders of images, Parquet, WebDataset tar shards or CSV tables named by their
+            split, `save_to_disk`); a Parquet, Arrow, CSV, JSON or tar file; or the name of an embedded set. Tables name
+            image files, relative to their own folder.
+        config: configuration of a Hub data set that has several.
+        streaming: read while training, without a copy on this disk.
+
+    Raises:
+        ValueError: if there is no such data, or no images and labels in it.
+    """
+    path = EMBEDDED.get(name, Path(name).expanduser())
     if name in EMBEDDED and not path.is_dir():
         raise ValueError(f"{name} lies in recipes/data of the repository, which is not beside this installation")
-    return load_dataset(str(path) if path.is_dir() else name, config)
+    if not path.exists():
+        if name.startswith((".", "/", "~")) or name.count("/") > 1:
+            raise ValueError(f"--dataset_name {name}: there is no such folder or file here ({Path.cwd()})")
+        return load_dataset(name, config, streaming=streaming)
+    if (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file():
+        saved = load_from_disk(str(path))
+        return saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
+
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in (".csv", ".tar"))
+    files = [file for file in files if file.name != "metadata.csv"]  # the table of an ImageFolder
+    if not files:
+        return load_dataset(str(path), config, streaming=streaming)
+    if files[0].suffix not in FILE_FORMATS:
+        raise ValueError(f"{path} is no data file; wanted one of {', '.join(FILE_FORMATS)}, or a folder of images")
+    by_split: dict[str, list[str]] = {}
+    for file in files:
+        word = file.stem.replace("_", "-").partition("-")[0].lower()
+        by_split.setdefault(SPLITS.get(word, "train") if len(files) > 1 else "train", []).append(str(file))
+    kind = FILE_FORMATS[files[0].suffix]
+    options = {"sep": "\t"} if files[0].suffix == ".tsv" else {}
+    splits = load_dataset(kind, data_files=by_split, streaming=streaming, **options)
+    return _paths_to_images(splits, files[0].parent) if kind in TABLES else splits
+
+
+def _paths_to_images(splits, folder: Path):
+    """A column of text that names image files, relative to `folder` -> a column of images."""
+    PILImage.init()
+    rows = {name: next(iter(data), {}) for name, data in splits.items()}
+    first = next(iter(rows.values()))
+    is_path = lambda value: isinstance(value, str) and Path(value).suffix.lower() in PILImage.EXTENSION
+    for column in [name for name, value in first.items() if is_path(value)]:
+        absolute = lambda row, column=column: {column: None if row[column] is None else str(folder / row[column])}
+        splits = type(splits)(
+            {name: data.map(absolute).cast_column(column, Image(decode=False)) for name, data in splits.items()}
+        )
+    return splits
 
 
 def find_columns(data: Dataset, image_column: str | None, label_column: str | None) -> tuple[str, str]:
     """Names of the image and the label column: those given, or the only ones of feature type Image and ClassLabel.
+
+    Where no column is a ClassLabel, one called `label`, or `cls` as in WebDataset, is taken.
 
     Raises:
         ValueError: if one is not there, or several could be meant; it lists the columns there are.
@@ -43,8 +106,8 @@ def find_columns(data: Dataset, image_column: str | None, label_column: str | No
     for name, wanted, flag in ((image_column, Image, "--image_column"), (label_column, ClassLabel, "--label_column")):
         if name is None:
             fitting = [column for column, kind in data.features.items() if isinstance(kind, wanted)]
-            if not fitting and wanted is ClassLabel and "label" in data.features:
-                fitting = ["label"]
+            if not fitting and wanted is ClassLabel:
+                fitting = [column for column in ("label", "cls") if column in data.features][:1]
             if len(fitting) != 1:
                 number = "no column" if not fitting else f"{len(fitting)} columns ({', '.join(fitting)})"
                 hint = "; in a folder of images, wanted two or more sub-folders, one a class, and no image beside them"
@@ -55,6 +118,8 @@ def find_columns(data: Dataset, image_column: str | None, label_column: str | No
             name = fitting[0]
         elif name not in data.features:
             raise ValueError(f"{flag} {name}: there is no such column{there}")
+        elif wanted is Image and not _holds_images(data.features[name]):
+            raise ValueError(f"{flag} {name}: it holds no images{there}")
         found.append(name)
     return found[0], found[1]
 
@@ -63,24 +128,43 @@ def _kind(feature) -> str:
     return getattr(feature, "dtype", None) if type(feature).__name__ == "Value" else type(feature).__name__
 
 
+def _holds_images(feature) -> bool:
+    """Whether a column is one of images, or of the bytes of image files."""
+    return isinstance(feature, Image) or feature == Value("binary") or set(feature or ()) == {"bytes", "path"}
+
+
 def prepare(
     splits: DatasetDict,
-    train_split: str | None,
-    eval_split: str | None,
-    eval_fraction: float,
-    image_column: str | None,
-    label_column: str | None,
-    seed: int,
+    *,
+    train_split: str | None = "train",
+    eval_split: str | None = None,
+    eval_fraction: float = 0.1,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    label_names: list[str] | None = None,
+    train_fraction: float = 1.0,
+    shots: int | None = None,
+    seed: int = 0,
 ) -> tuple[DatasetDict, list[str], str]:
     """The splits to use, each with the columns `image` (undecoded), `label` (class index) and `row` (its number in the
     split as it came), the class names, and what is scored.
 
-    `train_split` is None for scoring only. Without `eval_split` it is "validation", else "test", else a part of the
-    training split that is set aside by class. The splits come back as "train" and "eval"; the last value says what
-    "eval" is: the name of a split, or "part of train".
+    Args:
+        splits: as `load` gives them.
+        train_split: None for scoring only.
+        eval_split: if None: "validation", else "test", else a part of the training split, set aside by class.
+        eval_fraction: that part.
+        label_names: names of the classes, for labels that are bare numbers; their order is the classes' order.
+        train_fraction: part of each class that is trained on, of what is left after the part set aside.
+        shots: images of each class that are trained on.
+        seed: decides what is set aside and left out.
+
+    Returns:
+        The splits "train" and "eval"; the names; and what "eval" is: the name of a split, or "part of train".
 
     Raises:
-        ValueError: for an unknown or empty split, columns that cannot be found, and labels that are no class index.
+        ValueError: for an unknown or empty split, columns that cannot be found, labels that are no class index or that
+            training lacks, and more shots than there are images.
     """
     for name in (train_split, eval_split):
         if name is not None and name not in splits:
@@ -93,50 +177,89 @@ def prepare(
         chosen["eval"] = splits[eval_split]
     if not chosen:
         raise ValueError(f"the data set has no validation or test split; name one with --split: {', '.join(splits)}")
+    names_of = {"train": train_split, "eval": eval_split}
     for role, data in chosen.items():
         if len(data) == 0:
-            raise ValueError(f"the split {train_split if role == 'train' else eval_split!r} is empty")
+            raise ValueError(f"the split {names_of[role]!r} is empty")
 
-    image_column, label_column = find_columns(next(iter(chosen.values())), image_column, label_column)
-    chosen = DatasetDict(chosen).select_columns([image_column, label_column])
-    for old, new in ((image_column, "image"), (label_column, "label")):
+    columns = find_columns(next(iter(chosen.values())), image_column, label_column)
+    chosen = DatasetDict(
+        {
+            role: rename(data, columns).add_column(
+                "row", np.arange(len(data))
+            )  # a broken image is named by this number
+            for role, data in chosen.items()
+        }
+    )
+    chosen, names = encode_labels(chosen, label_names, names_of)
+    if train_split is not None:
+        labels = np.asarray(chosen["train"]["label"])
+        if len(np.unique(labels)) < 2:
+            raise ValueError(
+                f"the {len(labels)} training images are all of one class ({names[labels[0]]}); wanted two or more"
+            )
+        if "eval" not in chosen:
+            eval_split = f"part of {train_split}"
+            aside = set_aside(labels, eval_fraction, seed)
+            kept = np.setdiff1d(np.arange(len(labels)), aside)
+            chosen = DatasetDict(train=chosen["train"].select(kept), eval=chosen["train"].select(aside))
+        elif untrained := sorted(set(chosen["eval"]["label"]) - set(labels.tolist())):
+            raise ValueError(
+                f"the split {eval_split!r} has images of {len(untrained)} classes that the split {train_split!r} has none "
+                f"of: {', '.join(names[label] for label in untrained[:5])}; take them out, or train on some"
+            )
+        if train_fraction < 1 or shots is not None:
+            kept = subset(np.asarray(chosen["train"]["label"]), names, train_fraction, shots, seed)
+            chosen["train"] = chosen["train"].select(kept)
+    return chosen, names, eval_split
+
+
+def rename(data, columns: tuple[str, str]):
+    """Only the image and the label column, called `image` (undecoded) and `label`."""
+    data = data.select_columns(list(columns))
+    for old, new in zip(columns, ("image", "label"), strict=True):
         if old != new:
-            chosen = chosen.rename_column(old, new)
+            data = data.rename_column(old, new)
+    return data.cast_column("image", Image(decode=False))
+
+
+def encode_labels(
+    chosen: DatasetDict, label_names: list[str] | None, names_of: dict[str, str]
+) -> tuple[DatasetDict, list[str]]:
+    """Labels of any kind -> class indices, and the names of the classes: `label_names`, else those of a ClassLabel, else the
+    sorted values of the training split."""
     first = next(iter(chosen.values()))
-    if not isinstance(
-        first.features["label"], ClassLabel
-    ):  # strings or bare integers: the training split names the classes
+    if isinstance(first.features["label"], ClassLabel):
+        names = label_names or first.features["label"].names
+    else:
         for role, data in chosen.items():
             empty = [row for row, label in enumerate(data["label"]) if label is None or label != label]
             if empty:
-                raise ValueError(f"{len(empty)} labels of the split {role!r} are missing, the first in row {empty[0]}")
-        names = sorted(set(first["label"]), key=lambda label: (str(type(label)), label))
-        feature = ClassLabel(names=[str(name) for name in names])
-        index = {name: i for i, name in enumerate(names)}
+                raise ValueError(
+                    f"{len(empty)} labels of the split {names_of[role]!r} are missing, the first in row {empty[0]}"
+                )
+        values = sorted(set(first["label"]), key=lambda label: (str(type(label)), label))
+        if label_names is not None:
+            values = label_names if isinstance(values[0], str) else range(len(label_names))
+        names = label_names or [str(value) for value in values]
+        index = {value: i for i, value in enumerate(values)}
+        source = "the training split" if label_names is None else "--label_names"
         for role, data in list(chosen.items()):
             if unknown := sorted({str(label) for label in data["label"] if label not in index}):
                 raise ValueError(
-                    f"labels {', '.join(unknown[:5])} of the split {role!r} do not occur in the training split"
+                    f"labels {', '.join(unknown[:5])} of the split {names_of[role]!r} do not occur in {source}"
                 )
             encoded = [index[label] for label in data["label"]]
-            chosen[role] = data.remove_columns("label").add_column("label", encoded, feature=feature)
-    names = chosen[next(iter(chosen))].features["label"].names
-    for role, data in list(chosen.items()):  # a broken image is later named by its row in the split as it came
-        chosen[role] = data.add_column("row", list(range(len(data))))
-    if "eval" not in chosen:
-        eval_split = f"part of {train_split}"
-        aside = set_aside(np.asarray(chosen["train"]["label"]), eval_fraction, seed)
-        kept = np.setdiff1d(np.arange(len(chosen["train"])), aside)
-        chosen = DatasetDict(train=chosen["train"].select(kept), eval=chosen["train"].select(aside))
+            chosen[role] = data.remove_columns("label").add_column("label", encoded, feature=ClassLabel(names=names))
     for role, data in chosen.items():
         labels = np.asarray(data["label"])
         wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
         if len(wrong):
             raise ValueError(
-                f"{len(wrong)} labels of the split {role!r} lie outside 0 to {len(names) - 1}, the first is "
+                f"{len(wrong)} labels of the split {names_of[role]!r} lie outside 0 to {len(names) - 1}, the first is "
                 f"{labels[wrong[0]]} in row {wrong[0]}: an unlabelled split cannot be used"
             )
-    return chosen.cast_column("image", Image(decode=False)), names, eval_split
+    return chosen, names
 
 
 def set_aside(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
@@ -158,6 +281,31 @@ def set_aside(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     return np.sort(np.concatenate(rows))
 
 
+def subset(labels: np.ndarray, names: list[str], fraction: float, shots: int | None, seed: int) -> np.ndarray:
+    """Row numbers of `fraction` of each class (one at least), or of `shots` of each.
+
+    Raises:
+        ValueError: if a class has fewer than `shots`.
+    """
+    rng = np.random.default_rng([seed, 1])
+    rows = []
+    for label in np.unique(labels):
+        of_class = rng.permutation(np.flatnonzero(labels == label))
+        if shots is not None and shots > len(of_class):
+            raise ValueError(
+                f"--shots {shots}: the class {names[label]!r} has only {len(of_class)} training images; take fewer shots"
+            )
+        rows.append(of_class[: shots if shots is not None else max(1, round(fraction * len(of_class)))])
+    return np.sort(np.concatenate(rows))
+
+
+def class_weights(labels: torch.Tensor, num_labels: int) -> torch.Tensor:
+    """Weights (L,) of the loss that give every class the same say: n / (classes * n of the class); their mean over the
+    images is 1, and a class without images has 0."""
+    counts = torch.bincount(labels, minlength=num_labels).float()
+    return torch.where(counts > 0, len(labels) / ((counts > 0).sum() * counts.clamp(min=1)), 0.0)
+
+
 def match_labels(labels: torch.Tensor, names: list[str], id2label: dict[int, str]) -> torch.Tensor:
     """Class indices of a data set (n,) -> those of a model that calls its classes `id2label`; matched by name.
 
@@ -174,9 +322,18 @@ def match_labels(labels: torch.Tensor, names: list[str], id2label: dict[int, str
     return torch.tensor([index_of[name] for name in names])[labels]
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Bytes to pixels
+
+
 @dataclass(frozen=True)
 class ImageForm:
-    """What a model wants to see, as its image processor says: size in pixels, channels, PIL's resampling, mean and std."""
+    """What a model wants to see, as its image processor says: size in pixels, channels, PIL's resampling, mean and std.
+
+    `resize` is None where an image is stretched to this size at once; else its shorter side, or its height and width, before
+    the middle is cut out. `draft` lets the JPEG decoder shrink large photos by 2, 4 or 8 on the way, many times faster and
+    not to the pixel what the image processor gives: for training only.
+    """
 
     height: int
     width: int
@@ -184,33 +341,107 @@ class ImageForm:
     resample: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    resize: int | tuple[int, int] | None = None
+    draft: bool = False
 
 
 def image_form(processor, config) -> ImageForm:
-    """The form of a model's images, from its image processor and its config."""
+    """The form of a model's images, from its image processor and its config.
+
+    Raises:
+        ValueError: for a processor that resizes in another way than ViT's, DeiT's and CLIP's do.
+    """
+    first, last, resize = dict(processor.size), dict(processor.size), None
+    if getattr(processor, "do_center_crop", None):
+        last = dict(processor.crop_size)
+        resize = first["shortest_edge"] if "shortest_edge" in first else (first.get("height"), first.get("width"))
+    if not {"height", "width"} <= set(last) or resize == (None, None):
+        raise ValueError(f"the image processor resizes to {first}; wanted a height and a width, or a crop to them")
     return ImageForm(
-        processor.size["height"],
-        processor.size["width"],
-        config.num_channels,
+        last["height"],
+        last["width"],
+        getattr(config, "num_channels", 3),
         int(processor.resample),
         tuple(processor.image_mean),
         tuple(processor.image_std),
+        resize,
     )
 
 
+def training_form(form: ImageForm, images: Dataset | None, crop: str) -> ImageForm:
+    """The form in which training images are decoded: the model's, or half as large again where random parts are cut out and
+    the images (the median of 32 of them; None for a stream, which is taken to be of photos) have that much to show."""
+    if crop != "resized":
+        return form
+    sides = []
+    for item in [] if images is None else images[:: max(1, len(images) // 32)]["image"]:
+        try:
+            with PILImage.open(BytesIO(item["bytes"]) if item["bytes"] is not None else item["path"]) as image:
+                sides.append(min(image.width / form.width, image.height / form.height))
+        except (OSError, TypeError, PILImage.DecompressionBombError):  # it is named when it is decoded
+            continue
+    larger = min(1.5, max(1.0, float(np.median(sides)))) if sides else 1.0 if images is not None else 1.5
+    return replace(form, height=round(larger * form.height), width=round(larger * form.width), draft=True)
+
+
 def decode(item: dict, form: ImageForm) -> np.ndarray:
-    """One undecoded image, `{"bytes": ..., "path": ...}` -> uint8 (H, W, C), upright, as the image processor resizes it."""
-    if item is None:
+    """One undecoded image, `{"bytes": ..., "path": ...}` -> uint8 (H, W, C), upright, as the image processor resizes it.
+
+    Raises:
+        ValueError, OSError: if it cannot be read as an image of 8 or 16 bits a channel.
+    """
+    if item is None or item["bytes"] == b"":
         raise ValueError("it is empty")
-    source = BytesIO(item["bytes"]) if item["bytes"] is not None else item["path"]
-    with PILImage.open(source) as image:
+    with PILImage.open(BytesIO(item["bytes"]) if item["bytes"] is not None else item["path"]) as image:
+        if form.draft:
+            longer = max(form.height, form.width)  # the photo may lie on its side
+            image.draft(None, (longer, longer))
         image = ImageOps.exif_transpose(image)
-        if image.mode.startswith("I;16"):  # Pillow would clip 16 bits at 255
-            image = PILImage.fromarray((np.asarray(image) // 257).astype(np.uint8))
+        if image.mode.startswith("I"):  # Pillow would clip 16 bits at 255
+            values = np.asarray(image).astype(np.int64)
+            image = PILImage.fromarray((values // 257 if values.max() > 255 else values).clip(0, 255).astype(np.uint8))
+        elif image.mode == "F":
+            raise ValueError("its pixels are floating-point numbers of no stated range; save it with 8 or 16 bits")
+        elif image.mode == "P" and "transparency" in image.info:
+            image = image.convert("RGBA")
         image = image.convert({1: "L", 3: "RGB", 4: "RGBA"}[form.channels])
-    if image.size != (form.width, form.height):
-        image = image.resize((form.width, form.height), form.resample)
+    width, height = form.width, form.height
+    if isinstance(form.resize, int):  # the shorter side; the longer one is rounded down, as image processors do
+        shorter = min(image.size)
+        width, height = (int(form.resize * side / shorter) for side in image.size)
+    elif form.resize is not None:
+        height, width = form.resize
+    if image.size != (width, height):
+        image = image.resize((width, height), form.resample)
+    if form.resize is not None:
+        left, top = (width - form.width) // 2, (height - form.height) // 2
+        image = image.crop((left, top, left + form.width, top + form.height))  # black where the image is smaller
     return np.asarray(image).reshape(form.height, form.width, form.channels)
+
+
+def decode_rows(rows: list[dict], form: ImageForm) -> tuple[list[np.ndarray | None], list[str]]:
+    """Rows of `prepare` -> images, None for those that cannot be read; and a sentence on each of those."""
+    images, bad = [], []
+    for row in rows:
+        try:
+            images.append(decode(row["image"], form))
+        except Exception as error:  # PIL's plugins raise anything
+            where = f" ({row['image']['path']})" if row["image"] and row["image"]["path"] else ""
+            images.append(None)
+            bad.append(f"row {row['row']}{where} cannot be read as an image: {error}")
+    return images, bad
+
+
+def as_batch(images: list[np.ndarray]) -> torch.Tensor:
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()  # (b, H, W, C) -> (b, C, H, W)
+
+
+def complain(bad: list[str]):
+    raise ValueError(
+        f"{bad[0]}"
+        + (f" (and {len(bad) - 1} more)" if len(bad) > 1 else "")
+        + "; mend or remove it, or pass --on_bad_image skip"
+    )
 
 
 class Images(torch.utils.data.Dataset):
@@ -219,51 +450,114 @@ class Images(torch.utils.data.Dataset):
     Args:
         data: columns `image` (undecoded), `label` and `row`, as `prepare` gives them.
         form: what the images are turned into.
+        on_bad: "stop" or "skip" at images that cannot be read. What is skipped is in `skipped`, a sentence each.
+        fill: whether another image of the batch takes the place of one that is skipped, so that batches stay full.
+
+    Raises:
+        ValueError: at an image that cannot be read (here, or in `loader`), or if none can.
     """
 
-    def __init__(self, data: Dataset, form: ImageForm):
-        self.rows, self.form = data, form
-        self.labels = torch.tensor(np.asarray(data["label"]), dtype=torch.long)  # (n,)
+    def __init__(self, data: Dataset, form: ImageForm, on_bad: str = "stop", fill: bool = False):
+        self.rows, self.form, self.on_bad, self.fill = data, form, on_bad, fill
+        self.skipped: dict[str, None] = {}  # in the order they came
         self.cache = None
         if len(data) * form.height * form.width * form.channels <= CACHE_BYTES:
+            chunks = np.array_split(np.arange(len(data)), max(1, len(data) // 64))
+            decode_chunk = lambda chunk: decode_rows([self.rows[int(index)] for index in chunk], form)
+            images = []
             with ThreadPoolExecutor(os.cpu_count()) as pool:  # PIL decodes without the interpreter lock
-                chunks = pool.map(self._decode, np.array_split(np.arange(len(data)), max(1, len(data) // 256)))
-                self.cache = torch.cat(list(chunks))  # (n, C, H, W)
+                for decoded, bad in pool.map(decode_chunk, chunks):
+                    images += decoded
+                    self.skip(bad)
+            good = [index for index, image in enumerate(images) if image is not None]
+            if not good:
+                raise ValueError(f"none of the {len(data)} images can be read; {next(iter(self.skipped))}")
+            if len(good) < len(images):
+                self.rows = data.select(good)
+            self.cache = as_batch([images[index] for index in good])  # (n, C, H, W)
+        self.labels = torch.tensor(np.asarray(self.rows["label"]), dtype=torch.long)  # (n,)
 
     def __len__(self):
-        return len(self.labels)
+        return len(self.rows)
 
-    def _decode(self, indices) -> torch.Tensor:
-        images = []
-        for index in indices:
-            row = self.rows[int(index)]
-            try:
-                images.append(decode(row["image"], self.form))
-            except Exception as error:
-                where = f" ({row['image']['path']})" if row["image"] and row["image"]["path"] else ""
-                raise ValueError(f"row {row['row']}{where} cannot be read as an image: {error}") from error
-        return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()  # (b, H, W, C) -> (b, C, H, W)
+    def skip(self, bad: list[str]):
+        """Note images that cannot be read, or stop at them."""
+        if bad and self.on_bad == "stop":
+            complain(bad)
+        self.skipped.update(dict.fromkeys(bad))
 
-    def __getitems__(self, indices: list[int]) -> dict[str, torch.Tensor]:
-        """A whole batch at once: images uint8 (b, C, H, W), labels (b,), index (b,), the rows' numbers."""
-        index = torch.tensor(indices, dtype=torch.long)
-        images = self.cache[index] if self.cache is not None else self._decode(indices)
-        return {"images": images, "labels": self.labels[index], "index": index}
+    def __getitems__(self, ids: list[int]) -> dict:
+        """A whole batch at once: images uint8 (b, C, H, W), labels (b,), index (b,), the ids, and `bad`, a list of str.
+
+        The id of image i is i, or i + n, i + 2 n, ... for its further appearances in one epoch.
+        """
+        index = torch.tensor(ids, dtype=torch.long)
+        rows, bad = index % len(self), []
+        if self.cache is not None:
+            images = self.cache[rows]
+        else:
+            decoded, bad = decode_rows([self.rows[row] for row in rows.tolist()], self.form)
+            good = [place for place, image in enumerate(decoded) if image is not None]
+            if not good:
+                return {"bad": bad}
+            if bad:
+                places = [min(good, key=lambda g: (g - place) % len(ids)) for place in range(len(ids))]
+                places = torch.tensor(places if self.fill else good)
+                index, rows, decoded = index[places], rows[places], [decoded[place] for place in places]
+            images = as_batch(decoded)
+        return {"images": images, "labels": self.labels[rows], "index": index, "bad": bad}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The order
+
+
+def balanced(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """As many ids as there are images, each class as often as any other; an image that comes again gets a further id."""
+    count, classes = len(labels), np.unique(labels)
+    each = -(-count // len(classes))
+    ids = []
+    for label in classes:
+        of_class = np.flatnonzero(labels == label)
+        rounds = -(-each // len(of_class))
+        drawn = [rng.permutation(of_class) + number * count for number in range(rounds)]
+        ids.append(np.concatenate(drawn)[:each])
+    return rng.permutation(np.concatenate(ids))[:count]
 
 
 def epoch_batches(
-    count: int, batch_size: int, seed: int, epoch: int, rank: int = 0, world: int = 1
+    count: int,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    rank: int = 0,
+    world: int = 1,
+    labels: np.ndarray | None = None,
+    repeats: int = 1,
 ) -> Iterator[list[int]]:
-    """Shuffled row numbers of one epoch, for the process `rank` of `world`: batches of `batch_size`, all full.
+    """Shuffled ids of one epoch, for the process `rank` of `world`: batches of `batch_size`, all full.
 
     Together the processes see the batches that one process with `world * batch_size` would see. Rows that do not fill
     the last batch wait for another epoch; where there are fewer rows than one batch holds, rows repeat.
+
+    Args:
+        count: of the images.
+        labels: (count,) where each class is to be drawn as often as any other.
+        repeats: how often each image stands in its batch, augmented anew each time (arXiv 1901.09335); an epoch stays as
+            long and shows a part of the images.
     """
-    order = np.random.default_rng([seed, epoch]).permutation(count)
     together = batch_size * world
-    order = np.resize(order, max(count, together))
-    for start in range(0, len(order) - together + 1, together):
-        yield order[start + rank * batch_size : start + (rank + 1) * batch_size].tolist()
+    batches, images_each = max(1, count // together), -(-together // repeats)
+    rng = np.random.default_rng([seed, epoch])
+    order = rng.permutation(count) if labels is None else balanced(labels, rng)
+    wanted = max(count, batches * images_each)
+    order = np.resize(order, wanted) + count * (np.arange(wanted) // count)
+    for number in range(batches):
+        images = order[number * images_each : (number + 1) * images_each]
+        ids = (images + count * np.arange(repeats)[:, None]).ravel()[
+            :together
+        ]  # copies far apart: neighbours are mixed
+        yield ids[rank * batch_size : (rank + 1) * batch_size].tolist()
 
 
 def batches_in_order(count: int, batch_size: int, rank: int = 0, world: int = 1) -> list[list[int]]:
@@ -271,11 +565,128 @@ def batches_in_order(count: int, batch_size: int, rank: int = 0, world: int = 1)
     return [list(range(start, min(start + batch_size, count))) for start in range(0, count, batch_size)][rank::world]
 
 
-def loader(images: Images, batches: list[list[int]], num_workers: int) -> DataLoader:
-    """Batches of `images` in the order given; decoded in worker processes unless they are already in memory."""
+def loader(images: Images, batches: list[list[int]], num_workers: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Batches of `images` in the order given, as `Images.__getitems__` makes them; decoded in worker processes unless they
+    are already in memory.
+
+    Raises:
+        ValueError: at an image that cannot be read, unless they are skipped; at a batch without any that can.
+    """
     workers = 0 if images.cache is not None else num_workers
-    return DataLoader(images, batch_sampler=batches, num_workers=workers, collate_fn=_as_it_is)
+    for batch in DataLoader(images, batch_sampler=batches, num_workers=workers, collate_fn=_as_it_is):
+        bad = batch.pop("bad")
+        images.skip(bad)
+        if batch:
+            yield batch
+        elif images.fill:
+            raise ValueError(f"no image of a whole batch of {len(bad)} can be read; {bad[0]}")
 
 
 def _as_it_is(batch):
     return batch
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Streams
+
+
+def prepare_stream(
+    splits: IterableDatasetDict,
+    *,
+    train_split: str = "train",
+    eval_split: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    label_names: list[str] | None = None,
+) -> tuple[IterableDataset, Dataset, list[str], str]:
+    """As `prepare`, for a data set that is read while training: the training stream, the split to score (read whole, kept
+    on disk), the class names, and what is scored.
+
+    Raises:
+        ValueError: as `prepare`; and if nothing says what the classes are, or there is no split to score.
+    """
+    candidates = [eval_split] if eval_split is not None else ["validation", "val", "test"]
+    known = [name for name in candidates if name in splits and name != train_split]
+    if train_split not in splits or not known:
+        raise ValueError(
+            f"--streaming needs the split {train_split!r} and another one to score ({' or '.join(candidates)}); the data set "
+            f"has {', '.join(splits)}: name them with --train_split and --eval_split"
+        )
+    train, scored = splits[train_split], splits[known[0]]
+    if train.features is None:
+        train, scored = train._resolve_features(), scored._resolve_features()
+    columns = find_columns(train, image_column, label_column)
+    kind = train.features[columns[1]]
+    if label_names is None and not isinstance(kind, ClassLabel):
+        raise ValueError(
+            f"the labels ({columns[1]}) are bare {_kind(kind)} and a stream does not say how many there are: pass "
+            "--label_names FILE, one name a line"
+        )
+    names = label_names or kind.names
+    scored = rename(scored, columns)
+    held = Dataset.from_generator(lambda: iter(scored), features=scored.features)
+    held = held.add_column("row", np.arange(len(held)))
+    (evaluated, _) = encode_labels(DatasetDict(eval=held), names if label_names else None, {"eval": known[0]})
+    return rename(train, columns), evaluated["eval"], names, known[0]
+
+
+class Stream:
+    """Training images that are read while training: shards and rows in an order of (seed, epoch), decoded by threads.
+
+    The index of an image is its place in the stream as it lies. Every process reads all rows and decodes its own.
+
+    Args:
+        rows: columns `image` (undecoded) and `label`, a class index or one of `names`.
+        buffer: rows that are shuffled at a time.
+    """
+
+    cache = None
+
+    def __init__(self, rows: IterableDataset, names: list[str], form: ImageForm, seed: int, buffer: int, on_bad: str):
+        self.names, self.form, self.on_bad = names, form, on_bad
+        self.skipped: dict[str, None] = {}
+        place = lambda row, index: {"row": index}
+        self.rows = rows.map(place, with_indices=True).shuffle(seed=seed, buffer_size=buffer)
+
+    skip = Images.skip
+
+    def batches(self, epoch: int, batch_size: int, rank: int = 0, world: int = 1) -> Iterator[dict[str, torch.Tensor]]:
+        """Batches of one pass, as `loader` gives them; the rows left at the end fill no batch and are left out."""
+        self.rows.set_epoch(epoch)
+        index_of = {name: index for index, name in enumerate(self.names)}
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            ahead: deque = deque()
+            rows = iter(self.rows)
+            while True:
+                share = []
+                for number, row in zip(range(batch_size * world), rows, strict=False):
+                    if number // batch_size == rank:
+                        share.append(row)
+                if len(share) == batch_size:
+                    ahead.append((share, [pool.submit(decode_rows, [row], self.form) for row in share]))
+                if not ahead:
+                    return
+                if len(ahead) < 3 and len(share) == batch_size:
+                    continue
+                share, futures = ahead.popleft()
+                yield self._finish(share, [future.result() for future in futures], index_of)
+
+    def _finish(self, rows, decoded, index_of):
+        self.skip([text for _, bad in decoded for text in bad])
+        good = [place for place, (images, _) in enumerate(decoded) if images[0] is not None]
+        if not good:
+            raise ValueError(f"no image of a whole batch can be read; {decoded[0][1][0]}")
+        places = [min(good, key=lambda g: (g - place) % len(rows)) for place in range(len(rows))]
+        labels = [rows[place]["label"] for place in places]
+        labels = [label if isinstance(label, int) else index_of.get(label, -1) for label in labels]
+        for place, label in zip(places, labels, strict=True):
+            if not 0 <= label < len(self.names):
+                row = rows[place]
+                raise ValueError(
+                    f"row {row['row']} has the label {row['label']!r}, none of the {len(self.names)} classes"
+                )
+        return {
+            "images": as_batch([decoded[place][0][0] for place in places]),
+            "labels": torch.tensor(labels),
+            "index": torch.tensor([rows[place]["row"] for place in places]),
+        }

@@ -93,7 +93,8 @@ def rotary_2d(
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Turn the patches of queries or keys (B, A, T, K), channel c against channel c + K / 2; other tokens stay."""
-    others, patches = heads.split([heads.shape[2] - len(cos), len(cos)], dim=2)  # (B, A, R, K), (B, A, N, K)
+    N = cos.shape[-2]
+    others, patches = heads.split([heads.shape[2] - N, N], dim=2)  # (B, A, R, K), (B, A, N, K)
     left, right = patches.chunk(2, dim=3)  # (B, A, N, K / 2) each
     return torch.cat([others, patches * cos + torch.cat([-right, left], dim=3) * sin], dim=2)  # (B, A, T, K)
 
@@ -105,6 +106,18 @@ def resample_positions(positions: torch.Tensor, old: tuple[int, int], new: tuple
     image = positions.float().reshape(1, *old, -1).permute(0, 3, 1, 2)  # (1, N, D) -> (1, D, h, w)
     image = nn.functional.interpolate(image, size=new, mode="bicubic", antialias=True, align_corners=False)
     return image.flatten(2).transpose(1, 2).to(positions.dtype)  # (1, D, h, w) -> (1, N, D)
+
+
+def drop_patches(tokens: torch.Tensor, num_prefix: int, rate: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens (B, R + N, D) -> (B, R + M, D) with M = (1 - rate) N patches of each image, one at least, and which, (B, M).
+
+    PatchDropout (arXiv 2208.07220, section 3.2): the layers then work on fewer tokens.
+    """
+    others, patches = tokens.split([num_prefix, tokens.shape[1] - num_prefix], dim=1)  # (B, R, D), (B, N, D)
+    B, N, D = patches.shape
+    kept = torch.rand(B, N, device=tokens.device).argsort(dim=1)[:, : max(1, round((1 - rate) * N))]  # (B, M)
+    patches = patches.gather(1, kept.unsqueeze(2).expand(-1, -1, D))  # (B, N, D) -> (B, M, D)
+    return torch.cat([others, patches], dim=1), kept
 
 
 class HFViTPatchEmbeddings(nn.Module):
@@ -618,6 +631,12 @@ class HFViTModel(HFViTPreTrainedModel):
             (H, W), (height, width) = pixel_values.shape[2:], patch_embeddings.patch_size
             head_dim = config.hidden_size // config.num_attention_heads
             kwargs["rotary"] = rotary_2d((H // height, W // width), head_dim, config.rope_theta, hidden_states)
+        if self.training and config.patch_dropout_rate > 0:
+            hidden_states, kept = drop_patches(hidden_states, config.num_prefix_tokens, config.patch_dropout_rate)
+            if "rotary" in kwargs:
+                kwargs["rotary"] = tuple(
+                    table[kept].unsqueeze(1) for table in kwargs["rotary"]
+                )  # (N, K) -> (B, 1, M, K)
         for layer in self.layers:
             hidden_states = layer(hidden_states, **kwargs)  # (B, T, D)
         return hidden_states
@@ -722,6 +741,8 @@ class HFViTBackbone(BackboneMixin, HFViTModel):
 
     def __init__(self, config: HFViTConfig):
         config.set_output_features_output_indices(config.out_features, config.out_indices)
+        if config.patch_dropout_rate > 0:
+            raise ValueError("a backbone gives maps of all patches: patch_dropout_rate must be 0")
         super().__init__(config, add_pooling_layer=False)
         self.attention_pooling = None
         self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)

@@ -25,66 +25,141 @@ class TrainArguments:
     dataset_config: str | None = _(None, "configuration of the data set, where it has several")
     image_column: str | None = _(None, "column of images; found by its feature type if not given")
     label_column: str | None = _(None, "column of labels; found by its feature type if not given")
+    label_names: str | None = _(None, "text file of class names, a line each, where labels are bare numbers")
     train_split: str = _("train", "split to train on")
     eval_split: str | None = _(None, "split to score; if not given: validation, else test, else a part of train")
     eval_fraction: float = _(0.1, "part of train that is set aside, by class, where there is no split to score")
+    train_fraction: float = _(1.0, "part of each class to train on")
+    shots: int | None = _(None, "images of each class to train on")
+    balance: Literal["none", "sampling", "weights"] = _(
+        "none", "rare classes: sampling shows each class as often as any other, weights makes its loss count as much"
+    )
+    on_bad_image: Literal["stop", "skip"] = _("stop", "images that cannot be read; results.json counts the skipped")
+    streaming: bool = _(False, "read the data while training, without a copy on this disk; needs max_train_steps")
+    shuffle_buffer: int = _(2048, "rows of a stream that are shuffled at a time")
 
     model_name_or_path: str | None = _(None, "checkpoint to fine-tune; without it training starts from scratch")
     preset: str | None = _(None, "architecture to train from scratch, such as tiny-patch16-224")
     config_overrides: str | None = _(None, "fields of HFViTConfig, as `hidden_size=64,pooling=mean`")
     image_size: int | None = _(None, "side of the (square) input in pixels; if not given, the model's own")
+    first_image_size: int | None = _(None, "smaller side to begin with, faster; the rest is trained at image_size")
+    first_stage: float = _(0.8, "part of the steps that are trained at first_image_size")
+    freeze_backbone: bool = _(False, "train the head alone (linear probe)")
+    freeze_layers: int = _(0, "do not train the embeddings and this many layers")
+    lora_rank: int = _(0, "above 0: train low-rank updates of the layers, and the head, through PEFT")
+    lora_alpha: float = _(16.0, "the updates are scaled by lora_alpha / lora_rank")
+    lora_dropout: float = _(0.0, "dropout before the updates")
+    lora_save: Literal["merged", "adapter"] = _(
+        "merged", "merged: a whole model; adapter: what goes on top of the base"
+    )
+    teacher_name_or_path: str | None = _(None, "image classifier whose answers are learned too (distillation)")
+    distillation_alpha: float = _(0.5, "weight of the teacher's part of the loss")
+    distillation_temperature: float = _(1.0, "softens both answers")
 
     output_dir: str | None = _(None, "run folder, such as runs/demo")
     overwrite: bool = _(False, "replace a finished run in output_dir")
     seed: int = _(0, "decides initial weights, order and augmentation")
 
-    num_train_epochs: float = _(10.0, "passes over the training set")
+    num_train_epochs: float | None = _(
+        None,
+        "passes over the training set; if not given 10, and from scratch up to 100 while fewer than 30,000 images are seen",
+    )
     max_train_steps: int | None = _(None, "optimizer steps; overrides num_train_epochs")
     per_device_train_batch_size: int = _(64, "images a process and a forward pass")
     per_device_eval_batch_size: int = _(256, "the same while scoring")
     gradient_accumulation_steps: int = _(1, "forward passes an optimizer step")
+    auto_find_batch_size: bool = _(True, "where memory is short: smaller forward passes, as many more of them a step")
 
     optimizer: Literal["adamw", "muon"] = _("adamw", "muon: Muon for the matrices of the layers, AdamW for the rest")
-    learning_rate: float | None = _(None, "peak; if not given, 1e-3 from scratch and 5e-5 to fine-tune")
+    learning_rate: float | None = _(
+        None, "peak; if not given, 1e-3 from scratch, for a frozen backbone and for LoRA, and 5e-5 to fine-tune"
+    )
+    lr_scheduler_type: Literal["cosine", "linear", "constant", "wsd", "step"] = _(
+        "cosine", "after the warm-up; wsd: constant, then linear to 0; step: in stages of a tenth each"
+    )
+    lr_decay_ratio: float = _(0.2, "wsd: part of the steps at the end over which the rate falls")
+    lr_stages: int = _(2, "step: number of stages")
+    layer_decay: float = _(1.0, "below 1: each layer learns at this part of the rate of the one above it")
     weight_decay: float = _(0.05, "decoupled weight decay of matrices; biases, norms, tokens and positions have none")
     adam_beta1: float = _(0.9, "AdamW")
     adam_beta2: float = _(0.999, "AdamW")
-    warmup_ratio: float = _(0.05, "part of the steps over which the learning rate rises; a half cosine to 0 follows")
+    warmup_ratio: float = _(0.05, "part of the steps over which the learning rate rises")
     max_grad_norm: float = _(1.0, "gradients are clipped to this norm; 0 leaves them alone")
+    loss: Literal["cross_entropy", "binary_cross_entropy"] = _("cross_entropy", "binary: a yes or no for each label")
     label_smoothing: float = _(0.1, "probability mass spread over all classes")
     ema_decay: float = _(0.0, "above 0: score and save an exponential moving average of the weights")
 
-    crop: Literal["none", "resized"] = _("resized", "resized: a random part of the image, stretched over the whole")
+    crop: Literal["none", "resized", "simple"] = _(
+        "resized",
+        "resized: a random part of the image, stretched over the whole; simple: shifted by up to 4 pixels, mirrored",
+    )
+    crop_scale: float = _(0.35, "crop resized: smallest part of the image's area")
     shift: int = _(0, "move the image by up to this many pixels in each direction")
     flip: bool = _(True, "mirror half of the images")
+    auto_augment: Literal["none", "three", "trivial", "rand"] = _(
+        "none", "three: grey, solarise or blur (DeiT III); trivial: TrivialAugment; rand: RandAugment"
+    )
+    color_jitter: float = _(0.0, "brightness, contrast and saturation change by up to this part")
     erase: float = _(0.0, "probability to fill a random rectangle with noise")
     mixup: float = _(0.0, "above 0: blend pairs of images, by a weight from Beta(mixup, mixup)")
+    cutmix: float = _(
+        0.0, "above 0: paste a rectangle of one image into another; with mixup, each in half of the batches"
+    )
+    augment_repeats: int = _(1, "times each image stands in its batch, augmented anew")
 
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = _("auto", "auto: bf16 where the hardware is fast at it")
     compile: Literal["auto", "yes", "no"] = _("auto", "torch.compile; auto: on CUDA only")
     num_workers: int | None = _(None, "processes that decode images; if not given, one a core up to 8")
     log_steps: int = _(10, "optimizer steps a line of metrics.jsonl")
     eval_epochs: int = _(1, "epochs between scorings")
+    eval_steps: int | None = _(None, "optimizer steps between scorings; overrides eval_epochs")
+    report_to: str = _("none", "trackers beside metrics.jsonl, such as tensorboard,wandb")
 
 
 RANGES = (
     (
         (
             "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "max_train_steps",
-            "log_steps", "eval_epochs", "image_size",
+            "log_steps", "eval_epochs", "eval_steps", "image_size", "first_image_size", "shots", "shuffle_buffer", "lr_stages",
+            "augment_repeats",
         ),
         lambda value: value >= 1, "1 or more",
     ),
-    (("num_train_epochs", "learning_rate"), lambda value: value > 0, "more than 0"),
+    (("num_train_epochs", "learning_rate", "lora_alpha", "distillation_temperature"), lambda value: value > 0, "more than 0"),
     (
-        ("weight_decay", "max_grad_norm", "mixup", "shift", "num_workers", "seed"),
+        ("weight_decay", "max_grad_norm", "mixup", "cutmix", "shift", "num_workers", "seed", "freeze_layers", "lora_rank"),
         lambda value: value >= 0, "0 or more",
     ),
     (
-        ("eval_fraction", "adam_beta1", "adam_beta2", "label_smoothing", "ema_decay"),
+        ("eval_fraction", "adam_beta1", "adam_beta2", "label_smoothing", "ema_decay", "lora_dropout", "color_jitter"),
         lambda value: 0 <= value < 1, "0 or more and less than 1",
     ),
-    (("warmup_ratio", "erase"), lambda value: 0 <= value <= 1, "0 to 1"),
+    (("warmup_ratio", "erase", "distillation_alpha"), lambda value: 0 <= value <= 1, "0 to 1"),
+    (
+        ("train_fraction", "layer_decay", "crop_scale", "lr_decay_ratio", "first_stage"),
+        lambda value: 0 < value <= 1, "more than 0 and at most 1",
+    ),
+)  # fmt: skip
+
+# What does not go together: both sides hold of the arguments, and what to do.
+CONTRADICTIONS = (
+    (lambda a: a.shots is not None, "--shots", lambda a: a.train_fraction < 1, "--train_fraction", "give one of them"),
+    (lambda a: a.freeze_backbone, "--freeze_backbone", lambda a: a.lora_rank > 0, "--lora_rank", "give one of them"),
+    (lambda a: a.freeze_layers > 0, "--freeze_layers", lambda a: a.lora_rank > 0, "--lora_rank", "give one of them"),
+    (lambda a: a.balance == "sampling", "--balance sampling", lambda a: a.augment_repeats > 1, "--augment_repeats", "give one of them"),
+    (
+        lambda a: a.freeze_backbone or a.freeze_layers > 0 or a.lora_rank > 0, "--freeze_backbone, --freeze_layers or --lora_rank",
+        lambda a: a.model_name_or_path is None, "training from scratch", "name a checkpoint with --model_name_or_path",
+    ),
+    (
+        lambda a: a.streaming, "--streaming",
+        lambda a: a.shots is not None or a.train_fraction < 1 or a.balance != "none" or a.augment_repeats > 1,
+        "--shots, --train_fraction, --balance or --augment_repeats", "they need the whole data set at hand",
+    ),
+    (
+        lambda a: a.streaming, "--streaming", lambda a: a.max_train_steps is None, "an open end",
+        "a stream has no length: give --max_train_steps",
+    ),
 )  # fmt: skip
 
 
@@ -125,8 +200,14 @@ def parse(argv: list[str]) -> TrainArguments:
             value = getattr(args, name)
             if value is not None and not holds(value):
                 parser.error(f"argument --{name}: {value} was given, {wanted} was wanted")
+    for one, its_name, other, others_name, what_to_do in CONTRADICTIONS:
+        if one(args) and other(args):
+            parser.error(f"{its_name} does not go with {others_name}: {what_to_do}")
     if args.learning_rate is None:
-        args.learning_rate = 1e-3 if args.model_name_or_path is None else 5e-5
+        all_of_it = args.model_name_or_path is not None and not args.freeze_backbone and args.lora_rank == 0
+        args.learning_rate = 5e-5 if all_of_it else 1e-3
+    if args.streaming and args.eval_steps is None:
+        args.eval_steps = max(1, args.max_train_steps // 10)
     return args
 
 
@@ -153,6 +234,25 @@ def as_yaml(args: TrainArguments) -> str:
     resolved = {key: value for key, value in dataclasses.asdict(args).items() if value is not None}
     del resolved["overwrite"]  # consent to replace one folder, once
     return yaml.safe_dump(resolved, sort_keys=False)
+
+
+def read_names(path: str | None) -> list[str] | None:
+    """The lines of a text file of class names; None for None.
+
+    Raises:
+        ValueError: if there is no such file, or a name is empty or stands twice.
+    """
+    if path is None:
+        return None
+    if not Path(path).is_file():
+        raise ValueError(f"--label_names {path}: no such file")
+    names = Path(path).read_text(encoding="utf-8").splitlines()
+    wrong = [name for name in names if not name.strip() or names.count(name) > 1]
+    if wrong or len(names) < 2:
+        raise ValueError(
+            f"--label_names {path}: wanted two or more lines, each another name, but found {wrong[:1] or names}"
+        )
+    return names
 
 
 def overrides(text: str | None) -> dict:

@@ -1,20 +1,32 @@
-"""The parts of a run that are not its loop: the model to train, parameter groups, schedule, precision, average, scores."""
+"""The parts of a run that are not its loop: the model to train, parameter groups, schedule, losses, average, scores."""
 
 import copy
+import functools
+import importlib.util
 import math
 import os
+import re
 from pathlib import Path
 
 import evaluate
+import numpy as np
 import psutil
 import torch
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import LoggerType
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import nn
-from transformers import AutoImageProcessor, ViTImageProcessorPil
+from transformers import AutoImageProcessor, AutoModelForImageClassification, ViTImageProcessorPil
 
+from . import metrics
 from .augment import normalize
 from .configuration_hf_vit import HFViTConfig, as_pair
-from .modeling_hf_vit import HFViTForImageClassification
+from .data import ImageForm, image_form, match_labels
+from .modeling_hf_vit import HFViTForImageClassification, classification_loss
 
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is optimised
 
 # Learned vectors, not maps between vectors: weight decay would pull them to zero for no reason (arXiv 2010.11929, B.1).
 UNDECAYED = ("cls_token", "distillation_token", "register_tokens", "probe", "position_embeddings", "lambda1")
@@ -30,51 +42,166 @@ def split_decay(model: nn.Module) -> tuple[list[str], list[str]]:
     return decayed, undecayed
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """The two groups of `split_decay` as an optimizer takes them."""
+def depth(name: str, num_layers: int) -> int:
+    """Where a parameter stands: 0 in the embeddings, i + 1 in layer i, num_layers + 1 behind the layers."""
+    layer = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
+    if layer:
+        return int(layer[1]) + 1
+    return 0 if re.search(r"(?:^|\.)embeddings\.", name) else num_layers + 1
+
+
+def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict]:
+    """The trained parameters as an optimizer takes them, each group with its names and its `lr_scale`.
+
+    Layer-wise learning rate decay (BEiT, arXiv 2106.08254, section 3.2): what stands k steps below the head learns at
+    layer_decay ** k of the head's rate. 1 makes two groups: what decays, and what does not.
+    """
     decayed, undecayed = split_decay(model)
-    parameters = dict(model.named_parameters())
-    return [
-        {"params": [parameters[name] for name in decayed], "weight_decay": weight_decay},
-        {"params": [parameters[name] for name in undecayed], "weight_decay": 0.0},
-    ]
+    layers = model.config.num_hidden_layers
+    groups: dict[tuple, dict] = {}
+    for names, decay in ((decayed, weight_decay), (undecayed, 0.0)):
+        for name in names:
+            scale = layer_decay ** (layers + 1 - depth(name, layers))
+            group = groups.setdefault(
+                (decay > 0, scale), {"params": [], "names": [], "weight_decay": decay, "lr_scale": scale}
+            )
+            group["params"].append(model.get_parameter(name))
+            group["names"].append(name)
+    return list(groups.values())
 
 
 def build_optimizers(
-    model: nn.Module, kind: str, learning_rate: float, weight_decay: float, betas: tuple[float, float]
+    model: nn.Module,
+    kind: str,
+    learning_rate: float,
+    weight_decay: float,
+    betas: tuple[float, float],
+    layer_decay: float = 1.0,
 ) -> list[torch.optim.Optimizer]:
     """ "adamw": AdamW for all. "muon": Muon for the matrices of the layers, and AdamW for the rest.
 
     Muon steps along the orthogonalised momentum; scaled as in arXiv 2502.16982 (section 2.2) it takes AdamW's learning
-    rate and decay.
+    rate and decay. The rate of each group is to be set before each step, as the schedule's rate times its `lr_scale`.
     """
-    groups = parameter_groups(model, weight_decay)
-    hidden = []
-    if kind == "muon":
-        names = [name for name in split_decay(model)[0] if ".layers." in name]
-        hidden = [model.get_parameter(name) for name in names]
-        chosen = {id(parameter) for parameter in hidden}
-        groups[0]["params"] = [parameter for parameter in groups[0]["params"] if id(parameter) not in chosen]
+    decayed = set(split_decay(model)[0])
+    is_hidden = lambda name: kind == "muon" and name in decayed and ".layers." in name
+    hidden, others = [], []
+    for group in parameter_groups(model, weight_decay, layer_decay):
+        for groups, wanted in ((hidden, True), (others, False)):
+            names = [name for name in group["names"] if is_hidden(name) is wanted]
+            if names:
+                groups.append({**group, "names": names, "params": [model.get_parameter(name) for name in names]})
     fused = next(model.parameters()).device.type in ("cuda", "cpu")
-    optimizers = [torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=fused)]
+    optimizers = [torch.optim.AdamW(others, lr=learning_rate, betas=betas, fused=fused)] if others else []
     if hidden:
-        optimizers.append(
-            torch.optim.Muon(hidden, lr=learning_rate, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
-        )
+        optimizers.append(torch.optim.Muon(hidden, lr=learning_rate, adjust_lr_fn="match_rms_adamw"))
     return optimizers
 
 
-def learning_rate(step: int, total_steps: int, warmup_steps: int, peak: float) -> float:
-    """Linear warm-up to `peak`, then half a cosine to 0 (arXiv 1608.03983, equation 5, one period); steps count from 0."""
+def learning_rate(
+    step: int,
+    total_steps: int,
+    warmup_steps: int,
+    peak: float,
+    schedule: str = "cosine",
+    decay: float = 0.2,
+    stages: int = 2,
+) -> float:
+    """The rate of a step, counted from 0: a linear warm-up to `peak`, and then
+
+    "cosine": half a cosine to 0 (arXiv 1608.03983, equation 5, one period);
+    "linear": a line to 0;
+    "constant": `peak`;
+    "wsd": `peak`, and in the last `decay` of all steps a line to 0 (warm-up, stable, decay: arXiv 2404.06395, section 4);
+    "step": as many equally long `stages`, each at a tenth of the rate of the one before.
+    """
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
-    return peak * 0.5 * (1 + math.cos(math.pi * progress))
+    if schedule == "cosine":
+        return peak * 0.5 * (1 + math.cos(math.pi * progress))
+    if schedule == "linear":
+        return peak * (1 - progress)
+    if schedule == "wsd":
+        return peak * min(1.0, (total_steps - step) / max(1, round(decay * total_steps)))
+    return peak * 0.1 ** (step * stages // total_steps) if schedule == "step" else peak
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Losses
 
 
 def soft_targets(labels: torch.Tensor, num_labels: int, smoothing: float) -> torch.Tensor:
     """Class indices (B,) -> probabilities (B, L): 1 - smoothing for the class, and smoothing spread over all L classes."""
     return nn.functional.one_hot(labels, num_labels) * (1 - smoothing) + smoothing / num_labels
+
+
+def loss_of(logits, targets, kind: str = "cross_entropy", weights: torch.Tensor | None = None) -> torch.Tensor:
+    """Mean loss of the images, in float32.
+
+    Args:
+        logits, targets: (B, L); targets are probabilities.
+        kind: "cross_entropy", or "binary_cross_entropy", a yes or no for each label, summed over the labels
+            (arXiv 2110.00476, section 2.2).
+        weights: (L,), how much each label's part counts.
+    """
+    if weights is None and kind == "cross_entropy":
+        return classification_loss(logits, targets)
+    logits, weights = logits.float(), torch.ones_like(targets[0]) if weights is None else weights
+    if kind == "cross_entropy":
+        return nn.functional.cross_entropy(logits, targets, weight=weights)
+    each = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")  # (B, L)
+    return (each.sum(dim=1) * (targets * weights).sum(dim=1)).mean()
+
+
+def distillation_loss(logits, teacher_logits, temperature: float) -> torch.Tensor:
+    """temperature^2 KL(teacher || student) of the softened probabilities, mean of the images (arXiv 1503.02531, section 2)."""
+    log_student = (logits.float() / temperature).log_softmax(dim=1)
+    log_teacher = (teacher_logits.float() / temperature).log_softmax(dim=1)
+    return temperature**2 * nn.functional.kl_div(log_student, log_teacher, reduction="batchmean", log_target=True)
+
+
+class Teacher:
+    """Any image classifier, asked about the student's own pixels.
+
+    Args:
+        checkpoint: Hub id or folder of an `AutoModelForImageClassification` that knows the student's labels by name.
+        labels: the student's.
+        form: of the student's images.
+
+    Raises:
+        ValueError: if it does not know one of the labels.
+    """
+
+    def __init__(self, checkpoint: str, labels: list[str], form: ImageForm, device):
+        self.model = (
+            AutoModelForImageClassification.from_pretrained(checkpoint).to(device).eval().requires_grad_(False)
+        )
+        self.own, self.students = image_form(AutoImageProcessor.from_pretrained(checkpoint), self.model.config), form
+        try:
+            columns = match_labels(torch.arange(len(labels)), labels, self.model.config.id2label)
+        except ValueError as error:
+            raise ValueError(f"--teacher_name_or_path {checkpoint}: {error}") from error
+        if self.own.channels != form.channels:
+            raise ValueError(
+                f"--teacher_name_or_path {checkpoint} looks at {self.own.channels} channels, the student at {form.channels}"
+            )
+        self.columns = columns.to(device)
+
+    @torch.no_grad()
+    def __call__(self, pixel_values):
+        """The student's normalised pixels (B, C, H, W) -> the teacher's logits for the student's labels (B, L)."""
+        channels = lambda values: torch.tensor(values, device=pixel_values.device).view(1, -1, 1, 1)
+        pixels = pixel_values * channels(self.students.std) + channels(self.students.mean)
+        size = (self.own.height, self.own.width)
+        if tuple(pixels.shape[2:]) != size:
+            pixels = nn.functional.interpolate(pixels, size=size, mode="bilinear", antialias=True)
+        pixels = (pixels - channels(self.own.mean)) / channels(self.own.std)
+        return self.model(pixels).logits[:, self.columns]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The model
 
 
 def build_model(
@@ -107,6 +234,123 @@ def build_model(
         do_convert_rgb=channels == 3,
     )
     return model, processor
+
+
+def freeze(model: nn.Module, backbone: bool, layers: int):
+    """Train the head alone (`backbone`), or nothing up to and with layer number `layers`, the embeddings included.
+
+    Raises:
+        ValueError: if the model has fewer layers.
+    """
+    there = model.config.num_hidden_layers
+    if layers > there:
+        raise ValueError(
+            f"--freeze_layers {layers}: the model has {there} layers; to train the head alone pass --freeze_backbone true"
+        )
+    last = there + 1 if backbone else layers
+    for name, parameter in model.named_parameters():
+        if (backbone or layers > 0) and not name.startswith("classifier.") and depth(name, there) <= last:
+            parameter.requires_grad_(False)
+
+
+def add_lora(model, rank: int, alpha: float, dropout: float):
+    """The model with low-rank updates of all dense layers of its transformer layers (arXiv 2106.09685, section 4.1), by PEFT;
+    they and the head are trained.
+
+    Raises:
+        ValueError: if PEFT is not installed.
+    """
+    if importlib.util.find_spec("peft") is None:
+        raise ValueError("--lora_rank needs the library peft, which is not installed: pip install peft")
+    from peft import LoraConfig, get_peft_model
+
+    inside = [
+        name.rpartition(".")[2] for name, module in model.vit.layers.named_modules() if isinstance(module, nn.Linear)
+    ]
+    lora = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules=rf".*\.layers\..*\.({'|'.join(sorted(set(inside)))})",
+        modules_to_save=["classifier"],
+    )
+    return get_peft_model(model, lora)
+
+
+def to_save(model, lora_save: str):
+    """What `save_pretrained` is to be called on: the model, with its low-rank updates merged in unless "adapter" is wanted."""
+    if not hasattr(model, "merge_and_unload") or lora_save == "adapter":
+        return model
+    return copy.deepcopy(model).merge_and_unload()
+
+
+def default_epochs(images: int, from_scratch: bool) -> float:
+    """Epochs where none are asked for: 10; from scratch as many, up to 100, as show 30,000 images."""
+    return max(10.0, min(100.0, 30_000 / images)) if from_scratch else 10.0
+
+
+def check_first_size(side: int | None, config: HFViTConfig):
+    """Raise ValueError unless a run can begin at `side` x `side` pixels."""
+    if side is None:
+        return
+    image, patch = as_pair(config.image_size), as_pair(config.patch_size)
+    if side >= min(image) or side % patch[0] or side % patch[1] or image[0] != image[1]:
+        raise ValueError(
+            f"--first_image_size {side}: wanted a multiple of the patch size {patch} below the image size {image}, "
+            "which must be square"
+        )
+
+
+def shrink(pixel_values: torch.Tensor, side: int) -> torch.Tensor:
+    """Images (B, C, H, W) -> (B, C, side, side), bilinear and antialiased."""
+    return nn.functional.interpolate(pixel_values, size=(side, side), mode="bilinear", antialias=True)
+
+
+def trackers(names: str) -> list[str]:
+    """`--report_to` as Accelerate takes it.
+
+    Raises:
+        ValueError: for a tracker that Accelerate does not know, or whose library is not installed.
+    """
+    asked = [name.strip() for name in names.split(",") if name.strip() not in ("", "none")]
+    installed = [str(name) for name in get_available_trackers()]
+    known = [str(name) for name in LoggerType if str(name) != "all"]
+    for name in asked:
+        if name not in known:
+            raise ValueError(f"--report_to {name}: wanted none, or some of {', '.join(known)}")
+        if name not in installed:
+            raise ValueError(f"--report_to {name}: its library is not installed: pip install {name}")
+    return asked
+
+
+def find_batch_size(model, compute_loss, form: ImageForm, batch_size: int, device) -> int:
+    """`batch_size`, or where memory is short a part of it, half or less each time, whose forward and backward pass fits
+    beside what an optimizer will hold (twice the trained weights).
+
+    Args:
+        compute_loss: pixel_values (B, C, H, W) -> a loss.
+
+    Raises:
+        RuntimeError: if one image is too many.
+    """
+    asked = batch_size
+    while True:
+        state = held = pixel_values = None
+        try:
+            state = [torch.empty_like(p) for p in model.parameters() if p.requires_grad for _ in range(2)]
+            pixel_values = torch.zeros(batch_size, form.channels, form.height, form.width, device=device)
+            held = compute_loss(pixel_values)
+            held.backward()
+            return batch_size
+        except Exception as error:
+            if not should_reduce_batch_size(error) or batch_size == 1:
+                raise
+            batch_size = max(size for size in range(1, batch_size // 2 + 1) if asked % size == 0)
+        finally:
+            del state, held, pixel_values
+            model.zero_grad(set_to_none=True)
+            if device.type != "cpu":
+                clear_device_cache(garbage_collection=True)
 
 
 def pick_precision(asked: str, device_type: str) -> str:
@@ -153,9 +397,35 @@ class AverageModel:
         self.step += 1
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Scores
+
+
+def head_of(model) -> nn.Linear:
+    """The dense layer that gives the logits; what goes into it are the features.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    fitting = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Linear) and module.out_features == model.config.num_labels
+    ]
+    if not fitting:
+        raise ValueError(
+            f"{type(model).__name__} has no dense layer of {model.config.num_labels} labels: its features cannot be taken"
+        )
+    return fitting[-1]
+
+
 @torch.no_grad()
-def predict(model, batches, form, accelerator, count: int) -> torch.Tensor:
-    """Logits (count, L) in float32 for the rows 0 to count - 1, on every process, each row counted once.
+def predict(
+    model, batches, form, accelerator, count: int, features: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits (n, L) in float32, or the features (n, D) that the head sees, and the row number of each, (n,) rising.
+
+    Every process gets all of them, each row once, however the rows are shared out. n is `count` unless images were skipped.
 
     Args:
         batches: this process's share, dicts of `images` uint8 (b, C, H, W) and `index` (b,); shares do not overlap.
@@ -163,24 +433,137 @@ def predict(model, batches, form, accelerator, count: int) -> torch.Tensor:
     """
     was_training = model.training
     model.eval()
-    table = None
+    seen_by_head = []
+    hook = (
+        head_of(model).register_forward_pre_hook(lambda _, inputs: seen_by_head.append(inputs[0]))
+        if features
+        else None
+    )
+    table, seen = None, torch.zeros(count, device=accelerator.device)
     for batch in batches:
         images = batch["images"].to(accelerator.device, non_blocking=True)
         with accelerator.autocast():
-            logits = model(normalize(images, form)).logits.float()  # (b, L)
+            values = model(normalize(images, form)).logits  # (b, L)
+        if features:
+            values = seen_by_head.pop().flatten(1)  # (b, D)
         if table is None:
-            table = torch.zeros(count, logits.shape[1], device=logits.device)
-        table[batch["index"].to(logits.device)] = logits
+            table = torch.zeros(count, values.shape[1], device=accelerator.device)
+        index = batch["index"].to(accelerator.device)
+        table[index], seen[index] = values.float(), 1.0
     model.train(was_training)
+    if hook is not None:
+        hook.remove()
     if accelerator.num_processes > 1:
-        labels = model.config.num_labels
-        table = torch.zeros(count, labels, device=accelerator.device) if table is None else table
-        table = accelerator.reduce(table, reduction="sum")
-    return table.cpu()
+        width = torch.tensor(0 if table is None else table.shape[1], device=accelerator.device)
+        width = int(accelerator.gather(width.view(1)).max())
+        table = torch.zeros(count, width, device=accelerator.device) if table is None else table
+        table, seen = accelerator.reduce(table, reduction="sum"), accelerator.reduce(seen, reduction="sum")
+    if not seen.any():
+        raise ValueError(f"none of the {count} images to score can be read")
+    rows = seen.nonzero().flatten()
+    return table[rows].cpu(), rows.cpu()
+
+
+@functools.cache
+def metric(name: str):
+    """An `evaluate` module of hf_vit/metrics."""
+    return evaluate.load(str(Path(metrics.__file__).parent / f"{name}.py"))
+
+
+def _answers(logits, labels) -> dict[str, np.ndarray]:
+    probabilities = logits.softmax(dim=1)
+    confidences, predictions = probabilities.max(dim=1)
+    top5 = logits.topk(min(5, logits.shape[1]), dim=1).indices
+    return {
+        name: value.numpy()
+        for name, value in zip(
+            ("predictions", "references", "top5", "confidences"), (predictions, labels, top5, confidences), strict=True
+        )
+    }
 
 
 def score(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
-    """Logits (n, L) and class indices (n,) -> {"accuracy": in [0, 1], "loss": mean cross-entropy}."""
-    accuracy = evaluate.load(str(Path(__file__).parent / "metrics" / "accuracy.py"))
-    metrics = accuracy.compute(predictions=logits.argmax(1).tolist(), references=labels.tolist())
-    return {**metrics, "loss": nn.functional.cross_entropy(logits, labels).item()}
+    """Logits (n, L) and class indices (n,) -> accuracy, top5_accuracy (of more than five classes), balanced_accuracy, macro_f1,
+    calibration_error (all in [0, 1], see hf_vit/metrics) and loss, the mean cross-entropy."""
+    answers = _answers(logits, labels)
+    pair = {name: answers[name] for name in ("predictions", "references")}
+    scores = metric("accuracy").compute(**pair)
+    if logits.shape[1] > 5:
+        top5 = metric("top_k_accuracy").compute(predictions=answers["top5"], references=answers["references"])
+        scores["top5_accuracy"] = top5["top_k_accuracy"]
+    for name in ("balanced_accuracy", "macro_f1"):
+        scores |= metric(name).compute(**pair)
+    scores |= metric("calibration_error").compute(**pair, confidences=answers["confidences"])
+    return {**scores, "loss": nn.functional.cross_entropy(logits, labels).item()}
+
+
+def report(logits: torch.Tensor, labels: torch.Tensor, names: list[str]) -> dict:
+    """What `score` leaves out: {"intervals": {metric: [low, high]}, "per_class": [...], "confusion_matrix": (L, L) rows}."""
+    answers = _answers(logits, labels)
+    spread = metrics.intervals(**answers)
+    if logits.shape[1] <= 5:
+        del spread["top5_accuracy"]
+    pair = {name: answers[name] for name in ("predictions", "references")}
+    confusion = metric("confusion_matrix").compute(**pair, num_labels=len(names))["confusion_matrix"]
+    return {
+        "intervals": spread,
+        "per_class": metrics.per_class(confusion, names),
+        "confusion_matrix": confusion.tolist(),
+    }
+
+
+def knn_accuracy(train, train_labels, features, labels, neighbours: int = 20, temperature: float = 0.07) -> float:
+    """Accuracy in [0, 1] of a vote of the `neighbours` most similar training images, each weighted by
+    exp(cosine similarity / temperature): "Unsupervised Feature Learning via Non-Parametric Instance Discrimination"
+    (arXiv 1805.01978, section 3.4), with DINO's neighbours and temperature.
+
+    Args:
+        train, features: (n, D) and (m, D) of the training images and of those that are scored.
+        train_labels, labels: (n,) and (m,) class indices.
+    """
+    train, features = nn.functional.normalize(train, dim=1), nn.functional.normalize(features, dim=1)
+    right = 0
+    for some, truth in zip(features.split(1024), labels.split(1024), strict=True):
+        nearest = (some @ train.T).topk(min(neighbours, len(train)), dim=1)  # (b, k)
+        votes = torch.zeros(len(some), int(train_labels.max()) + 1)
+        votes.scatter_add_(1, train_labels[nearest.indices], (nearest.values / temperature).exp())
+        right += int((votes.argmax(dim=1) == truth).sum())
+    return right / len(labels)
+
+
+def few_shot_accuracy(
+    train, train_labels, features, labels, shots: int, seed: int, l2: float = 2.0**10, bias: float = 100.0
+) -> float:
+    """Accuracy in [0, 1] of a linear classifier on frozen features, in closed form: least squares with L2 decay to targets in
+    {-1, 1}, from `shots` random images of each class. As big_vision does (evaluators/fewshot_lsr.py): each feature
+    whitened, a constant feature for the bias so large that it hardly decays, one fixed decay.
+
+    Args: as `knn_accuracy`; `seed` draws the images.
+
+    Raises:
+        ValueError: if a class has fewer images.
+    """
+    rng = np.random.default_rng(seed)
+    rows = []
+    for label in train_labels.unique().tolist():
+        of_class = rng.permutation((train_labels == label).nonzero().flatten().numpy())
+        if len(of_class) < shots:
+            raise ValueError(f"a class has only {len(of_class)} training images, fewer than the {shots} shots")
+        rows.append(of_class[:shots])
+    x, y = train[np.concatenate(rows)].double(), train_labels[np.concatenate(rows)]
+    mean, std = x.mean(dim=0), x.std(dim=0, correction=0) + 1e-5
+    whiten = lambda values: nn.functional.pad((values.double() - mean) / std, (0, 1), value=bias)  # (n, D + 1)
+    x, targets = whiten(x), 2 * nn.functional.one_hot(y, int(train_labels.max()) + 1).double() - 1
+    dual = torch.linalg.solve(x @ x.T + l2 * torch.eye(len(x), dtype=x.dtype), targets)  # (n, L)
+    return float((whiten(features) @ (x.T @ dual)).argmax(dim=1).eq(labels).double().mean())
+
+
+def probe(train, train_labels, features, labels, shots=(1, 5, 10), seeds: int = 3) -> dict[str, float]:
+    """{"knn_accuracy", "1_shot_accuracy", ...}: the mean over `seeds` draws of what `few_shot_accuracy` gives. A number of
+    shots that a class does not have is left out."""
+    scores = {"knn_accuracy": knn_accuracy(train, train_labels, features, labels)}
+    fewest = int(torch.bincount(train_labels)[train_labels.unique()].min())
+    for count in [count for count in shots if count <= fewest]:
+        each = [few_shot_accuracy(train, train_labels, features, labels, count, seed) for seed in range(seeds)]
+        scores[f"{count}_shot_accuracy"] = sum(each) / seeds
+    return scores

@@ -35,7 +35,7 @@ def gather(arguments: list[str], count: int = 6) -> list[tuple[str, Image.Image]
     if len(arguments) == 1 and (arguments[0] in data.EMBEDDED or Path(arguments[0]).is_dir()):
         splits = data.load(arguments[0])
         shown = next((name for name in ("test", "validation", "val") if name in splits), next(iter(splits)))
-        splits, labels, _ = data.prepare(splits, None, shown, 0.0, None, None, 0)
+        splits, labels, _ = data.prepare(splits, train_split=None, eval_split=shown)
         chosen = splits["eval"].shuffle(seed=1).select(range(min(count, len(splits["eval"]))))
         chosen = chosen.cast_column("image", datasets.Image())
         return [(labels[row["label"]], row["image"].convert("RGB")) for row in chosen]

@@ -20,7 +20,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 from transformers.utils import logging
 
 import hf_vit  # noqa: F401, makes the Auto classes know the model
-from hf_vit import data, training
+from hf_vit import data, presets, training
 
 
 def main():
@@ -29,12 +29,21 @@ def main():
     parser.add_argument("--dataset_name", required=True, help="Hub id, local folder or file, or fashion-mnist-mini")
     parser.add_argument("--dataset_config", help="configuration of the data set, where it has several")
     parser.add_argument("--split", help="split to score; if not given: validation, else test")
+    parser.add_argument(
+        "--probe_split",
+        help="split whose images teach a k-NN and linear classifiers on frozen features, from 1, 5 and 10 images a class "
+        "(3 draws); the head is then scored only where it knows the labels",
+    )
     parser.add_argument("--image_column", help="column of images; found by its feature type if not given")
     parser.add_argument("--label_column", help="column of labels; found by its feature type if not given")
+    parser.add_argument("--label_names", help="text file of class names, a line each, where labels are bare numbers")
+    parser.add_argument("--on_bad_image", choices=("stop", "skip"), default="stop", help="images that cannot be read")
     parser.add_argument("--per_device_eval_batch_size", type=int, default=256)
     parser.add_argument("--num_workers", type=int, default=4, help="processes that decode images")
     parser.add_argument("--mixed_precision", choices=("auto", "no", "bf16", "fp16"), default="auto")
-    parser.add_argument("--output_file", help="JSON file for the metrics")
+    parser.add_argument(
+        "--output_file", help="JSON file for metrics, intervals, the table of classes and the confusion matrix"
+    )
     args = parser.parse_args()
 
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
@@ -46,21 +55,59 @@ def main():
     with accelerator.main_process_first():
         splits, labels, scored = data.prepare(
             data.load(args.dataset_name, args.dataset_config),
-            None, args.split, 0.0, args.image_column, args.label_column, 0,
-        )  # fmt: skip
+            train_split=args.probe_split,
+            eval_split=args.split,
+            image_column=args.image_column,
+            label_column=args.label_column,
+            label_names=presets.read_names(args.label_names),
+        )
     model = AutoModelForImageClassification.from_pretrained(args.model_name_or_path).to(accelerator.device)
     form = data.image_form(AutoImageProcessor.from_pretrained(args.model_name_or_path), model.config)
-    images = data.Images(splits["eval"], form)
-    truth = data.match_labels(images.labels, labels, model.config.id2label)
-    batches = data.batches_in_order(
-        len(images), args.per_device_eval_batch_size, accelerator.process_index, accelerator.num_processes
-    )
-    logits = training.predict(model, data.loader(images, batches, args.num_workers), form, accelerator, len(images))
-    metrics = {**training.score(logits, truth), "images": len(images), "split": scored}
+
+    def predict(rows, **what):
+        """The images of `rows`, and what `training.predict` says of them; every process has its share."""
+        images = data.Images(rows, form, args.on_bad_image)
+        batches = data.batches_in_order(
+            len(images), args.per_device_eval_batch_size, accelerator.process_index, accelerator.num_processes
+        )
+        values, seen = training.predict(
+            model, data.loader(images, batches, args.num_workers), form, accelerator, len(images), **what
+        )
+        return images.labels[seen], values, len(rows) - len(seen)
+
+    truth, logits, skipped = predict(splits["eval"])
+    metrics, details = {}, {}
+    try:
+        matched = data.match_labels(truth, labels, model.config.id2label)
+        metrics = training.score(logits, matched)
+        details = training.report(logits, matched, list(model.config.id2label.values()))
+    except ValueError as error:
+        if args.probe_split is None:
+            raise
+        accelerator.print(f"the head is not scored: {error}")
+    if args.probe_split is not None:
+        _, features, _ = predict(splits["eval"], features=True)
+        train_labels, train_features, _ = predict(splits["train"], features=True)
+        metrics |= training.probe(train_features, train_labels, features, truth)
+
+    metrics |= {"images": len(truth), "skipped_images": skipped, "split": scored}
+    if details:
+        accelerator.print(f"{'class':<24} {'images':>7} {'precision':>9} {'recall':>7} {'F1':>7}")
+        percent = lambda value: "-" if value is None else f"{value:.1%}"
+        for row in details["per_class"]:
+            accelerator.print(
+                f"{row['label'][:24]:<24} {row['images']:>7} {percent(row['precision']):>9} {percent(row['recall']):>7} "
+                f"{percent(row['f1']):>7}"
+            )
+        accelerator.print(
+            "95% intervals: " + json.dumps({k: [round(x, 4) for x in v] for k, v in details["intervals"].items()})
+        )
     accelerator.print(json.dumps(metrics, indent=2))
     if args.output_file and accelerator.is_main_process:
         with open(args.output_file, "w") as file:
-            json.dump({**metrics, "model": args.model_name_or_path, "data": args.dataset_name}, file, indent=2)
+            json.dump(
+                {**metrics, "model": args.model_name_or_path, "data": args.dataset_name, **details}, file, indent=2
+            )
     accelerator.end_training()
 
 

@@ -7,13 +7,15 @@ Every key is a field of `hf_vit.presets.TrainArguments`. The run folder then hol
     config.yaml     what was resolved; `--config` on it repeats the run
     metrics.jsonl   a line a log step and a line a scoring
     model/          config, weights, image processor, code and card: ready for `from_pretrained` and for the Hub
-    last/           the last weights, where model/ holds those of an earlier, better epoch
-    results.json    metrics, times, seed, commit, command, hardware, versions, data
+    last/           the last weights, where model/ holds those of an earlier, better scoring
+    results.json    metrics with their intervals, scores of each class, times, seed, commit, command, hardware, versions, data
+    confusion_matrix.csv   a row a true class, a column an answer
 """
 
 import contextlib
+import csv
+import itertools
 import json
-import math
 import os
 import shutil
 import sys
@@ -28,12 +30,12 @@ import datasets
 import torch
 import transformers
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import gather_object, set_seed
 from huggingface_hub.errors import StrictDataclassError
 from tqdm import tqdm
 
 from hf_vit import data, presets, sharing, training
-from hf_vit.augment import augment, mixup
+from hf_vit.augment import augment, mix
 
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "model_cards" / "template.md"
@@ -45,7 +47,8 @@ def main():
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     accelerator = Accelerator(
         mixed_precision=training.pick_precision(args.mixed_precision, device_type),
-        gradient_accumulation_steps=args.gradient_accumulation_steps,
+        log_with=training.trackers(args.report_to),
+        project_dir=args.output_dir,
     )
     if accelerator.device.type == "cpu":
         training.use_all_cores()
@@ -68,79 +71,146 @@ def main():
             tqdm.write(text)
 
     # Data: uint8 images in memory where they fit, else decoded by workers
+    columns = {key: getattr(args, key) for key in ("train_split", "eval_split", "image_column", "label_column")}
+    columns["label_names"] = presets.read_names(args.label_names)
     with accelerator.main_process_first():
-        splits, labels, scored = data.prepare(
-            data.load(args.dataset_name, args.dataset_config),
-            **{key: getattr(args, key) for key in ("train_split", "eval_split", "eval_fraction")},
-            **{key: getattr(args, key) for key in ("image_column", "label_column", "seed")},
-        )
+        splits = data.load(args.dataset_name, args.dataset_config, args.streaming)
+        if args.streaming:
+            stream, eval_rows, labels, scored = data.prepare_stream(splits, **columns)
+        else:
+            sizes = {key: getattr(args, key) for key in ("eval_fraction", "train_fraction", "shots", "seed")}
+            splits, labels, scored = data.prepare(splits, **columns, **sizes)
+            stream, eval_rows = None, splits["eval"]
     model, processor = training.build_model(
         labels, args.model_name_or_path, args.preset, args.image_size, presets.overrides(args.config_overrides)
     )
     form = data.image_form(processor, model.config)
-    train_images, eval_images = data.Images(splits["train"], form), data.Images(splits["eval"], form)
+    train_form = data.training_form(form, None if stream else splits["train"], args.crop)
+    eval_images = data.Images(eval_rows, form, args.on_bad_image)
+    if stream:
+        train_images = data.Stream(stream, labels, train_form, args.seed, args.shuffle_buffer, args.on_bad_image)
+    else:
+        train_images = data.Images(splits["train"], train_form, args.on_bad_image, fill=True)
     workers = min(8, os.cpu_count()) if args.num_workers is None else args.num_workers
 
-    # Model, optimizer, schedule
+    # Model: whole, or in part frozen, or with low-rank updates; a teacher beside it
     model.to(device)
+    training.freeze(model, args.freeze_backbone, args.freeze_layers)
+    training.check_first_size(args.first_image_size, model.config)
+    backbone = model.vit
+    if args.lora_rank > 0:
+        model = training.add_lora(model, args.lora_rank, args.lora_alpha, args.lora_dropout)
+    teacher = None
+    if args.teacher_name_or_path is not None:
+        teacher = training.Teacher(args.teacher_name_or_path, labels, form, device)
+    weights = None
+    if args.balance == "weights":
+        weights = data.class_weights(train_images.labels, len(labels)).to(device)
     average = training.AverageModel(model, args.ema_decay) if args.ema_decay > 0 else None
-    optimizers = training.build_optimizers(
-        model, args.optimizer, args.learning_rate, args.weight_decay, (args.adam_beta1, args.adam_beta2)
-    )
     if training.pick_compile(args.compile, device.type):
         model.compile()
     network = model
+
+    def loss_of(model, pixel_values, targets, **kwargs):
+        """The loss of a batch (B, C, H, W) with targets (B, L), and its logits (B, L)."""
+        logits = model(pixel_values, **kwargs).logits
+        loss = training.loss_of(logits, targets, args.loss, weights)
+        if teacher is not None:
+            with accelerator.autocast():
+                answers = teacher(pixel_values)
+            taught = training.distillation_loss(logits, answers, args.distillation_temperature)
+            loss = (1 - args.distillation_alpha) * loss + args.distillation_alpha * taught
+        return loss, logits
+
+    # Batch size, optimizer, steps
+    batch, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    if args.auto_find_batch_size:
+
+        def trial(pixel_values):
+            with accelerator.autocast():
+                return loss_of(
+                    network, pixel_values, torch.full((len(pixel_values), len(labels)), 1 / len(labels), device=device)
+                )[0]
+
+        with torch.random.fork_rng():  # the run is the same with and without the trial
+            fitting = training.find_batch_size(network, trial, form, batch, device)
+        fitting = int(accelerator.gather(torch.tensor([fitting], device=device)).min())
+        if fitting < batch:
+            say(f"{batch} images do not fit in memory: {batch // fitting} x {fitting} instead, to the same effect")
+            batch, accumulation = fitting, accumulation * (batch // fitting)
+    accelerator.gradient_accumulation_steps = accumulation
+    betas = (args.adam_beta1, args.adam_beta2)
+    optimizers = training.build_optimizers(
+        model, args.optimizer, args.learning_rate, args.weight_decay, betas, args.layer_decay
+    )
     model, *optimizers = accelerator.prepare(model, *optimizers)
 
-    batch = args.per_device_train_batch_size
-    accumulation = args.gradient_accumulation_steps
-    passes_an_epoch = max(1, len(train_images) // (batch * world))
+    passes_an_epoch = None if stream else max(1, len(train_images) // (batch * world))
+    if not stream and args.num_train_epochs is None:
+        args.num_train_epochs = training.default_epochs(len(train_images), args.model_name_or_path is None)
     total_steps = args.max_train_steps or max(1, round(args.num_train_epochs * passes_an_epoch / accumulation))
-    epochs = math.ceil(total_steps * accumulation / passes_an_epoch)
     warmup_steps = round(args.warmup_ratio * total_steps)
+    first_stage = round(args.first_stage * total_steps) if args.first_image_size else 0
 
+    trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
+    parameters = sum(p.numel() for p in network.parameters())
     say(
-        f"{args.dataset_name}: {len(train_images):,} images to train on, {len(eval_images):,} to score ({scored}), "
-        f"{len(labels)} classes\n"
-        f"{sum(p.numel() for p in network.parameters()):,} parameters, {form.height}x{form.width} pixels, {total_steps:,} "
-        f"steps in {epochs} epochs, on {device} x {world} (mixed precision: {accelerator.mixed_precision})"
+        f"{args.dataset_name}: "
+        + ("a stream of images" if stream else f"{len(train_images):,} images")
+        + f" to train on, {len(eval_images):,} to score ({scored}), {len(labels)} classes\n"
+        f"{parameters:,} parameters"
+        + (f" ({trained:,} trained)" if trained < parameters else "")
+        + f", {form.height}x{form.width} pixels, {total_steps:,} steps"
+        + ("" if stream else f" in {total_steps * accumulation / passes_an_epoch:.4g} epochs")
+        + f", on {device} x {world} (mixed precision: {accelerator.mixed_precision})"
     )
     if accelerator.is_main_process:
         for name in ("model", "last"):
             shutil.rmtree(run / name, ignore_errors=True)
-        for name in ("metrics.jsonl", "results.json"):
+        for name in ("metrics.jsonl", "results.json", "confusion_matrix.csv"):
             (run / name).unlink(missing_ok=True)
         run.mkdir(parents=True, exist_ok=True)
         (run / "config.yaml").write_text(presets.as_yaml(args))
+    if args.report_to != "none":
+        accelerator.init_trackers("hf_vit", {key: value for key, value in vars(args).items() if value is not None})
 
-    def log(**record):
+    def log(step, epoch, **values):
         if accelerator.is_main_process:
             with open(run / "metrics.jsonl", "a") as file:
-                file.write(json.dumps(record) + "\n")
+                file.write(json.dumps({"step": step, "epoch": epoch, **values}) + "\n")
+        accelerator.log(values, step=step)
+
+    def train_batches(epoch):
+        if stream:
+            return train_images.batches(epoch, batch, rank, world)
+        shares = train_images.labels.numpy() if args.balance == "sampling" else None
+        order = data.epoch_batches(
+            len(train_images), batch, args.seed, epoch, rank, world, shares, args.augment_repeats
+        )
+        return data.loader(train_images, list(order), workers)
 
     def evaluate():
-        share = training.predict(
+        share = data.batches_in_order(len(eval_images), args.per_device_eval_batch_size, rank, world)
+        logits, rows = training.predict(
             network if average is None else average.model,
-            data.loader(
-                eval_images,
-                data.batches_in_order(len(eval_images), args.per_device_eval_batch_size, rank, world),
-                workers,
-            ),
+            data.loader(eval_images, share, workers),
             form,
             accelerator,
             len(eval_images),
         )
-        return training.score(share, eval_images.labels)
+        return logits, eval_images.labels[rows]
 
     def save(folder):
         if accelerator.is_main_process:
-            (network if average is None else average.model).save_pretrained(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+            training.to_save(network if average is None else average.model, args.lora_save).save_pretrained(folder)
             processor.save_pretrained(folder)
 
-    # A test split selects nothing: only a validation split, or a part of train, decides which epoch is kept.
+    # A test split selects nothing: only a validation split, or a part of train, decides which weights are kept.
     selects = not scored.startswith("test")
-    step, best, metrics = 0, None, None
+    step, best, answers = 0, None, None  # best: the metrics of model/; answers: the logits and labels behind them
     loss_sum = torch.zeros(3, device=device)  # of the loss, of correct images, of images, since the last log line
+    gradient_norm = torch.zeros(())
     scoring_seconds, training_began = 0.0, time.time()
     since = training_began
     bar = tqdm(
@@ -149,37 +219,50 @@ def main():
         mininterval=1 if sys.stderr.isatty() else 20,  # in a log file, a line now and then
         disable=not accelerator.is_main_process,
     )
-    model.train()
     try:
-        for epoch in range(epochs):
-            order = data.epoch_batches(len(train_images), batch, args.seed, epoch, rank, world)
-            for number, rows in enumerate(data.loader(train_images, list(order), workers)):
+        for epoch in itertools.count():
+            passes = 0
+            for number, rows in enumerate(train_batches(epoch)):
+                model.train()
+                if args.freeze_backbone:
+                    backbone.eval()  # no dropout in what is not trained
+                passes += 1
                 rows = {key: value.to(device, non_blocking=True) for key, value in rows.items()}
                 pixel_values = augment(
                     rows["images"], rows["index"], args.seed, epoch, form,
-                    crop=args.crop, shift=args.shift, flip=args.flip, erase=args.erase,
+                    crop=args.crop, crop_scale=args.crop_scale, shift=args.shift, flip=args.flip,
+                    auto_augment=args.auto_augment, jitter=args.color_jitter, erase=args.erase,
                 )  # fmt: skip
                 targets = training.soft_targets(rows["labels"], len(labels), args.label_smoothing)
-                if args.mixup > 0:
-                    pixel_values, targets = mixup(pixel_values, targets, args.mixup, args.seed, epoch, number)
-                rate = training.learning_rate(step, total_steps, warmup_steps, args.learning_rate)
+                # All passes of one step are mixed alike: as one large batch would be.
+                pixel_values, targets = mix(
+                    pixel_values, targets, args.mixup, args.cutmix, args.seed, epoch, number // accumulation
+                )
+                sized = {}
+                if step < first_stage:
+                    pixel_values = training.shrink(pixel_values, args.first_image_size)
+                    sized = {"interpolate_pos_encoding": True}
+                rate = training.learning_rate(
+                    step, total_steps, warmup_steps, args.learning_rate,
+                    args.lr_scheduler_type, args.lr_decay_ratio, args.lr_stages,
+                )  # fmt: skip
                 for optimizer in optimizers:
                     for group in optimizer.param_groups:
-                        group["lr"] = rate
+                        group["lr"] = rate * group["lr_scale"]
 
                 with accelerator.accumulate(model):
-                    outputs = model(pixel_values, labels=targets)
-                    accelerator.backward(outputs.loss)
+                    loss, logits = loss_of(model, pixel_values, targets, **sized)
+                    accelerator.backward(loss)
                     if accelerator.sync_gradients and args.max_grad_norm > 0:
-                        accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm)
+                        gradient_norm = accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm)
                     for optimizer in optimizers:
                         optimizer.step()
                         optimizer.zero_grad()
 
                 with torch.no_grad():
-                    correct = (outputs.logits.argmax(1) == rows["labels"]).sum()
+                    correct = (logits.argmax(1) == rows["labels"]).sum()
                     loss_sum += torch.stack(
-                        [outputs.loss.float() * len(targets), correct, torch.full_like(correct, len(targets))]
+                        [loss.detach().float() * len(targets), correct, torch.full_like(correct, len(targets))]
                     )
                 if not accelerator.sync_gradients:
                     continue
@@ -188,33 +271,50 @@ def main():
                 if average is not None:
                     average.update(network)
                 if step % args.log_steps == 0 or step == total_steps:
-                    loss, correct, seen = accelerator.reduce(loss_sum, reduction="sum").tolist()
+                    total_loss, correct, seen = accelerator.reduce(loss_sum, reduction="sum").tolist()
                     now = time.time()
                     speed = seen / (now - since)
                     bar.set_postfix(
-                        loss=f"{loss / seen:.3f}", accuracy=f"{correct / seen:.1%}", images_per_second=f"{speed:,.0f}"
+                        loss=f"{total_loss / seen:.3f}",
+                        accuracy=f"{correct / seen:.1%}",
+                        images_per_second=f"{speed:,.0f}",
                     )
                     log(
-                        step=step, epoch=epoch + 1, loss=loss / seen, accuracy=correct / seen,
-                        learning_rate=rate, images_per_second=speed,
+                        step, epoch + 1, loss=total_loss / seen, accuracy=correct / seen, learning_rate=rate,
+                        gradient_norm=float(gradient_norm), images_per_second=speed,
                     )  # fmt: skip
                     loss_sum.zero_()
                     since = now
+
+                if args.eval_steps is not None:
+                    due = step % args.eval_steps == 0
+                else:
+                    passes_a_scoring = args.eval_epochs * passes_an_epoch
+                    due = step * accumulation // passes_a_scoring > (step - 1) * accumulation // passes_a_scoring
+                if due or step == total_steps:
+                    paused = time.time()
+                    logits, truth = evaluate()
+                    metrics = {**training.score(logits, truth), "step": step, "epoch": epoch + 1}
+                    say(
+                        f"step {step:,}, epoch {epoch + 1}: {scored} accuracy {metrics['accuracy']:.2%}, "
+                        f"loss {metrics['loss']:.4f}"
+                    )
+                    log(
+                        **{key if key in ("step", "epoch") else f"eval_{key}": value for key, value in metrics.items()}
+                    )
+                    merit = lambda metrics: (metrics["accuracy"], -metrics["loss"])
+                    if not selects or best is None or merit(metrics) > merit(best):
+                        best, answers = metrics, (logits, truth)
+                        if selects:
+                            save(run / "model")
+                    since += time.time() - paused
+                    scoring_seconds += time.time() - paused
                 if step == total_steps:
                     break
-
-            if (epoch + 1) % args.eval_epochs == 0 or step == total_steps:
-                paused = time.time()
-                metrics = evaluate()
-                since += time.time() - paused
-                scoring_seconds += time.time() - paused
-                say(
-                    f"epoch {epoch + 1}/{epochs}: {scored} accuracy {metrics['accuracy']:.2%}, loss {metrics['loss']:.4f}"
-                )
-                log(step=step, epoch=epoch + 1, **{f"eval_{key}": value for key, value in metrics.items()})
-                if selects and (best is None or metrics["accuracy"] > best["accuracy"]):
-                    best = {**metrics, "epoch": epoch + 1}
-                    save(run / "model")
+            if passes == 0:
+                raise ValueError(f"the stream holds fewer than the {batch * world} images of one batch")
+            if step == total_steps:
+                break
     except BaseException:
         if step > 0:
             with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
@@ -228,19 +328,27 @@ def main():
     # The run's results, and the card that is made from them
     if not selects:
         save(run / "model")
-    elif best["epoch"] != epochs:
+    elif best["step"] != total_steps:
         save(run / "last")
+    skipped = sorted(set(gather_object([*train_images.skipped, *eval_images.skipped])))
     if accelerator.is_main_process:
+        details = training.report(*answers, labels)
+        with open(run / "confusion_matrix.csv", "w", newline="", encoding="utf-8") as file:
+            rows = [[name, *counts] for name, counts in zip(labels, details.pop("confusion_matrix"), strict=True)]
+            csv.writer(file).writerows([["true class", *labels], *rows])
         results = {
-            "metrics": best if selects else {**metrics, "epoch": epochs},
+            "metrics": best,
             "metrics_of": f"{scored}, "
-            + ("the best epoch, kept in model/" if selects else "the last epoch, in model/"),
+            + ("the best scoring, kept in model/" if selects else "the last scoring, in model/"),
+            **details,
             "train_seconds": round(training_seconds, 1),
             "total_seconds": round(time.time() - began, 1),
             "images_per_second": round(step * accumulation * batch * world / (training_seconds - scoring_seconds), 1),
             "steps": step,
+            "images_per_step": accumulation * batch * world,
             "image_size": [form.height, form.width],
-            "parameters": sum(p.numel() for p in network.parameters()),
+            "parameters": parameters,
+            "trained_parameters": trained,
             "seed": args.seed,
             "preset": args.preset or args.model_name_or_path,
             "command": "accelerate launch " + " ".join(sys.argv),
@@ -248,16 +356,24 @@ def main():
             "data": {
                 "name": args.dataset_name,
                 "config": args.dataset_config,
-                "train_images": len(train_images),
-                "scored_images": len(eval_images),
+                "train_images": None if stream else len(train_images),
+                "scored_images": len(answers[1]),
                 "scored": scored,
                 "labels": labels,
-                "fingerprints": {name: part._fingerprint for name, part in splits.items()},
+                "skipped_images": len(skipped),
+                "skipped_first": skipped[:20],
+                "fingerprints": {} if stream else {name: part._fingerprint for name, part in splits.items()},
             },
         }
         (run / "results.json").write_text(json.dumps(results, indent=2) + "\n")
         sharing.write_card(run / "model", TEMPLATE, results, presets.as_yaml(args), args.model_name_or_path)
-        print(f"accuracy on {scored}: {results['metrics']['accuracy']:.2%}; the model is in {run / 'model'}")
+        if skipped:
+            print(f"{len(skipped)} images could not be read and were skipped; {skipped[0]}")
+        low, high = results["intervals"]["accuracy"]
+        print(
+            f"accuracy on {scored}: {best['accuracy']:.2%} (95% interval {low:.2%} to {high:.2%}); "
+            f"the model is in {run / 'model'}"
+        )
     accelerator.end_training()
 
 

@@ -131,7 +131,8 @@ def test_predictions_keep_their_rows_and_the_model_its_mode(model):
     pixels = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
     form = data.ImageForm(16, 16, 3, 2, (0.5,) * 3, (0.5,) * 3)
     batches = [{"images": pixels[rows], "index": torch.tensor(rows)} for rows in ([4, 0], [2], [1, 3])]
-    logits = training.predict(model, batches, form, Accelerator(cpu=True), 5)
+    logits, seen = training.predict(model, batches, form, Accelerator(cpu=True), 5)
+    assert seen.tolist() == [0, 1, 2, 3, 4]
     assert model.training
     with torch.no_grad():
         torch.testing.assert_close(logits, model.eval()((pixels.float() / 255 - 0.5) / 0.5).logits)

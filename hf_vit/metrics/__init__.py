@@ -1,1 +1,95 @@
-"""`evaluate` modules, loaded by their local path, so that no metric needs the network."""
+"""How good a classifier is, as functions of numpy arrays; the files beside this one offer each as an `evaluate` module, which
+is loaded by its local path, so that no metric needs the network.
+
+`references` (n,) are the true class indices and `predictions` (n,) the answers, `confidences` (n,) their probabilities.
+"""
+
+import numpy as np
+
+
+def accuracy(predictions, references) -> float:
+    """Share of images whose answer is right, in [0, 1]."""
+    return float(np.mean(np.asarray(predictions) == np.asarray(references)))
+
+
+def top_k_accuracy(predictions, references) -> float:
+    """Share of images whose true class is among the k answers; predictions (n, k)."""
+    return float(np.mean(np.any(np.asarray(predictions) == np.asarray(references)[:, None], axis=1)))
+
+
+def _counts(predictions, references):
+    """Of each class: images that are it and were called it, images that are it, images that were called it."""
+    predictions, references = np.asarray(predictions), np.asarray(references)
+    classes = int(max(predictions.max(), references.max())) + 1
+    count = lambda values: np.bincount(values, minlength=classes)
+    return count(references[predictions == references]), count(references), count(predictions)
+
+
+def balanced_accuracy(predictions, references) -> float:
+    """Mean over the classes that occur of the share that is recognised: each class counts alike, in [0, 1]."""
+    right, there, _ = _counts(predictions, references)
+    return float(np.mean(right[there > 0] / there[there > 0]))
+
+
+def macro_f1(predictions, references) -> float:
+    """Mean over the classes (those that occur or were answered) of 2 * right / (there + called), in [0, 1]."""
+    right, there, called = _counts(predictions, references)
+    known = there + called > 0
+    return float(np.mean(2 * right[known] / (there + called)[known]))
+
+
+def calibration_error(predictions, references, confidences, bins: int = 15) -> float:
+    """Expected calibration error in [0, 1]: |accuracy - mean confidence| of the images in each of `bins` equally wide ranges
+    of confidence, weighted by their number ("On Calibration of Modern Neural Networks", arXiv 1706.04599, equation 3)."""
+    right, confidences = np.asarray(predictions) == np.asarray(references), np.asarray(confidences)
+    bin_of = np.clip(np.ceil(confidences * bins).astype(int) - 1, 0, bins - 1)  # ranges (a, b], as there
+    gap = np.bincount(bin_of, weights=right - confidences, minlength=bins)
+    return float(np.abs(gap).sum() / len(right))
+
+
+def confusion_matrix(predictions, references, num_labels: int) -> np.ndarray:
+    """(L, L) counts: row the true class, column the answer."""
+    pairs = np.asarray(references) * num_labels + np.asarray(predictions)
+    return np.bincount(pairs, minlength=num_labels**2).reshape(num_labels, num_labels)
+
+
+def per_class(confusion: np.ndarray, names: list[str]) -> list[dict]:
+    """One row a class: its name, images, precision, recall and F1 in [0, 1], None where nothing was there to divide by."""
+    rows = []
+    for index, name in enumerate(names):
+        right, there, called = (
+            int(confusion[index, index]),
+            int(confusion[index].sum()),
+            int(confusion[:, index].sum()),
+        )
+        ratio = lambda part, whole: part / whole if whole else None
+        rows.append(
+            {
+                "label": name, "images": there, "precision": ratio(right, called), "recall": ratio(right, there),
+                "f1": ratio(2 * right, there + called),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def intervals(
+    predictions, references, top5, confidences, resamples: int = 1000, seed: int = 0
+) -> dict[str, list[float]]:
+    """95% intervals by the percentile bootstrap (Efron, Annals of Statistics 7, 1979): the images are drawn anew, with
+    replacement, `resamples` times. {metric: [low, high]} for the metrics that `training.score` gives of the same arrays."""
+    rng = np.random.default_rng(seed)
+    predictions, references, top5, confidences = map(np.asarray, (predictions, references, top5, confidences))
+    among = np.any(top5 == references[:, None], axis=1)
+    draws: dict[str, list[float]] = {}
+    for _ in range(resamples):
+        rows = rng.integers(len(references), size=len(references))
+        answers, truth = predictions[rows], references[rows]
+        for name, value in (
+            ("accuracy", accuracy(answers, truth)),
+            ("top5_accuracy", float(np.mean(among[rows]))),
+            ("balanced_accuracy", balanced_accuracy(answers, truth)),
+            ("macro_f1", macro_f1(answers, truth)),
+            ("calibration_error", calibration_error(answers, truth, confidences[rows])),
+        ):
+            draws.setdefault(name, []).append(value)
+    return {name: np.percentile(values, [2.5, 97.5]).tolist() for name, values in draws.items()}

@@ -2,15 +2,16 @@
 
 import datasets
 import evaluate
-import numpy as np
+
+from hf_vit.metrics import accuracy
 
 
 class Accuracy(evaluate.Metric):
-    """Share of samples whose predicted class index equals the true one, in [0, 1]."""
+    __doc__ = accuracy.__doc__
 
     def _info(self):
         return evaluate.MetricInfo(
-            description="Share of samples whose predicted class index equals the true one, in [0, 1].",
+            description=accuracy.__doc__,
             citation="",
             inputs_description="predictions and references: class indices, as many of the one as of the other",
             features=datasets.Features(
@@ -19,4 +20,4 @@ class Accuracy(evaluate.Metric):
         )
 
     def _compute(self, predictions, references):
-        return {"accuracy": float(np.mean(np.asarray(predictions) == np.asarray(references)))}
+        return {"accuracy": accuracy(predictions, references)}
