@@ -10,12 +10,14 @@ The network is that of "An Image is Worth 16x16 Words" (arXiv 2010.11929, figure
 
 import copy
 import dataclasses
+import json
 import logging as python_logging
 import math
 import os
 import re
 from collections import defaultdict
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -35,6 +37,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from .configuration_hf_vit import HFViTConfig, as_pair, no_such_field
 
@@ -482,6 +485,11 @@ class HFViTPreTrainedModel(PreTrainedModel):
             )
         kwargs.pop("ignore_mismatched_sizes", None)  # it would hide every mismatch; a reset head needs no permission
         config = kwargs.get("config")
+        if config is None and (base := base_of_adapter(pretrained_model_name_or_path, kwargs)) is not None:
+            with suppress(OSError):  # its config.json, where there is one, says what the base is made into
+                kwargs["config"] = config = cls.config_class.from_pretrained(pretrained_model_name_or_path)
+                kwargs["adapter_kwargs"] = {"_adapter_model_path": pretrained_model_name_or_path}
+                pretrained_model_name_or_path = base
         if not isinstance(config, PreTrainedConfig):
             kwargs["_loading"] = "classifier" if cls.is_classifier else "model"  # HFViTConfig.get_config_dict takes it
             sizes = {name: kwargs.pop(name) for name in INPUT_FIELDS if name in kwargs}
@@ -816,6 +824,15 @@ def classification_loss(logits: torch.Tensor, labels: torch.Tensor, problem_type
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Loading
+
+
+def base_of_adapter(source, kwargs) -> str | None:
+    """The checkpoint that a PEFT adapter goes on top of; None where `source` is no adapter, or a whole model beside one."""
+    if source is None or os.path.isfile(os.path.join(source, "model.safetensors")):
+        return None
+    names = ("cache_dir", "revision", "token", "local_files_only")
+    file = find_adapter_config_file(source, **{name: kwargs[name] for name in names if name in kwargs})
+    return None if file is None else json.loads(Path(file).read_text())["base_model_name_or_path"]
 
 
 @contextmanager

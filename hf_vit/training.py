@@ -174,9 +174,7 @@ class Teacher:
     """
 
     def __init__(self, checkpoint: str, labels: list[str], form: ImageForm, device):
-        self.model = (
-            AutoModelForImageClassification.from_pretrained(checkpoint).to(device).eval().requires_grad_(False)
-        )
+        self.model = load_classifier(checkpoint).to(device).eval().requires_grad_(False)
         self.own, self.students = image_form(AutoImageProcessor.from_pretrained(checkpoint), self.model.config), form
         try:
             columns = match_labels(torch.arange(len(labels)), labels, self.model.config.id2label)
@@ -277,11 +275,15 @@ def add_lora(model, rank: int, alpha: float, dropout: float):
     return get_peft_model(model, lora)
 
 
-def to_save(model, lora_save: str):
-    """What `save_pretrained` is to be called on: the model, with its low-rank updates merged in unless "adapter" is wanted."""
-    if not hasattr(model, "merge_and_unload") or lora_save == "adapter":
-        return model
-    return copy.deepcopy(model).merge_and_unload()
+def save_model(model, folder: Path, lora_save: str):
+    """Write the model, with its low-rank updates merged in; or only those ("adapter"), with the config of the whole."""
+    if not hasattr(model, "merge_and_unload"):
+        model.save_pretrained(folder)
+    elif lora_save == "merged":
+        copy.deepcopy(model).merge_and_unload().save_pretrained(folder)
+    else:
+        model.save_pretrained(folder)
+        model.config.save_pretrained(folder)
 
 
 def default_epochs(images: int, from_scratch: bool) -> float:
@@ -321,6 +323,13 @@ def trackers(names: str) -> list[str]:
         if name not in installed:
             raise ValueError(f"--report_to {name}: its library is not installed: pip install {name}")
     return asked
+
+
+def load_classifier(checkpoint: str):
+    """Any `AutoModelForImageClassification`, or the base and adapter that a LoRA run saved."""
+    config = HFViTConfig.get_config_dict(checkpoint)[0] if Path(checkpoint, "adapter_config.json").is_file() else {}
+    ours = config.get("model_type") == HFViTConfig.model_type
+    return (HFViTForImageClassification if ours else AutoModelForImageClassification).from_pretrained(checkpoint)
 
 
 def find_batch_size(model, compute_loss, form: ImageForm, batch_size: int, device) -> int:

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from PIL import Image, ImageOps, UnidentifiedImageError
-from transformers import AutoImageProcessor, AutoModelForImageClassification
+from transformers import AutoImageProcessor
 from transformers.utils import logging
 
 import hf_vit  # noqa: F401, makes the Auto classes know the model
-from hf_vit import data
+from hf_vit import data, training
 
 
 SHADES = " .:-=+*#%@"
@@ -54,7 +54,7 @@ def main(folder: str, *arguments: str):
     datasets.disable_progress_bars()
     images = gather(list(arguments))
     processor = AutoImageProcessor.from_pretrained(folder)
-    model = AutoModelForImageClassification.from_pretrained(folder)
+    model = training.load_classifier(folder)
     pixel_values = processor([image for _, image in images], return_tensors="pt")["pixel_values"]
     with torch.no_grad():
         probabilities = model(pixel_values).logits.softmax(1)  # (B, L)

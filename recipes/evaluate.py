@@ -16,7 +16,7 @@ import datasets
 import torch
 from accelerate import Accelerator
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoImageProcessor, AutoModelForImageClassification
+from transformers import AutoImageProcessor
 from transformers.utils import logging
 
 import hf_vit  # noqa: F401, makes the Auto classes know the model
@@ -61,7 +61,7 @@ def main():
             label_column=args.label_column,
             label_names=presets.read_names(args.label_names),
         )
-    model = AutoModelForImageClassification.from_pretrained(args.model_name_or_path).to(accelerator.device)
+    model = training.load_classifier(args.model_name_or_path).to(accelerator.device)
     form = data.image_form(AutoImageProcessor.from_pretrained(args.model_name_or_path), model.config)
 
     def predict(rows, **what):

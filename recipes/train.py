@@ -47,7 +47,7 @@ def main():
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     accelerator = Accelerator(
         mixed_precision=training.pick_precision(args.mixed_precision, device_type),
-        log_with=training.trackers(args.report_to),
+        log_with=training.trackers(args.report_to) or None,
         project_dir=args.output_dir,
     )
     if accelerator.device.type == "cpu":
@@ -203,7 +203,7 @@ def main():
     def save(folder):
         if accelerator.is_main_process:
             shutil.rmtree(folder, ignore_errors=True)
-            training.to_save(network if average is None else average.model, args.lora_save).save_pretrained(folder)
+            training.save_model(network if average is None else average.model, folder, args.lora_save)
             processor.save_pretrained(folder)
 
     # A test split selects nothing: only a validation split, or a part of train, decides which weights are kept.
