@@ -18,11 +18,13 @@ from datasets import (
     IterableDataset,
     IterableDatasetDict,
     Value,
+    concatenate_datasets,
     load_dataset,
     load_from_disk,
 )
+from datasets.utils.file_utils import xopen
 from PIL import Image as PILImage
-from PIL import ImageOps
+from PIL import ImageOps, UnidentifiedImageError
 from torch.utils.data import DataLoader
 
 
@@ -32,6 +34,9 @@ FILE_FORMATS = {
 }  # fmt: skip
 TABLES = ("csv", "json")  # formats that name image files and do not hold them
 SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
+LARGER = (
+    1.25  # parts of at least 0.35 of the area, as training cuts them out, are then 224 of 280 pixels wide on average
+)
 CACHE_BYTES = 2 * 2**30  # data sets that decode to less than this stay in memory
 
 
@@ -56,7 +61,7 @@ def load(name: str, config: str | None = None, streaming: bool = False) -> Datas
     if name in EMBEDDED and not path.is_dir():
         raise ValueError(f"{name} lies in recipes/data of the repository, which is not beside this installation")
     if not path.exists():
-        if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        if name.startswith((".", "/", "~")) or name.count("/") > 1 or path.suffix in FILE_FORMATS:
             raise ValueError(f"--dataset_name {name}: there is no such folder or file here ({Path.cwd()})")
         return load_dataset(name, config, streaming=streaming)
     if (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file():
@@ -75,21 +80,32 @@ def load(name: str, config: str | None = None, streaming: bool = False) -> Datas
         by_split.setdefault(SPLITS.get(word, "train") if len(files) > 1 else "train", []).append(str(file))
     kind = FILE_FORMATS[files[0].suffix]
     options = {"sep": "\t"} if files[0].suffix == ".tsv" else {}
-    splits = load_dataset(kind, data_files=by_split, streaming=streaming, **options)
-    return _paths_to_images(splits, files[0].parent) if kind in TABLES else splits
+    if kind not in TABLES:
+        return load_dataset(kind, data_files=by_split, streaming=streaming)
+    splits = _paths_to_images(load_dataset(kind, data_files=by_split, **options), files[0].parent)
+    if streaming:  # the table is small, the files it names are not
+        return IterableDatasetDict({name: rows.to_iterable_dataset() for name, rows in splits.items()})
+    return splits
 
 
 def _paths_to_images(splits, folder: Path):
     """A column of text that names image files, relative to `folder` -> a column of images."""
     PILImage.init()
-    rows = {name: next(iter(data), {}) for name, data in splits.items()}
-    first = next(iter(rows.values()))
-    is_path = lambda value: isinstance(value, str) and Path(value).suffix.lower() in PILImage.EXTENSION
-    for column in [name for name, value in first.items() if is_path(value)]:
-        absolute = lambda row, column=column: {column: None if row[column] is None else str(folder / row[column])}
-        splits = type(splits)(
-            {name: data.map(absolute).cast_column(column, Image(decode=False)) for name, data in splits.items()}
-        )
+
+    def names_files(column) -> bool:
+        values = (value for data in splits.values() for value in data[column] if value is not None)
+        first = next(values, None)
+        return isinstance(first, str) and Path(first).suffix.lower() in PILImage.EXTENSION
+
+    def locate(value):
+        return value if value is None or "://" in value else str(folder / value)
+
+    for column in [name for name in next(iter(splits.values())).features if names_files(name)]:
+        located = {
+            name: data.map(lambda row, column=column: {column: locate(row[column])}, features=data.features)
+            for name, data in splits.items()
+        }
+        splits = DatasetDict(located).cast_column(column, Image(decode=False))
     return splits
 
 
@@ -130,7 +146,11 @@ def _kind(feature) -> str:
 
 def _holds_images(feature) -> bool:
     """Whether a column is one of images, or of the bytes of image files."""
-    return isinstance(feature, Image) or feature == Value("binary") or set(feature or ()) == {"bytes", "path"}
+    return (
+        isinstance(feature, Image)
+        or feature == Value("binary")
+        or (isinstance(feature, dict) and set(feature) == {"bytes", "path"})
+    )
 
 
 def prepare(
@@ -216,11 +236,11 @@ def prepare(
 
 def rename(data, columns: tuple[str, str]):
     """Only the image and the label column, called `image` (undecoded) and `label`."""
-    data = data.select_columns(list(columns))
+    data = data.cast_column(columns[0], Image(decode=False)).select_columns(list(columns))
     for old, new in zip(columns, ("image", "label"), strict=True):
         if old != new:
             data = data.rename_column(old, new)
-    return data.cast_column("image", Image(decode=False))
+    return data
 
 
 def encode_labels(
@@ -369,8 +389,9 @@ def image_form(processor, config) -> ImageForm:
 
 
 def training_form(form: ImageForm, images: Dataset | None, crop: str) -> ImageForm:
-    """The form in which training images are decoded: the model's, or half as large again where random parts are cut out and
-    the images (the median of 32 of them; None for a stream, which is taken to be of photos) have that much to show."""
+    """The form in which training images are decoded: the model's, or a quarter larger where random parts are cut out, so that
+    these are hardly stretched, and the images (the median of 32 of them; None for a stream, which is taken to be of photos)
+    have that much to show."""
     if crop != "resized":
         return form
     sides = []
@@ -380,8 +401,15 @@ def training_form(form: ImageForm, images: Dataset | None, crop: str) -> ImageFo
                 sides.append(min(image.width / form.width, image.height / form.height))
         except (OSError, TypeError, PILImage.DecompressionBombError):  # it is named when it is decoded
             continue
-    larger = min(1.5, max(1.0, float(np.median(sides)))) if sides else 1.0 if images is not None else 1.5
-    return replace(form, height=round(larger * form.height), width=round(larger * form.width), draft=True)
+    if images is None:
+        sides = [LARGER]
+    larger = min(LARGER, max(1.0, float(np.median(sides)))) if sides else 1.0
+    resize = form.resize
+    if resize is not None:
+        resize = round(larger * resize) if isinstance(resize, int) else tuple(round(larger * side) for side in resize)
+    return replace(
+        form, height=round(larger * form.height), width=round(larger * form.width), resize=resize, draft=True
+    )
 
 
 def decode(item: dict, form: ImageForm) -> np.ndarray:
@@ -392,11 +420,16 @@ def decode(item: dict, form: ImageForm) -> np.ndarray:
     """
     if item is None or item["bytes"] == b"":
         raise ValueError("it is empty")
-    with PILImage.open(BytesIO(item["bytes"]) if item["bytes"] is not None else item["path"]) as image:
+    source = item["path"] if item["bytes"] is None else BytesIO(item["bytes"])
+    if item["bytes"] is None and "://" in item["path"]:
+        with xopen(item["path"], "rb") as file:
+            source = BytesIO(file.read())
+    with PILImage.open(source) as image:
         if form.draft:
-            longer = max(form.height, form.width)  # the photo may lie on its side
+            resize = (form.resize,) if isinstance(form.resize, int) else form.resize or ()
+            longer = max(form.height, form.width, *resize)  # the photo may lie on its side
             image.draft(None, (longer, longer))
-        image = ImageOps.exif_transpose(image)
+        ImageOps.exif_transpose(image, in_place=True)  # the other way copies every photo
         if image.mode.startswith("I"):  # Pillow would clip 16 bits at 255
             values = np.asarray(image).astype(np.int64)
             image = PILImage.fromarray((values // 257 if values.max() > 255 else values).clip(0, 255).astype(np.uint8))
@@ -404,19 +437,20 @@ def decode(item: dict, form: ImageForm) -> np.ndarray:
             raise ValueError("its pixels are floating-point numbers of no stated range; save it with 8 or 16 bits")
         elif image.mode == "P" and "transparency" in image.info:
             image = image.convert("RGBA")
-        image = image.convert({1: "L", 3: "RGB", 4: "RGBA"}[form.channels])
-    width, height = form.width, form.height
-    if isinstance(form.resize, int):  # the shorter side; the longer one is rounded down, as image processors do
-        shorter = min(image.size)
-        width, height = (int(form.resize * side / shorter) for side in image.size)
-    elif form.resize is not None:
-        height, width = form.resize
-    if image.size != (width, height):
-        image = image.resize((width, height), form.resample)
-    if form.resize is not None:
-        left, top = (width - form.width) // 2, (height - form.height) // 2
-        image = image.crop((left, top, left + form.width, top + form.height))  # black where the image is smaller
-    return np.asarray(image).reshape(form.height, form.width, form.channels)
+        mode = {1: "L", 3: "RGB", 4: "RGBA"}[form.channels]
+        image = image.convert(mode) if image.mode != mode else image
+        width, height = form.width, form.height
+        if isinstance(form.resize, int):  # the shorter side; the longer one is rounded down, as image processors do
+            shorter = min(image.size)
+            width, height = (int(form.resize * side / shorter) for side in image.size)
+        elif form.resize is not None:
+            height, width = form.resize
+        if image.size != (width, height):
+            image = image.resize((width, height), form.resample)
+        if form.resize is not None:
+            left, top = (width - form.width) // 2, (height - form.height) // 2
+            image = image.crop((left, top, left + form.width, top + form.height))  # black where the image is smaller
+        return np.asarray(image).reshape(form.height, form.width, form.channels)
 
 
 def decode_rows(rows: list[dict], form: ImageForm) -> tuple[list[np.ndarray | None], list[str]]:
@@ -428,7 +462,10 @@ def decode_rows(rows: list[dict], form: ImageForm) -> tuple[list[np.ndarray | No
         except Exception as error:  # PIL's plugins raise anything
             where = f" ({row['image']['path']})" if row["image"] and row["image"]["path"] else ""
             images.append(None)
-            bad.append(f"row {row['row']}{where} cannot be read as an image: {error}")
+            unknown = isinstance(error, UnidentifiedImageError)  # its text holds an address, another one each time
+            bad.append(
+                f"row {row['row']}{where} cannot be read as an image: {'no known format' if unknown else error}"
+            )
     return images, bad
 
 
@@ -515,14 +552,15 @@ class Images(torch.utils.data.Dataset):
 def balanced(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """As many ids as there are images, each class as often as any other; an image that comes again gets a further id."""
     count, classes = len(labels), np.unique(labels)
-    each = -(-count // len(classes))
+    each = np.full(len(classes), count // len(classes))
+    each[rng.permutation(len(classes))[: count % len(classes)]] += 1
     ids = []
-    for label in classes:
+    for label, wanted in zip(classes, each, strict=True):
         of_class = np.flatnonzero(labels == label)
-        rounds = -(-each // len(of_class))
+        rounds = -(-wanted // len(of_class))
         drawn = [rng.permutation(of_class) + number * count for number in range(rounds)]
-        ids.append(np.concatenate(drawn)[:each])
-    return rng.permutation(np.concatenate(ids))[:count]
+        ids.append(np.concatenate(drawn)[:wanted])
+    return rng.permutation(np.concatenate(ids))
 
 
 def epoch_batches(
@@ -551,12 +589,13 @@ def epoch_batches(
     rng = np.random.default_rng([seed, epoch])
     order = rng.permutation(count) if labels is None else balanced(labels, rng)
     wanted = max(count, batches * images_each)
-    order = np.resize(order, wanted) + count * (np.arange(wanted) // count)
+    further = count * (1 + order.max() // count)  # ids of one pass lie below
+    order = np.resize(order, wanted) + further * (np.arange(wanted) // count)
+    further = count * (1 + order.max() // count)
     for number in range(batches):
         images = order[number * images_each : (number + 1) * images_each]
-        ids = (images + count * np.arange(repeats)[:, None]).ravel()[
-            :together
-        ]  # copies far apart: neighbours are mixed
+        ids = (images + further * np.arange(repeats)[:, None]).ravel()  # copies lie far apart: neighbours are mixed
+        ids = ids[:together]
         yield ids[rank * batch_size : (rank + 1) * batch_size].tolist()
 
 
@@ -645,8 +684,13 @@ class Stream:
     def __init__(self, rows: IterableDataset, names: list[str], form: ImageForm, seed: int, buffer: int, on_bad: str):
         self.names, self.form, self.on_bad = names, form, on_bad
         self.skipped: dict[str, None] = {}
-        place = lambda row, index: {"row": index}
-        self.rows = rows.map(place, with_indices=True).shuffle(seed=seed, buffer_size=buffer)
+        shards = [
+            rows.shard(rows.num_shards, number).map(
+                lambda row, index, number=number: {"row": index * rows.num_shards + number}, with_indices=True
+            )
+            for number in range(rows.num_shards)
+        ]
+        self.rows = concatenate_datasets(shards).shuffle(seed=seed, buffer_size=buffer)
 
     skip = Images.skip
 
@@ -658,15 +702,16 @@ class Stream:
             ahead: deque = deque()
             rows = iter(self.rows)
             while True:
-                share = []
+                share, number = [], -1
                 for number, row in zip(range(batch_size * world), rows, strict=False):
                     if number // batch_size == rank:
                         share.append(row)
-                if len(share) == batch_size:
+                full = number + 1 == batch_size * world  # for all processes alike
+                if full:
                     ahead.append((share, [pool.submit(decode_rows, [row], self.form) for row in share]))
                 if not ahead:
                     return
-                if len(ahead) < 3 and len(share) == batch_size:
+                if len(ahead) < 3 and full:
                     continue
                 share, futures = ahead.popleft()
                 yield self._finish(share, [future.result() for future in futures], index_of)

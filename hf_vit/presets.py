@@ -1,6 +1,7 @@
 """YAML preset + flags -> one flat dataclass of run numbers, and back to YAML, as resolved."""
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 from dataclasses import dataclass, field
@@ -261,4 +262,11 @@ def overrides(text: str | None) -> dict:
     for name, equals, _value in pairs:
         if not equals:
             raise ValueError(f"config_overrides: {name!r} has no value; wanted `field=value,field=value`")
-    return {name.strip(): yaml.safe_load(value) for name, _equals, value in pairs}
+    return {name.strip(): _typed(value) for name, _equals, value in pairs}
+
+
+def _typed(text: str):
+    value = yaml.safe_load(text)
+    with contextlib.suppress(TypeError, ValueError):  # YAML 1.1 takes 1e-4 for text
+        return float(value) if isinstance(value, str) else value
+    return value

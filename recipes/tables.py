@@ -1,10 +1,12 @@
-"""Write the tables of README.md from the JSON files of model_cards, so that no number is typed.
+"""Write the tables of the two README.md from the JSON files of model_cards, so that no number is typed.
 
 Run it with `python recipes/tables.py`; a test fails while README and results differ.
 """
 
 import json
 from pathlib import Path
+
+import yaml
 
 
 HOUSE = Path(__file__).parents[1]
@@ -40,15 +42,54 @@ def families(house: Path) -> str:
     return "\n".join(lines)
 
 
-def with_tables(readme: str, house: Path) -> str:
-    """The README with each table between its marks replaced."""
-    for name, table in (("results", results(house)), ("families", families(house))):
-        before, start, rest = readme.partition(f"<!-- {name}: recipes/tables.py writes this -->")
-        _, end, after = rest.partition(f"<!-- /{name} -->")
-        readme = f"{before}{start}\n{table}\n{end}{after}"
-    return readme
+def presets(house: Path) -> str:
+    """One row a preset: what it trains on, from what, and where it was run, what came of it."""
+    lines = ["| preset | data | model | hardware | training | accuracy |", "|---|---|---|---|---|---|"]
+    for file in sorted(house.glob("recipes/configs/*.yaml")):
+        preset = yaml.safe_load(file.read_text())
+        card = house / "model_cards" / file.stem / "results.json"
+        model = f"fine-tuned {preset['model_name_or_path']}" if "model_name_or_path" in preset else "from scratch"
+        run = "not run here | | "
+        if card.is_file():
+            results = json.loads(card.read_text())
+            low, high = results["intervals"]["accuracy"]
+            run = (
+                f"{results['hardware']} | {results['train_seconds']:,.0f} s | "
+                f"[{results['metrics']['accuracy']:.2%}](../model_cards/{file.stem}/README.md) ({low:.1%} to {high:.1%})"
+            )
+        lines.append(f"| [{file.stem}](configs/{file.name}) | {preset['dataset_name']} | {model} | {run} |")
+    return "\n".join(lines)
+
+
+def loader(house: Path) -> str:
+    """One row a kind of data: images a second through rows of the `Image` feature, and through hf_vit.data."""
+    measured = json.loads((house / "model_cards" / "benchmark.json").read_text())
+    lines = ["| data | rows of `Image` | hf_vit.data | ratio |", "|---|---|---|---|"]
+    for row in measured["loader"]:
+        lines.append(
+            f"| {row['data']} | {row['rows']:,.0f} images/s | {row['ours']:,.0f} images/s | {row['ratio']:.1f} |"
+        )
+    lines.append(
+        f"\nMedians of {measured['repeats']} turns, {measured['workers']} worker processes each, on {measured['hardware']}, commit "
+        f"{measured['commit'][:7]}."
+    )
+    return "\n".join(lines)
+
+
+TABLES = {"results": results, "families": families, "presets": presets, "loader": loader}
+PAGES = ("README.md", "recipes/README.md")
+
+
+def with_tables(page: str, house: Path) -> str:
+    """A page with each table between its marks replaced."""
+    for name, table in TABLES.items():
+        before, start, rest = page.partition(f"<!-- {name}: recipes/tables.py writes this -->")
+        if start:
+            _, end, after = rest.partition(f"<!-- /{name} -->")
+            page = f"{before}{start}\n{table(house)}\n{end}{after}"
+    return page
 
 
 if __name__ == "__main__":
-    readme = HOUSE / "README.md"
-    readme.write_text(with_tables(readme.read_text(), HOUSE))
+    for page in PAGES:
+        (HOUSE / page).write_text(with_tables((HOUSE / page).read_text(), HOUSE))

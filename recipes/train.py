@@ -145,7 +145,8 @@ def main():
     )
     model, *optimizers = accelerator.prepare(model, *optimizers)
 
-    passes_an_epoch = None if stream else max(1, len(train_images) // (batch * world))
+    together = batch * accumulation  # images a process and step
+    passes_an_epoch = None if stream else accumulation * max(1, len(train_images) // (together * world))
     if not stream and args.num_train_epochs is None:
         args.num_train_epochs = training.default_epochs(len(train_images), args.model_name_or_path is None)
     total_steps = args.max_train_steps or max(1, round(args.num_train_epochs * passes_an_epoch / accumulation))
@@ -181,13 +182,21 @@ def main():
         accelerator.log(values, step=step)
 
     def train_batches(epoch):
+        """This process's batches of one epoch, as many for each step as it accumulates."""
+        starts = range(0, together, batch)
         if stream:
-            return train_images.batches(epoch, batch, rank, world)
+            steps = train_images.batches(epoch, together, rank, world)
+            return (
+                {key: value[start : start + batch] for key, value in rows.items()}
+                for rows in steps
+                for start in starts
+            )
         shares = train_images.labels.numpy() if args.balance == "sampling" else None
         order = data.epoch_batches(
-            len(train_images), batch, args.seed, epoch, rank, world, shares, args.augment_repeats
+            len(train_images), together, args.seed, epoch, rank, world, shares, args.augment_repeats
         )
-        return data.loader(train_images, list(order), workers)
+        passes = [ids[start : start + batch] for ids in order for start in starts]
+        return data.loader(train_images, passes, workers)
 
     def evaluate():
         share = data.batches_in_order(len(eval_images), args.per_device_eval_batch_size, rank, world)
@@ -312,7 +321,7 @@ def main():
                 if step == total_steps:
                     break
             if passes == 0:
-                raise ValueError(f"the stream holds fewer than the {batch * world} images of one batch")
+                raise ValueError(f"the stream holds fewer than the {together * world} images of one step")
             if step == total_steps:
                 break
     except BaseException:

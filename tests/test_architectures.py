@@ -17,7 +17,7 @@ from transformers import AutoBackbone, AutoModel, ViTConfig, ViTForImageClassifi
 from transformers.activations import ACT2FN
 
 from hf_vit import HFViTBackbone, HFViTConfig, HFViTForImageClassification, HFViTModel, training
-from hf_vit.modeling_hf_vit import rotary_2d, sincos_1d
+from hf_vit.modeling_hf_vit import drop_patches, rotary_2d, sincos_1d
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class Plain:
         for index in range(c.num_hidden_layers):
             states.append(self.layer(states[-1], f"layers.{index}"))
         x = self.norm(states[-1], "layernorm") if c.final_norm == "tokens" else states[-1]
-        patches = x[:, -(self.grid[0] * self.grid[1]) :]
+        patches = x[:, c.num_prefix_tokens :]
         pooled = {
             "cls": lambda: x[:, 0],
             "mean": lambda: patches.mean(dim=1),
@@ -598,6 +598,163 @@ def test_only_matrices_decay_whatever_the_fields(tiny_config):
         + [f"vit.embeddings.{name}" for name in tokens]
         + ["vit.attention_pooling.probe", *(f"vit.layers.0.layer_scale{index}.lambda1" for index in (1, 2))]
     )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Patch dropout: 16 patches, of which the layers see a part while training
+
+
+def seen_by(layer):
+    """A list that the hidden states which go into `layer` are appended to."""
+    seen = []
+    layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    return seen
+
+
+PREFIXES = {
+    "class token": ({}, 1),
+    "class, distillation and registers": (dict(use_distillation_token=True, num_register_tokens=3), 5),
+    "none": (dict(use_class_token=False, pooling="mean"), 0),
+}
+
+
+@pytest.mark.parametrize(("rate", "left"), [(0.25, 12), (0.5, 8), (0.9, 2), (0.99, 1), (0.0, 16)])
+@pytest.mark.parametrize(("fields", "prefix"), PREFIXES.values(), ids=PREFIXES)
+def test_patch_dropout_leaves_all_layers_that_part_of_the_patches(tiny_model, pixels, fields, prefix, rate, left):
+    model = tiny_model(patch_dropout_rate=rate, **fields).train()
+    seen = [seen_by(layer) for layer in model.vit.layers]
+    model(pixels())
+    assert [tuple(states.shape) for (states,) in seen] == [(2, prefix + left, 32)] * 2
+
+
+@pytest.mark.parametrize("positions", ["learned", "sincos1d", "sincos2d"])
+@pytest.mark.parametrize(("fields", "prefix"), PREFIXES.values(), ids=PREFIXES)
+def test_patch_dropout_keeps_positions_and_every_token_that_is_no_patch(tiny_model, pixels, fields, prefix, positions):
+    model, images = tiny_model(patch_dropout_rate=0.5, position_embedding=positions, **fields), pixels(4)
+    every, seen = model.vit.embeddings(images), seen_by(model.vit.layers[0])
+    model.train()(images)
+    torch.testing.assert_close(seen[0][:, :prefix], every[:, :prefix])
+    same = torch.cdist(seen[0][:, prefix:], every[:, prefix:]) < 1e-4  # (B, M, N)
+    assert (same.sum(dim=2) == 1).all()  # each is one of the patches of its image, at its place
+    assert (same.sum(dim=1) <= 1).all()  # and no patch is there twice
+    assert len({tuple(row) for row in same.any(dim=1).tolist()}) == 4  # another draw for each image
+
+
+def test_patch_dropout_names_the_patches_that_it_keeps():
+    tokens = torch.randn(3, 2 + 10, 4)
+    left, kept = drop_patches(tokens, 2, 0.3)
+    assert left.shape == (3, 2 + 7, 4)
+    for row in range(3):
+        assert len(set(kept[row].tolist())) == 7
+        torch.testing.assert_close(left[row, :2], tokens[row, :2])
+        torch.testing.assert_close(left[row, 2:], tokens[row, 2:][kept[row]])
+
+
+def test_patch_dropout_keeps_every_patch_equally_often():
+    kept = torch.cat([drop_patches(torch.zeros(500, 11, 1), 1, 0.6)[1] for _ in range(4)])
+    counts = torch.bincount(kept.flatten(), minlength=10)
+    assert counts.sum() == 2000 * 4
+    assert (counts - 800).abs().max() < 5 * math.sqrt(2000 * 0.4 * 0.6)
+
+
+def test_patch_dropout_acts_while_training_alone(tiny_model, pixels):
+    dropping, images = tiny_model(patch_dropout_rate=0.5), pixels()
+    whole = HFViTForImageClassification(HFViTConfig(**{**dropping.config.to_dict(), "patch_dropout_rate": 0.0})).eval()
+    whole.load_state_dict(dropping.state_dict())
+    torch.testing.assert_close(dropping(images).logits, whole(images).logits)
+    assert dropping.vit(images).last_hidden_state.shape == (2, 17, 32)
+    dropping.train()
+    assert not torch.allclose(dropping(images).logits, dropping(images).logits)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "cls_mean", "map"])
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_patch_dropout_computes_what_plain_torch_says_of_the_kept_patches(
+    tiny_model, pixels, monkeypatch, positions, backend, pooling
+):
+    """Under rotary positions, each kept patch is turned by the angle of its own place in its own image."""
+    R, fields = 3, dict(use_distillation_token=True, num_register_tokens=1, position_embedding=positions)
+    model = tiny_model(patch_dropout_rate=0.6, pooling=pooling, **fields).train()
+    model.set_attn_implementation(backend)
+    images = pixels(3, 16, 16)
+    torch.manual_seed(1)
+    logits = model(images).logits
+    torch.manual_seed(1)
+    _, kept = drop_patches(torch.zeros(3, R + 16, 1), R, 0.6)  # (B, M)
+    assert kept.shape == (3, 6)
+
+    class Kept(Plain):
+        def embed(self, images):
+            tokens = super().embed(images)
+            return torch.cat([tokens[:, :R], tokens[:, R:][:, self.places]], dim=1)
+
+    plain, turn_all = Kept(model), turned
+
+    def turn_kept(x, grid, theta):
+        everywhere = x.new_zeros(*x.shape[:2], 16, x.shape[3])
+        everywhere[:, :, plain.places] = x
+        return turn_all(everywhere, grid, theta)[:, :, plain.places]
+
+    monkeypatch.setitem(globals(), "turned", turn_kept)
+    for row, plain.places in enumerate(kept):
+        wanted = plain(images[row : row + 1])[3]
+        torch.testing.assert_close(logits[row : row + 1], wanted, rtol=1e-4, atol=1e-5, check_dtype=False)
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_patch_dropout_gives_the_same_gradients_under_gradient_checkpointing(tiny_model, pixels, positions):
+    model = tiny_model(patch_dropout_rate=0.5, hidden_dropout_prob=0.1, position_embedding=positions).train()
+    images, found, calls = pixels(), [], []
+    model.vit.layers[1].mlp.register_forward_hook(lambda _, inputs, __: calls.append(inputs[0].shape[1]))
+    for checkpointed in (False, True):
+        if checkpointed:
+            model.activation_checkpointing_enable()
+        model.zero_grad()
+        torch.manual_seed(1)
+        model(images, labels=torch.tensor([0, 2])).loss.backward()
+        found.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+    assert calls == [9] * 3
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("positions", ["learned", "sincos1d", "sincos2d", "rotary", "none"])
+def test_patch_dropout_takes_its_part_of_images_of_another_size(tiny_model, pixels, positions):
+    model = tiny_model(patch_dropout_rate=0.5, position_embedding=positions).train()
+    seen = seen_by(model.vit.layers[1])
+    model(pixels(2, 24, 8), interpolate_pos_encoding=True, labels=torch.tensor([0, 1])).loss.backward()
+    assert seen[0].shape == (2, 1 + 6, 32)
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_patch_dropout_shows_in_hidden_states_and_attentions(tiny_model, pixels):
+    outputs = tiny_model(patch_dropout_rate=0.5).train()(pixels(), output_hidden_states=True, output_attentions=True)
+    assert [state.shape[1] for state in outputs.hidden_states] == [9, 9, 9]
+    assert [weights.shape[2:] for weights in outputs.attentions] == [(9, 9)] * 2
+
+
+def test_patch_dropout_works_in_bfloat16_and_under_autocast(tiny_model, pixels):
+    model = tiny_model(patch_dropout_rate=0.5, position_embedding="rotary").train()
+    with torch.autocast("cpu", torch.bfloat16):
+        model(pixels(), labels=torch.tensor([0, 1])).loss.backward()
+    assert model.bfloat16()(pixels()).logits.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1, 1.5])
+def test_patch_dropout_at_a_rate_that_is_none_is_an_error(tiny_config, rate):
+    with pytest.raises(ValueError, match=f"patch_dropout_rate is {rate}; a probability in"):
+        tiny_config(patch_dropout_rate=rate)
+
+
+def test_patch_dropout_is_refused_by_a_backbone_until_it_is_switched_off(tiny_config, tiny_model, pixels, tmp_path):
+    with pytest.raises(ValueError, match="patch_dropout_rate must be 0"):
+        HFViTBackbone(tiny_config(patch_dropout_rate=0.1))
+    model, images = tiny_model(patch_dropout_rate=0.5), pixels()
+    model.save_pretrained(tmp_path)
+    assert HFViTConfig.from_pretrained(tmp_path).patch_dropout_rate == 0.5
+    network = HFViTBackbone.from_pretrained(tmp_path, patch_dropout_rate=0.0).train()
+    tokens = model.vit(images).last_hidden_state[:, 1:]
+    torch.testing.assert_close(network(images).feature_maps[0], tokens.transpose(1, 2).unflatten(2, (4, 4)))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -1,16 +1,21 @@
 """Claims about data sets, columns, splits, decoding and order."""
 
+import dataclasses
 import itertools
+import json
+import tarfile
+import zipfile
+from io import BytesIO
 
 import numpy as np
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as PILImage
-from transformers import ViTImageProcessorPil
+from transformers import BitImageProcessorPil, CLIPImageProcessorPil, DeiTImageProcessorPil, ViTImageProcessorPil
 
 from hf_vit import HFViTConfig, data
-from hf_vit.augment import normalize
+from hf_vit.augment import augment, normalize
 
 
 def picture(seed=0, size=(20, 14), mode="RGB"):
@@ -211,3 +216,690 @@ def test_scoring_without_a_split_to_score_and_missing_labels_are_errors():
 def test_sixteen_bits_are_scaled_not_clipped(tmp_path):
     PILImage.fromarray(np.full((8, 12), 32768, dtype=np.uint16)).save(tmp_path / "deep.png")
     assert data.decode({"bytes": None, "path": str(tmp_path / "deep.png")}, form_of()).mean() == 127
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Where the images come from: numbers 0 to 3 are for training, 4 and 5 for scoring, the even ones are cats
+
+
+ANIMALS = ("cat", "dog")
+
+
+def animal(number):
+    return ANIMALS[number % 2]
+
+
+def encoded(image, kind="PNG", **how):
+    file = BytesIO()
+    image.save(file, kind, **how)
+    return file.getvalue()
+
+
+def pictures(numbers):
+    return [encoded(picture(number, (8, 12))) for number in numbers]
+
+
+def known(splits, split="train", **how):
+    """The (class, number) of each picture of a split; it is found by its pixels."""
+    chosen, names, _ = prepare(splits, train=None, eval_split=split, **how)
+    images = data.Images(chosen["eval"], form_of())
+    numbers = [
+        next(n for n in range(6) if np.array_equal(np.asarray(picture(n, (8, 12))), image.permute(1, 2, 0)))
+        for image in images.cache
+    ]
+    return {(names[label], number) for label, number in zip(images.labels.tolist(), numbers, strict=True)}
+
+
+def all_of(numbers):
+    return {(animal(number), number) for number in numbers}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """photos/train/cat/0.png, ..., photos/val/dog/5.png"""
+    folder = tmp_path_factory.mktemp("sources") / "photos"
+    for number, image in enumerate(pictures(range(6))):
+        file = folder / ("train" if number < 4 else "val") / animal(number) / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(image)
+    return folder
+
+
+def write_table(path, numbers, folder, separator=","):
+    lines = [("file", "kind")]
+    lines += [(f"{folder}/{'train' if n < 4 else 'val'}/{animal(n)}/{n}.png", animal(n)) for n in numbers]
+    if path.suffix == ".jsonl":
+        path.write_text("\n".join(json.dumps(dict(zip(lines[0], line, strict=True))) for line in lines[1:]))
+    else:
+        path.write_text("\n".join(separator.join(line) for line in lines))
+    return str(path)
+
+
+def write_tar(path, images, labels, start=0):
+    with tarfile.open(path, "w") as tar:
+        for number, (image, label) in enumerate(zip(images, labels, strict=True), start):
+            for suffix, content in (("png", image), ("cls", str(label).encode())):
+                entry = tarfile.TarInfo(f"{number:04}.{suffix}")
+                entry.size = len(content)
+                tar.addfile(entry, BytesIO(content))
+    return str(path)
+
+
+def table_of(numbers, column="image", kind=None):
+    rows = {column: pictures(numbers), "label": [number % 2 for number in numbers]}
+    if kind is None:
+        rows[column] = [{"bytes": image, "path": None} for image in rows[column]]
+    return Dataset.from_dict(rows, Features({column: kind or Image(), "label": ClassLabel(names=list(ANIMALS))}))
+
+
+def test_a_folder_of_class_folders_keeps_its_splits(photos):
+    splits = data.load(str(photos))
+    assert known(splits) == all_of(range(4))
+    assert known(splits, "validation") == all_of([4, 5])
+
+
+@pytest.mark.parametrize(("suffix", "separator"), [(".csv", ","), (".tsv", "\t"), (".jsonl", None)])
+def test_a_table_names_images_beside_itself_or_anywhere(photos, tmp_path, suffix, separator):
+    beside = write_table(photos.parent / f"list{suffix}", range(4), "photos", separator)
+    absolute = write_table(tmp_path / f"list{suffix}", range(4), photos, separator)
+    for table in (beside, absolute):
+        assert known(data.load(table), label_column="kind") == all_of(range(4))
+
+
+def test_a_folder_of_tables_has_a_split_for_each(photos, tmp_path):
+    write_table(tmp_path / "train.csv", range(4), photos)
+    write_table(tmp_path / "val.csv", [4, 5], photos)
+    splits = data.load(str(tmp_path))
+    assert known(splits, label_column="kind") == all_of(range(4))
+    assert known(splits, "validation", label_column="kind") == all_of([4, 5])
+
+
+def test_tar_shards_are_read_alone_or_as_a_folder(tmp_path):
+    for name, numbers in (("train-0000", [0, 1]), ("train-0001", [2, 3]), ("val-0000", [4, 5])):
+        write_tar(tmp_path / f"{name}.tar", pictures(numbers), [n % 2 for n in numbers])
+    named = {"label_names": list(ANIMALS)}
+    splits = data.load(str(tmp_path))
+    assert known(splits, **named) == all_of(range(4))
+    assert known(splits, "validation", **named) == all_of([4, 5])
+    assert known(data.load(str(tmp_path / "val-0000.tar")), **named) == all_of([4, 5])
+
+
+def test_parquet_and_arrow_files_saved_folders_and_columns_of_bytes_are_read(tmp_path):
+    table = table_of(range(4))
+    table.to_parquet(tmp_path / "table.parquet")
+    table.save_to_disk(str(tmp_path / "saved"))
+    DatasetDict(train=table, test=table_of([4, 5])).save_to_disk(str(tmp_path / "both"))
+    (arrow,) = (tmp_path / "saved").glob("*.arrow")
+    (tmp_path / "table.arrow").write_bytes(arrow.read_bytes())
+    for name in ("table.parquet", "table.arrow", "saved", "both"):
+        assert known(data.load(str(tmp_path / name))) == all_of(range(4)), name
+    assert known(data.load(str(tmp_path / "both")), "test") == all_of([4, 5])
+    table_of(range(4), "png", Value("binary")).to_parquet(tmp_path / "bytes.parquet")
+    assert known(data.load(str(tmp_path / "bytes.parquet")), image_column="png") == all_of(range(4))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "./nowhere",
+        "/nowhere/at/all",
+        "~/nowhere-at-all",
+        "a/b/nowhere",
+        "../nowhere.csv",
+        "nowhere.csv",
+        "data/nowhere.tar",
+    ],
+)
+def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(name):
+    with pytest.raises(ValueError, match=r"--dataset_name .*nowhere.*: there is no such folder or file here"):
+        data.load(name)
+
+
+def test_webdatasets_cls_is_a_label_column():
+    rows = Dataset.from_dict(
+        {"png": [{"bytes": pictures([0])[0], "path": None}], "cls": [1], "__key__": ["x"]},
+        Features({"png": Image(), "cls": Value("int64"), "__key__": Value("string")}),
+    )
+    assert data.find_columns(rows, None, None) == ("png", "cls")
+
+
+def test_a_column_of_text_or_numbers_holds_no_images():
+    rows = dataset([0, 1], note=["a", "b"])
+    for column, kind in (("note", "string"), ("label", "ClassLabel")):
+        with pytest.raises(ValueError, match=rf"--image_column {column}: it holds no images; .*{column} \({kind}\)"):
+            data.find_columns(rows, column, None)
+
+
+def test_a_table_whose_text_names_no_image_files_is_an_error(tmp_path):
+    (tmp_path / "list.csv").write_text("note,label\nhello,1\ngood bye,0\n")
+    with pytest.raises(
+        ValueError, match=r"no column of type Image: name one with --image_column.*note \((large_)?string\)"
+    ):
+        prepare(data.load(str(tmp_path / "list.csv")))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Classes, and parts of them
+
+
+def plain(labels):
+    """Labels that are bare numbers or text."""
+    return dataset([0] * len(labels)).remove_columns("label").add_column("label", labels)
+
+
+def labels_of(splits):
+    return {role: rows["label"][:] for role, rows in splits.items()}
+
+
+def test_bare_numbers_are_places_in_label_names():
+    splits, names, _ = prepare({"train": plain([2, 0, 2]), "test": plain([0])}, label_names=["ant", "bee", "cow"])
+    assert names == ["ant", "bee", "cow"]
+    assert labels_of(splits) == {"train": [2, 0, 2], "eval": [0]}
+    with pytest.raises(ValueError, match=r"labels 3 of the split 'test' do not occur in --label_names"):
+        prepare({"train": plain([2, 0]), "test": plain([3])}, label_names=["ant", "bee", "cow"])
+
+
+def test_label_names_give_text_labels_their_order():
+    splits, names, _ = prepare({"train": plain(["b", "a"]), "test": plain(["a"])}, label_names=["c", "b", "a"])
+    assert names == ["c", "b", "a"]
+    assert labels_of(splits) == {"train": [1, 2], "eval": [2]}
+    with pytest.raises(ValueError, match=r"labels a of the split 'train' do not occur in --label_names"):
+        prepare({"train": plain(["b", "a"]), "test": plain(["b"])}, label_names=["b", "c"])
+
+
+def test_classes_that_training_lacks_are_an_error_that_names_them():
+    splits = {"train": dataset([0, 1], "abcd"), "test": dataset([0, 3, 2, 3], "abcd")}
+    with pytest.raises(ValueError, match=r"'test' has images of 2 classes that the split 'train' has none of: c, d;"):
+        prepare(splits)
+    assert labels_of(prepare({**splits, "test": dataset([0], "abcd")})[0])["eval"] == [0]
+
+
+def test_one_class_alone_cannot_be_trained_on():
+    with pytest.raises(ValueError, match=r"the 3 training images are all of one class \(dog\)"):
+        prepare({"train": dataset([1, 1, 1])})
+    assert labels_of(prepare({"test": dataset([1, 1])}, train=None)[0]) == {"eval": [1, 1]}
+
+
+def test_parts_of_the_training_images_are_by_class_and_by_seed():
+    train = dataset([0] * 20 + [1] * 8 + [2], "abc")
+    rows_of = lambda **how: {role: rows["row"][:] for role, rows in prepare({"train": train}, **how)[0].items()}
+    whole, half, few = rows_of(), rows_of(train_fraction=0.5), rows_of(shots=1)
+    assert whole["eval"] == half["eval"] == few["eval"]
+    assert set(half["train"]) < set(whole["train"])
+    assert not set(whole["train"]) & set(whole["eval"])
+    counts = lambda rows: np.bincount(np.asarray(train["label"])[rows]).tolist()
+    assert [counts(part["train"]) for part in (whole, half, few)] == [[15, 6, 1], [8, 3, 1], [1, 1, 1]]
+    assert half == rows_of(train_fraction=0.5)
+    assert half["train"] != rows_of(train_fraction=0.5, seed=1)["train"]
+    assert 28 in few["train"]  # the only image of its class
+
+
+def test_more_shots_than_images_name_the_class_and_its_count():
+    with pytest.raises(ValueError, match=r"--shots 3: the class 'dog' has only 2 training images"):
+        prepare({"train": dataset([0, 0, 0, 1, 1]), "test": dataset([0])}, shots=3)
+
+
+def test_class_weights_are_inverse_counts_with_mean_one():
+    labels = torch.tensor([0, 0, 0, 2])
+    weights = data.class_weights(labels, 4)
+    torch.testing.assert_close(weights, torch.tensor([4 / (2 * 3), 0, 4 / 2, 0]))
+    assert weights[labels].mean() == 1
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Pixels
+
+
+def item_of(image, kind="PNG", **how):
+    return {"bytes": encoded(image, kind, **how), "path": None}
+
+
+def smooth(width, height):
+    """A picture that any good resizing treats alike, and that shows how it is turned."""
+    x, y = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
+    return PILImage.fromarray(np.stack([x, y, 255 - x], axis=2).astype(np.uint8))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    ("mode", "kind", "how"),
+    [
+        *[(mode, "PNG", {}) for mode in ("1", "L", "LA", "P", "RGB", "RGBA")],
+        ("P", "PNG", {"transparency": bytes([0, 128, 255])}),
+        ("P", "GIF", {"transparency": 3}),
+        *[(mode, "JPEG", {}) for mode in ("L", "RGB", "CMYK", "YCbCr")],
+    ],
+)
+def test_every_mode_of_image_decodes_as_pil_converts_it(mode, kind, how, channels):
+    item = item_of(picture(3, (8, 12)).convert(mode), kind, **how)
+    image = PILImage.open(BytesIO(item["bytes"]))
+    if how:
+        image = image.convert("RGBA")
+    wanted = np.asarray(image.convert({1: "L", 3: "RGB"}[channels])).reshape(8, 12, channels)
+    np.testing.assert_array_equal(data.decode(item, form_of(channels=channels)), wanted)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("dtype", "kind"), [(np.uint16, "PNG"), (np.uint16, "TIFF"), (np.int32, "TIFF")])
+def test_sixteen_bits_become_eight_in_every_channel(dtype, kind, channels):
+    deep = np.random.default_rng(0).integers(0, 65536, (8, 12)).astype(dtype)
+    decoded = data.decode(item_of(PILImage.fromarray(deep), kind), form_of(channels=channels))
+    np.testing.assert_array_equal(decoded, np.repeat(deep[..., None] // 257, channels, axis=2))
+
+
+def test_floating_point_pixels_are_refused():
+    with pytest.raises(ValueError, match="floating-point numbers of no stated range"):
+        data.decode(item_of(PILImage.fromarray(np.ones((8, 12), np.float32)), "TIFF"), form_of())
+
+
+def test_a_large_photo_is_turned_upright_though_the_jpeg_decoder_shrinks_it():
+    exif = PILImage.Exif()
+    exif[0x0112] = 6
+    turned = smooth(192, 128)
+    form = data.training_form(form_of((12, 8)), None, "resized")
+    decoded = data.decode(item_of(turned, "JPEG", exif=exif, quality=95), form)
+    upright = turned.rotate(-90, expand=True).resize((form.width, form.height), form.resample)
+    assert decoded.shape == (form.height, form.width, 3)
+    assert np.abs(decoded.astype(int) - np.asarray(upright)).mean() < 6
+
+
+PROCESSORS = {
+    "ViT": lambda: ViTImageProcessorPil(size={"height": 14, "width": 12}),
+    "DeiT": lambda: DeiTImageProcessorPil(size={"height": 14, "width": 14}, crop_size={"height": 13, "width": 12}),
+    "CLIP": lambda: CLIPImageProcessorPil(size={"shortest_edge": 12}, crop_size={"height": 12, "width": 12}),
+    "DINOv2": lambda: BitImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 14, "width": 14}),
+    "crop larger than the image": lambda: BitImageProcessorPil(
+        size={"shortest_edge": 9}, crop_size={"height": 14, "width": 12}
+    ),
+}
+
+
+@pytest.mark.parametrize("size", [(37, 53), (53, 36), (12, 12), (10, 91), (16, 17)])
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_each_kind_of_image_processor_is_followed_to_the_pixel(name, size):
+    processor, image = PROCESSORS[name](), picture(1, size)
+    form = data.image_form(processor, HFViTConfig())
+    wanted = processor(image, do_rescale=False, do_normalize=False, return_tensors="np")["pixel_values"][0]
+    np.testing.assert_array_equal(data.decode(item_of(image), form).transpose(2, 0, 1), wanted)
+
+
+def test_a_processor_without_a_final_size_is_refused():
+    with pytest.raises(ValueError, match=r"resizes to .*shortest_edge.*wanted a height and a width"):
+        data.image_form(BitImageProcessorPil(size={"shortest_edge": 16}, do_center_crop=False), HFViTConfig())
+
+
+def undecoded(items, labels=None, names=ANIMALS):
+    """Rows as `prepare` gives them."""
+    labels = [number % 2 for number in range(len(items))] if labels is None else labels
+    kinds = Features(image=Image(decode=False), label=ClassLabel(names=list(names)), row=Value("int64"))
+    return Dataset.from_dict({"image": items, "label": labels, "row": list(range(len(items)))}, kinds)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "wanted"), [(8, 12, (8, 12)), (6, 40, (8, 12)), (9, 20, (9, 14)), (80, 120, (10, 15))]
+)
+def test_training_images_are_larger_only_where_there_is_more_to_see(height, width, wanted):
+    images = undecoded([item_of(picture(size=(height, width)))] * 3 + [{"bytes": b"bad", "path": None}, None])
+    form = form_of()
+    larger = data.training_form(form, images, "resized")
+    assert (larger.height, larger.width) == wanted
+    assert larger.draft
+    assert not form.draft
+    for crop in ("none", "simple"):
+        assert data.training_form(form, images, crop) is form
+
+
+def test_a_stream_is_taken_to_be_of_photos():
+    larger = data.training_form(form_of(), None, "resized")
+    assert (larger.height, larger.width) == (10, 15)
+
+
+@pytest.mark.parametrize("name", ["ViT", "DeiT", "CLIP", "DINOv2"])
+def test_a_training_image_is_full_of_picture(name):
+    """A canvas larger than what the image was resized to would have a black border."""
+    white = item_of(PILImage.new("RGB", (60, 40), "white"))
+    form = data.training_form(data.image_form(PROCESSORS[name](), HFViTConfig()), undecoded([white]), "resized")
+    assert data.decode(white, form).min() == 255
+
+
+def test_training_decodes_a_large_jpeg_fast_and_near_and_scoring_exactly():
+    photo = item_of(smooth(480, 320), "JPEG")
+    exact_form = form_of((16, 24))
+    exact = data.decode(photo, exact_form).astype(int)
+    fast = data.decode(photo, dataclasses.replace(exact_form, draft=True)).astype(int)
+    opened = PILImage.open(BytesIO(photo["bytes"]))
+    np.testing.assert_array_equal(exact, np.asarray(opened.resize((24, 16), exact_form.resample)))
+    assert 0 < np.abs(fast - exact).mean() < 3
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Images that cannot be read
+
+
+def good_items(count):
+    return [{"bytes": image, "path": None} for image in pictures(range(count))]
+
+
+BAD = {
+    "no bytes": {"bytes": b"", "path": "some.jpg"},
+    "half a file": {"bytes": encoded(picture(0, (64, 64)), "JPEG")[:900], "path": "some.jpg"},
+    "text": {"bytes": b"this is no picture", "path": "some.jpg"},
+    "no such file": {"bytes": None, "path": "/nowhere/some.jpg"},
+    "decompression bomb": {"bytes": encoded(PILImage.new("L", (60, 60))), "path": "some.jpg"},
+    "nothing": None,
+}
+
+
+@pytest.fixture(params=BAD)
+def one_bad(request, monkeypatch):
+    """Four images, of which number 2 cannot be read, and whether its file has a name."""
+    monkeypatch.setattr(PILImage, "MAX_IMAGE_PIXELS", 1000)
+    items = good_items(4)
+    items[2] = BAD[request.param]
+    if request.param == "half a file":
+        monkeypatch.setattr(PILImage, "MAX_IMAGE_PIXELS", 10_000)
+    return undecoded(items), items[2] is not None
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_training_stops_at_a_bad_image_and_names_row_file_and_remedy(one_bad, cached, monkeypatch):
+    rows, named = one_bad
+    if not cached:
+        monkeypatch.setattr(data, "CACHE_BYTES", 0)
+    where = r"row 2 \(.*some.jpg\) cannot" if named else "row 2 cannot"
+    with pytest.raises(ValueError, match=rf"{where} be read as an image: .*; .*--on_bad_image skip"):
+        list(data.loader(data.Images(rows, form_of()), [[0, 1], [2, 3]], num_workers=0))
+
+
+def test_a_bad_image_is_taken_out_of_the_cache_and_counted(one_bad):
+    images = data.Images(one_bad[0], form_of(), on_bad="skip")
+    assert len(images) == len(images.cache) == 3
+    assert images.rows["row"][:] == [0, 1, 3]
+    assert images.labels.tolist() == [0, 1, 1]
+    assert len(images.skipped) == 1
+    assert "row 2" in next(iter(images.skipped))
+
+
+def assert_own(batch, items, labels):
+    """Each place of a batch holds the image and the label that its index says."""
+    for image, label, index in zip(batch["images"], batch["labels"], (batch["index"] % len(items)), strict=True):
+        np.testing.assert_array_equal(image.permute(1, 2, 0), data.decode(items[index], form_of()))
+        assert label == labels[index]
+
+
+def test_without_a_cache_another_image_takes_the_place_in_training_and_none_in_scoring(one_bad, monkeypatch):
+    monkeypatch.setattr(data, "CACHE_BYTES", 0)
+    rows, ids = one_bad[0], [[1, 2, 7, 0], [2, 3]]  # 7 is 3, for the second time
+    training = data.Images(rows, form_of(), on_bad="skip", fill=True)
+    batches = list(data.loader(training, ids, num_workers=0))
+    assert [len(batch["images"]) for batch in batches] == [4, 2]
+    for batch, wanted in zip(batches, ids, strict=True):
+        assert set(batch["index"].tolist()) == set(wanted) - {2}
+        assert_own(batch, rows["image"][:], rows["label"][:])
+    assert len(training.skipped) == 1  # though it came twice
+    scoring = data.Images(rows, form_of(), on_bad="skip")
+    batches = list(data.loader(scoring, ids, num_workers=0))
+    assert [batch["index"].tolist() for batch in batches] == [[1, 7, 0], [3]]
+    for batch in batches:
+        assert_own(batch, rows["image"][:], rows["label"][:])
+
+
+def test_a_batch_of_bad_images_alone_stops_training_and_is_left_out_of_scoring(monkeypatch):
+    monkeypatch.setattr(data, "CACHE_BYTES", 0)
+    rows = undecoded([*good_items(2), BAD["text"], BAD["text"]])
+    batches = [[0, 1], [2, 3]]
+    scored = list(data.loader(data.Images(rows, form_of(), on_bad="skip"), batches, num_workers=0))
+    assert [batch["index"].tolist() for batch in scored] == [[0, 1]]
+    with pytest.raises(ValueError, match="no image of a whole batch of 2 can be read; row 2"):
+        list(data.loader(data.Images(rows, form_of(), on_bad="skip", fill=True), batches, num_workers=0))
+
+
+def test_a_data_set_of_bad_images_alone_is_an_error():
+    with pytest.raises(ValueError, match="none of the 2 images can be read; row 0"):
+        data.Images(undecoded([BAD["text"]] * 2), form_of(), on_bad="skip")
+
+
+def test_worker_processes_report_bad_images(monkeypatch):
+    monkeypatch.setattr(data, "CACHE_BYTES", 0)
+    rows = undecoded([*good_items(3), BAD["text"]])
+    images = data.Images(rows, form_of(), on_bad="skip", fill=True)
+    batches = list(data.loader(images, [[0, 3], [2, 1]], num_workers=2))
+    assert [batch["index"].tolist() for batch in batches] == [[0, 0], [2, 1]]
+    assert len(images.skipped) == 1
+    with pytest.raises(ValueError, match=r"^row 3 .*--on_bad_image skip"):
+        list(data.loader(data.Images(rows, form_of(), fill=True), [[0, 3], [2, 1]], num_workers=2))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The order
+
+
+def ids_of(*how, **more):
+    return list(itertools.chain(*data.epoch_batches(*how, **more)))
+
+
+@pytest.mark.parametrize("counts", [(30, 6), (37, 2, 1), (11, 5, 4, 3, 2, 2, 1, 1, 1, 1)])
+def test_balanced_sampling_draws_each_class_as_often_within_one(counts):
+    labels = np.repeat(np.arange(len(counts)), counts)
+    for epoch in range(5):
+        ids = ids_of(len(labels), 1, 0, epoch, labels=labels)
+        assert len(ids) == len(labels)
+        assert np.ptp(np.bincount(labels[np.array(ids) % len(labels)], minlength=len(counts))) <= 1
+
+
+@pytest.mark.parametrize(("counts", "batch_size"), [((30, 6), 4), ((2, 1), 8)])
+def test_an_image_that_is_drawn_again_gets_a_further_id(counts, batch_size):
+    labels = np.repeat(np.arange(len(counts)), counts)
+    ids = ids_of(len(labels), batch_size, 0, 0, labels=labels)
+    assert len(ids) == len(set(ids))
+    rows, times = np.unique(np.array(ids) % len(labels), return_counts=True)
+    assert (times[labels[rows] == 1] > 1).any()
+    assert np.ptp(times[labels[rows] == 1]) <= 1
+
+
+@pytest.mark.parametrize(("count", "repeats"), [(50, 2), (50, 4), (3, 2)])
+def test_repeated_images_stand_in_their_batch_with_other_ids_and_apart(count, repeats):
+    batches = list(data.epoch_batches(count, 8, 0, 0, repeats=repeats))
+    assert len(batches) == max(1, count // 8)
+    for ids in map(np.array, batches):
+        assert len(set(ids.tolist())) == len(ids) == 8
+        _, times = np.unique(ids % count, return_counts=True)
+        if count >= 8:
+            assert times.tolist() == [repeats] * (8 // repeats)
+            assert (ids[0::2] % count != ids[1::2] % count).all()
+    if count >= 8:
+        seen = np.concatenate([np.unique(np.array(ids) % count) for ids in batches])
+        assert len(seen) == len(set(seen.tolist()))  # no image stands in two batches of an epoch
+
+
+@pytest.mark.parametrize("how", [{"repeats": 3}, {"labels": np.repeat([0, 1], (30, 6))}])
+def test_two_processes_see_the_batches_of_one_however_images_are_drawn(how):
+    whole = list(data.epoch_batches(36, 8, 0, 1, **how))
+    halves = [list(data.epoch_batches(36, 4, 0, 1, rank, 2, **how)) for rank in range(2)]
+    assert [a + b for a, b in zip(*halves, strict=True)] == whole
+
+
+def test_augmentation_and_order_are_stable_under_the_number_of_workers(monkeypatch):
+    monkeypatch.setattr(data, "CACHE_BYTES", 0)
+    images = data.Images(undecoded(good_items(6)), data.training_form(form_of(), None, "resized"), fill=True)
+    order = list(data.epoch_batches(6, 3, seed=1, epoch=2))
+
+    def epoch(workers):
+        batches = data.loader(images, order, workers)
+        how = dict(crop="resized", crop_scale=0.4, flip=True, auto_augment="rand", jitter=0.3, erase=0.5)
+        return torch.cat([augment(rows["images"], rows["index"], 1, 2, form_of(), **how) for rows in batches])
+
+    assert torch.equal(epoch(0), epoch(2))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Streams: 22 images in three shards, in the order of their numbers; 4 to score
+
+
+COUNT = 22
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    """datasets waits five seconds after each pass over several Parquet files."""
+    monkeypatch.setattr("datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN", 0, raising=False)
+
+
+@pytest.fixture(scope="module", params=["tar", "parquet"])
+def shards(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shards")
+    for name, start, stop in (("train-0", 0, 9), ("train-1", 9, 16), ("train-2", 16, COUNT), ("validation-0", 0, 4)):
+        if request.param == "tar":
+            numbers = range(start, stop)
+            write_tar(folder / f"{name}.tar", pictures(numbers), [n % 2 for n in numbers], start)
+        else:
+            table_of(range(start, stop)).to_parquet(folder / f"{name}.parquet")
+    return folder
+
+
+def stream_of(folder, seed=0, on_bad="stop", buffer=6, **how):
+    rows, _, names, _ = data.prepare_stream(
+        data.load(str(folder), streaming=True), **{"label_names": list(ANIMALS), **how}
+    )
+    return data.Stream(rows, names, form_of(), seed, buffer, on_bad)
+
+
+def seen_in(stream, *how):
+    """The pixels and the label of each image of an epoch, by its index, in their order."""
+    return [
+        (index, (image.numpy().tobytes(), label))
+        for batch in stream.batches(*how)
+        for index, image, label in zip(batch["index"].tolist(), batch["images"], batch["labels"].tolist(), strict=True)
+    ]
+
+
+def test_a_streams_splits_are_the_training_stream_and_a_whole_split_to_score(shards):
+    _, held, names, scored = data.prepare_stream(data.load(str(shards), streaming=True), label_names=list(ANIMALS))
+    assert (names, scored) == (list(ANIMALS), "validation")
+    assert held["row"][:] == [0, 1, 2, 3]
+    images = data.Images(held, form_of())
+    assert images.labels.tolist() == [0, 1, 0, 1]
+    assert_own(images.__getitems__([0, 1, 2, 3]), good_items(4), [0, 1, 0, 1])
+
+
+def test_a_streams_order_depends_on_seed_and_epoch_alone(shards):
+    first = seen_in(stream_of(shards), 1, 4)
+    stream = stream_of(shards)
+    other_epoch = seen_in(stream, 0, 4)
+    assert seen_in(stream, 1, 4) == first
+    assert [pixels for _, pixels in other_epoch] != [pixels for _, pixels in first]
+    assert [pixels for _, pixels in seen_in(stream_of(shards, seed=1), 1, 4)] != [pixels for _, pixels in first]
+
+
+def test_an_epoch_of_a_stream_shows_every_image_once_but_those_left_over(shards):
+    known_pixels = {np.asarray(picture(n, (8, 12))).transpose(2, 0, 1).tobytes(): n for n in range(COUNT)}
+    stream = stream_of(shards)
+    for batch_size, wanted in ((1, COUNT), (4, 20), (23, 0)):
+        seen = seen_in(stream, 0, batch_size)
+        numbers = [known_pixels[pixels] for _, (pixels, _) in seen]
+        assert len(numbers) == len(set(numbers)) == wanted
+        assert [number % 2 for number in numbers] == [label for _, (_, label) in seen]
+
+
+@pytest.mark.parametrize("batch_size", [3, 5])
+def test_two_processes_see_together_what_one_sees_of_a_stream(shards, batch_size):
+    whole = seen_in(stream_of(shards), 0, 2 * batch_size)
+    halves = [list(stream_of(shards).batches(0, batch_size, rank, 2)) for rank in range(2)]
+    assert len(halves[0]) == len(halves[1]) == COUNT // (2 * batch_size)
+    together = torch.cat([half["images"] for pair in zip(*halves, strict=True) for half in pair])
+    assert [image.numpy().tobytes() for image in together] == [pixels for _, (pixels, _) in whole]
+
+
+def test_the_index_of_a_streamed_image_is_its_place_in_every_epoch(shards):
+    stream = stream_of(shards)
+    first = seen_in(stream, 0, 1)
+    assert len(dict(first)) == COUNT
+    assert dict(seen_in(stream, 1, 1)) == dict(seen_in(stream, 2, 1)) == dict(first)
+
+
+def test_a_streamed_label_outside_the_names_is_an_error(tmp_path):
+    for name, labels in (("train", [0, 1, 2]), ("validation", [0])):
+        write_tar(tmp_path / f"{name}.tar", pictures(range(len(labels))), labels)
+    with pytest.raises(ValueError, match=r"row 2 has the label 2, none of the 2 classes"):
+        list(stream_of(tmp_path).batches(0, 1))
+
+
+def test_an_unknown_label_of_the_split_to_score_is_an_error(tmp_path):
+    for name, labels in (("train", [0, 1]), ("validation", [0, 5])):
+        write_tar(tmp_path / f"{name}.tar", pictures(range(len(labels))), labels)
+    with pytest.raises(ValueError, match=r"labels 5 of the split 'validation' do not occur in --label_names"):
+        stream_of(tmp_path)
+
+
+def test_text_labels_of_a_stream_are_places_in_label_names(tmp_path):
+    for name, numbers in (("train", range(4)), ("validation", [0, 1])):
+        text = table_of(numbers).remove_columns("label").add_column("label", [animal(n) for n in numbers])
+        text.to_parquet(tmp_path / f"{name}.parquet")
+    (batch,) = stream_of(tmp_path, label_names=["dog", "cat"]).batches(0, 4)
+    assert batch["labels"].tolist() == [1 - index % 2 for index in batch["index"].tolist()]
+    with pytest.raises(ValueError, match=r"the labels \(label\) are bare string.*pass --label_names FILE"):
+        stream_of(tmp_path, label_names=None)
+
+
+def test_a_stream_of_bare_numbers_needs_label_names_and_one_of_classes_does_not(shards):
+    if any(shards.glob("*.parquet")):
+        assert stream_of(shards, label_names=None).names == list(ANIMALS)
+    else:
+        with pytest.raises(ValueError, match=r"the labels \(cls\) are bare int64.*pass --label_names FILE"):
+            stream_of(shards, label_names=None)
+
+
+def test_a_stream_without_a_split_to_score_is_an_error(tmp_path):
+    tar = write_tar(tmp_path / "train.tar", pictures([0, 1]), [0, 1])
+    with pytest.raises(ValueError, match=r"--streaming needs the split 'train' and another one to score.*has train"):
+        data.prepare_stream(data.load(tar, streaming=True), label_names=list(ANIMALS))
+
+
+def test_bad_images_of_a_stream_stop_it_or_are_skipped(tmp_path):
+    images = pictures(range(8))
+    images[5] = b"no picture"
+    write_tar(tmp_path / "train.tar", images, [n % 2 for n in range(8)])
+    write_tar(tmp_path / "validation.tar", pictures([0]), [0])
+    with pytest.raises(ValueError, match=r"row 5 .*cannot be read as an image.*--on_bad_image skip"):
+        list(stream_of(tmp_path).batches(0, 4))
+    stream = stream_of(tmp_path, on_bad="skip")
+    batches = list(stream.batches(0, 4))
+    assert [len(batch["images"]) for batch in batches] == [4, 4]
+    assert {index for batch in batches for index in batch["index"].tolist()} == set(range(8)) - {5}
+    for batch in batches:
+        assert_own(batch, good_items(8), [n % 2 for n in range(8)])
+    assert len(stream.skipped) == 1
+    with pytest.raises(ValueError, match="no image of a whole batch can be read; row 5"):
+        list(stream_of(tmp_path, on_bad="skip").batches(0, 1))
+
+
+def test_a_stream_of_tables_reads_the_files_they_name(photos, tmp_path):
+    write_table(tmp_path / "train.csv", range(4), photos)
+    write_table(tmp_path / "val.csv", [4, 5], photos)
+    (batch,) = stream_of(tmp_path, label_column="kind").batches(0, 4)
+    assert_own(batch, good_items(4), [n % 2 for n in range(4)])
+
+
+def test_an_image_inside_an_archive_is_read_where_it_lies(tmp_path):
+    """A streamed folder of images names its files so: zip://FILE::ARCHIVE, hf://datasets/...; they are not on this disk."""
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
+        archive.writestr("cat/0.png", pictures([0])[0])
+    inside = {"bytes": None, "path": f"zip://cat/0.png::{tmp_path / 'photos.zip'}"}
+    np.testing.assert_array_equal(data.decode(inside, form_of()), np.asarray(picture(0, (8, 12))))
+
+
+def test_a_streamed_jpeg_is_not_decoded_and_packed_again_on_its_way(tmp_path):
+    jpeg = encoded(picture(0, (64, 64)), "JPEG", quality=95)
+    for name in ("train", "validation"):
+        write_tar(tmp_path / f"{name}.tar", [jpeg], [0])
+    rows, held, _, _ = data.prepare_stream(data.load(str(tmp_path), streaming=True), label_names=list(ANIMALS))
+    assert [row["image"]["bytes"] for row in rows] == [jpeg]
+    assert held[0]["image"]["bytes"] == jpeg
+
+
+def test_a_streams_split_to_score_is_read_anew_when_its_file_has_changed(tmp_path):
+    for count in (1, 3):
+        for name, numbers in (("train", [0, 1]), ("validation", range(count))):
+            table_of(numbers).to_parquet(tmp_path / f"{name}.parquet")
+        held = data.prepare_stream(data.load(str(tmp_path), streaming=True))[1]
+        assert len(held) == count

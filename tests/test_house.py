@@ -77,13 +77,16 @@ def test_every_file_in_the_readme_exists_and_every_module_is_in_it():
     assert sorted(set(modules) - set(listed)) == ["hf_vit/__init__.py"]
 
 
-def test_the_results_table_is_what_the_script_writes():
+def test_the_tables_are_what_the_script_writes():
     sys.path.insert(0, str(HOUSE / "recipes"))
     try:
         import tables
     finally:
         sys.path.pop(0)
-    assert tables.with_tables(README, HOUSE) == README
+    pages = {page: (HOUSE / page).read_text() for page in tables.PAGES}
+    assert {page: tables.with_tables(text, HOUSE) for page, text in pages.items()} == pages
+    for name in tables.TABLES:
+        assert sum(f"<!-- {name}: recipes/tables.py writes this -->" in text for text in pages.values()) == 1
 
 
 @pytest.mark.parametrize("file", sorted(HOUSE.glob("model_cards/*/results.json")), ids=lambda file: file.parent.name)

@@ -110,3 +110,96 @@ def test_every_preset_parses_and_says_how_it_is_run(path):
     head = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert any("accelerate launch" in line and path.name in line for line in head)
     assert all(isinstance(key, str) for key in yaml.safe_load(path.read_text()))
+
+
+FINE_TUNE = ["--dataset_name", "photos", "--output_dir", "runs/x", "--model_name_or_path", "some/vit"]
+STREAM = [*NEEDED, "--streaming", "true"]
+REFUSED = [
+    ([*NEEDED, "--shots", "5", "--train_fraction", "0.5"], "--shots", "--train_fraction"),
+    ([*FINE_TUNE, "--freeze_backbone", "true", "--lora_rank", "8"], "--freeze_backbone", "--lora_rank"),
+    ([*FINE_TUNE, "--freeze_layers", "2", "--lora_rank", "8"], "--freeze_layers", "--lora_rank"),
+    ([*NEEDED, "--balance", "sampling", "--augment_repeats", "3"], "--balance sampling", "--augment_repeats"),
+    *[
+        ([*NEEDED, flag, value], flag, "--model_name_or_path")
+        for flag, value in (("--freeze_backbone", "true"), ("--freeze_layers", "2"), ("--lora_rank", "8"))
+    ],
+    *[
+        ([*STREAM, "--max_train_steps", "9", flag, value], "--streaming", flag)
+        for flag, value in (
+            ("--shots", "5"), ("--train_fraction", "0.5"), ("--balance", "weights"), ("--balance", "sampling"), ("--augment_repeats", "3")
+        )
+    ],
+    (STREAM, "--streaming", "--max_train_steps"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("flags", "one", "other"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_does_not_go_together_is_refused_and_both_flags_are_named(flags, one, other, capsys):
+    with pytest.raises(SystemExit):
+        presets.parse(flags)
+    error = capsys.readouterr().err.rpartition("error:")[2]
+    assert one in error
+    assert other in error
+
+
+def test_every_contradiction_has_a_test(monkeypatch):
+    rows = presets.CONTRADICTIONS
+    hit = set()
+    monkeypatch.setattr(presets, "CONTRADICTIONS", ())
+    for flags, *_ in REFUSED:
+        args = presets.parse([*flags, "--eval_steps", "1"])
+        hit |= {number for number, (one, _, other, _, _) in enumerate(rows) if one(args) and other(args)}
+    assert hit == set(range(len(rows)))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [*NEEDED, "--shots", "5", "--balance", "weights", "--augment_repeats", "3"],
+        [*NEEDED, "--train_fraction", "0.5", "--balance", "sampling"],
+        [*FINE_TUNE, "--freeze_backbone", "true", "--freeze_layers", "2"],
+        [*FINE_TUNE, "--lora_rank", "8", "--shots", "5"],
+        [*STREAM, "--max_train_steps", "9", "--balance", "none", "--train_fraction", "1"],
+    ],
+)
+def test_what_goes_together_is_not_refused(flags):
+    presets.parse(flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "rate"),
+    [
+        (NEEDED, 1e-3),
+        (FINE_TUNE, 5e-5),
+        ([*FINE_TUNE, "--freeze_layers", "2"], 5e-5),
+        ([*FINE_TUNE, "--freeze_backbone", "true"], 1e-3),
+        ([*FINE_TUNE, "--lora_rank", "8"], 1e-3),
+        ([*FINE_TUNE, "--lora_rank", "8", "--learning_rate", "2e-4"], 2e-4),
+    ],
+)
+def test_the_learning_rate_follows_from_what_is_trained_unless_it_is_given(flags, rate):
+    assert presets.parse(flags).learning_rate == rate
+
+
+def test_a_stream_is_scored_ten_times_unless_told_otherwise():
+    assert presets.parse([*STREAM, "--max_train_steps", "500"]).eval_steps == 50
+    assert presets.parse([*STREAM, "--max_train_steps", "5"]).eval_steps == 1
+    assert presets.parse([*STREAM, "--max_train_steps", "500", "--eval_steps", "7"]).eval_steps == 7
+    assert presets.parse([*NEEDED, "--max_train_steps", "500"]).eval_steps is None
+
+
+def test_names_of_labels_are_the_lines_of_a_file(tmp_path):
+    (tmp_path / "names.txt").write_text("cat\nd\u00f6g\nthird one\n", encoding="utf-8")
+    assert presets.read_names(str(tmp_path / "names.txt")) == ["cat", "d\u00f6g", "third one"]
+    assert presets.read_names(None) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "named"), [("cat\ndog\ncat\n", "cat"), ("cat\n\ndog\n", r"\[''\]"), ("cat\n", "cat"), ("", r"\[\]")]
+)
+def test_names_of_labels_that_are_empty_twice_or_too_few_are_refused(tmp_path, text, named):
+    (tmp_path / "names.txt").write_text(text)
+    with pytest.raises(ValueError, match=rf"--label_names .*names.txt: wanted two or more lines.*{named}"):
+        presets.read_names(str(tmp_path / "names.txt"))
+    with pytest.raises(ValueError, match=r"--label_names .*nowhere.txt: no such file"):
+        presets.read_names(str(tmp_path / "nowhere.txt"))

@@ -1,4 +1,4 @@
-"""Every block of the README runs as printed."""
+"""Every block of the README, and every command of the recipes' one, runs as printed."""
 
 import os
 import re
@@ -18,7 +18,9 @@ from hf_vit import HFViTForImageClassification, data
 HOUSE = Path(__file__).parents[1]
 README = (HOUSE / "README.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-COMMANDS = [line.strip() for line in README.splitlines() if line.startswith("    accelerate launch --quiet recipes/")]
+PAGES = [README, (HOUSE / "recipes" / "README.md").read_text()]
+RUNS = ("accelerate launch --quiet recipes/", "python recipes/classify.py")
+COMMANDS = [[line.strip() for line in page.splitlines() if line.strip().startswith(RUNS)] for page in PAGES]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,7 @@ def desk(tmp_path_factory, tiny_fields, tiny_config):
         (desk / "photos" / label).mkdir(parents=True)
         for index in range(10):
             Image.fromarray(rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)).save(
-                desk / "photos" / label / f"{index}.png"
+                desk / "photos" / label / f"{index}.{'png' if index % 2 == 0 else 'jpg'}"
             )
     return desk
 
@@ -54,10 +56,11 @@ def test_python_blocks_run(block, desk, monkeypatch, capsys):
         assert capsys.readouterr().out.strip() in data.load("fashion-mnist-mini")["test"].features["label"].names
 
 
-def test_commands_run_in_their_order(desk):
-    assert len(COMMANDS) == 3
-    for command in COMMANDS:
-        _, _, _, script, *flags = shlex.split(command)
+@pytest.mark.parametrize(("commands", "count"), list(zip(COMMANDS, (3, 5), strict=True)), ids=["README", "recipes"])
+def test_commands_run_in_their_order(commands, count, desk):
+    assert len(commands) == count
+    for command in commands:
+        script, *flags = shlex.split(command)[3 if command.startswith("accelerate") else 1 :]
         if "train.py" in script:
             flags += ["--max_train_steps", "1", "--per_device_train_batch_size", "4"]
         result = subprocess.run(

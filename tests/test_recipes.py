@@ -5,15 +5,24 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoImageProcessor, AutoModelForImageClassification
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+)
 
-import hf_vit  # noqa: F401, makes the Auto classes know the model
+import hf_vit
 
 
 HOUSE = Path(__file__).parents[1]
@@ -170,6 +179,144 @@ def test_a_broken_photo_stops_the_run_and_is_named(photos, tmp_path):
     )
     assert "bad.jpg) cannot be read as an image" in printed
     assert "Traceback" not in printed
+
+
+def test_skipped_photos_are_counted_and_named(photos, tmp_path):
+    shutil.copytree(photos, tmp_path / "photos")
+    (tmp_path / "photos" / "red" / "bad.jpg").write_bytes((photos / "red" / "1.jpg").read_bytes()[:100])
+    (tmp_path / "photos" / "blue" / "empty.png").touch()
+    recipe(
+        "train.py", "--dataset_name", "photos", "--preset", "tiny-patch16-224", "--config_overrides", TINY, "--output_dir", "run",
+        "--max_train_steps", 2, "--on_bad_image", "skip", cwd=tmp_path,
+    )  # fmt: skip
+    data = json.loads((tmp_path / "run" / "results.json").read_text())["data"]
+    assert data["skipped_images"] == 2
+    assert [name for name in ("bad.jpg", "empty.png") if name in str(data["skipped_first"])] == [
+        "bad.jpg",
+        "empty.png",
+    ]
+    assert data["train_images"] + data["scored_images"] == 60
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A native checkpoint of five labels that know nothing of colours."""
+    folder = tmp_path_factory.mktemp("base")
+    torch.manual_seed(0)
+    config = ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=8, patch_size=4, num_labels=5
+    )  # fmt: skip
+    ViTForImageClassification(config).save_pretrained(folder)
+    ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("saved", ["merged", "adapter"])
+def test_lora_trains_little_and_what_it_saves_loads(saved, base, photos, tmp_path):
+    recipe(
+        "train.py", "--dataset_name", photos, "--model_name_or_path", base, "--image_size", 16, "--lora_rank", 2, "--lora_save", saved,
+        "--output_dir", "run", "--max_train_steps", 30, "--per_device_train_batch_size", 16, cwd=tmp_path,
+    )  # fmt: skip
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["trained_parameters"] < 0.3 * results["parameters"]
+    assert results["metrics"]["accuracy"] >= 0.8
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists() is (saved == "merged")
+    flags = ["--dataset_name", photos, "--split", "train", "--output_file", "scores.json"]
+    recipe("evaluate.py", "--model_name_or_path", "run/model", *flags, cwd=tmp_path)
+    assert json.loads((tmp_path / "scores.json").read_text())["accuracy"] >= 0.8
+    assert "it sees:" in recipe("classify.py", "run/model", photos / "red" / "4.png", cwd=tmp_path)
+    assert ("goes on top of" in (tmp_path / "run" / "model" / "README.md").read_text()) is (saved == "adapter")
+
+
+def test_any_image_classifier_is_scored_and_its_features_are_probed(run, photos, tmp_path):
+    scores = {}
+    hf_vit.HFViTForImageClassification.from_pretrained(run / "model").to_transformers().save_pretrained(
+        tmp_path / "native"
+    )
+    AutoImageProcessor.from_pretrained(run / "model").save_pretrained(tmp_path / "native")
+    for name, model in (("ours", run / "model"), ("native", tmp_path / "native")):
+        recipe(
+            "evaluate.py", "--model_name_or_path", model, "--dataset_name", photos, "--split", "train", "--probe_split", "train",
+            "--output_file", f"{name}.json", cwd=tmp_path,
+        )  # fmt: skip
+        scores[name] = json.loads((tmp_path / f"{name}.json").read_text())
+    assert scores["native"] == {**scores["ours"], "model": str(tmp_path / "native"), "loss": scores["native"]["loss"]}
+    assert scores["ours"]["knn_accuracy"] >= 0.9
+    assert {"1_shot_accuracy", "5_shot_accuracy", "10_shot_accuracy"} <= set(scores["ours"])
+    assert [row["images"] for row in scores["ours"]["per_class"]] == [20, 20, 20]
+    low, high = scores["ours"]["intervals"]["accuracy"]
+    assert low <= scores["ours"]["accuracy"] <= high
+
+
+def test_features_are_probed_where_the_head_knows_other_labels(base, photos, tmp_path):
+    flags = ["--model_name_or_path", base, "--dataset_name", photos, "--split", "train"]
+    printed = recipe("evaluate.py", *flags, "--probe_split", "train", cwd=tmp_path)
+    assert "the head is not scored" in printed
+    assert "knn_accuracy" in printed
+    assert "does not know 3 of the data set's 3 labels" in recipe("evaluate.py", *flags, cwd=tmp_path, fails=True)
+
+
+@pytest.fixture(scope="module")
+def shards(photos, tmp_path_factory):
+    """The photos as three WebDataset shards to train on and one to score; labels are bare numbers."""
+    folder = tmp_path_factory.mktemp("shards")
+    files = [
+        (file, label)
+        for label, name in enumerate(("red", "green", "blue"))
+        for file in sorted((photos / name).glob("*.jpg"))
+    ]
+    for number, name in enumerate(("train-0", "train-1", "train-2", "val-0")):
+        with tarfile.open(folder / f"{name}.tar", "w") as tar:
+            for index, (file, label) in enumerate(files[number::4]):
+                for suffix, content in (("jpg", file.read_bytes()), ("cls", str(label).encode())):
+                    member = tarfile.TarInfo(f"{name}_{index}.{suffix}")
+                    member.size = len(content)
+                    tar.addfile(member, BytesIO(content))
+    (folder / "names.txt").write_text("red\ngreen\nblue\n")
+    return folder
+
+
+def test_a_stream_trains_repeatably_and_learns_from_a_teacher(run, shards, tmp_path):
+    flags = [
+        "--dataset_name", shards, "--label_names", shards / "names.txt", "--streaming", "true", "--max_train_steps", 40, "--preset",
+        "tiny-patch16-224", "--config_overrides", TINY, "--per_device_train_batch_size", 8, "--teacher_name_or_path", run / "model",
+        "--report_to", "tensorboard",
+    ]  # fmt: skip
+    for name in ("first", "again"):
+        recipe("train.py", *flags, "--output_dir", name, cwd=tmp_path)
+    first, again = ((tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("first", "again"))
+    assert first == again
+    assert json.loads((tmp_path / "first" / "results.json").read_text())["metrics"]["accuracy"] >= 0.8
+    (events,) = (tmp_path / "first").rglob("events.out.tfevents.*.0")
+    reader = EventAccumulator(str(events.parent))
+    reader.Reload()
+    logged = [json.loads(line) for line in (tmp_path / "first" / "metrics.jsonl").read_text().splitlines()]
+    wanted = [(line["step"], pytest.approx(line["loss"], rel=1e-6)) for line in logged if "loss" in line]
+    assert [(event.step, event.value) for event in reader.Scalars("loss")] == wanted
+
+
+def test_an_error_late_in_a_run_loses_no_weights(shards, tmp_path):
+    for file in shards.glob("*.tar"):
+        shutil.copy(file, tmp_path)
+    with tarfile.open(tmp_path / "train-2.tar", "a") as tar:
+        for suffix, content in (("jpg", b"no picture"), ("cls", b"1")):
+            member = tarfile.TarInfo(f"last.{suffix}")
+            member.size = len(content)
+            tar.addfile(member, BytesIO(content))
+    printed = recipe(
+        "train.py", "--dataset_name", tmp_path, "--label_names", shards / "names.txt", "--streaming", "true", "--shuffle_buffer", 1,
+        "--max_train_steps", 100, "--preset", "tiny-patch16-224", "--config_overrides", TINY, "--per_device_train_batch_size", 2,
+        "--output_dir", "run", cwd=tmp_path, fails=True,
+    )  # fmt: skip
+    assert "cannot be read as an image" in printed
+    assert "the weights so far are in run/last" in printed
+    AutoModelForImageClassification.from_pretrained(tmp_path / "run" / "last")
+
+
+def test_an_unknown_or_missing_tracker_is_refused(photos, tmp_path):
+    for name, reason in (("tensorbord", "wanted none, or some of"), ("clearml", "not installed: pip install clearml")):
+        flags = ["--dataset_name", photos, "--preset", "tiny-patch16-224", "--output_dir", "run", "--report_to", name]
+        assert reason in recipe("train.py", *flags, cwd=tmp_path, fails=True)
 
 
 @pytest.mark.slow

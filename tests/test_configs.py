@@ -1,0 +1,97 @@
+"""Each preset of recipes/configs trains: three real steps by the real command, on a small stand-in where its data are on the Hub."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from datasets import ClassLabel, Dataset, Features, Image
+from PIL import Image as PILImage
+from transformers import ViTConfig, ViTImageProcessorPil, ViTModel
+
+from hf_vit import presets
+
+
+HOUSE = Path(__file__).parents[1]
+CONFIGS = sorted((HOUSE / "recipes" / "configs").glob("*.yaml"))
+# What the data of each preset look like: columns of images and labels, PIL mode, side, classes, splits.
+FORMS = {
+    "ylecun/mnist": ("image", "label", "L", 28, 10, ("train", "test")),
+    "zalando-datasets/fashion_mnist": ("image", "label", "L", 28, 10, ("train", "test")),
+    "uoft-cs/cifar10": ("img", "label", "RGB", 32, 10, ("train", "test")),
+    "AI-Lab-Makerere/beans": ("image", "labels", "RGB", 250, 3, ("train", "validation", "test")),
+    "timm/oxford-iiit-pet": ("image", "label", "RGB", 250, 37, ("train", "test")),
+    "dpdl-benchmark/oxford_flowers102": ("image", "label", "RGB", 250, 102, ("train", "validation", "test")),
+    "ILSVRC/imagenet-1k": ("image", "label", "RGB", 250, 1000, ("train", "validation", "test")),
+    "data/pizza_steak_sushi": ("image", "label", "RGB", 250, 3, ("train", "test")),
+}
+
+
+def stand_in(name, folder):
+    """A data set of the same form on disk: Parquet, or a folder of photos."""
+    if name == "fashion-mnist-mini":
+        return name
+    images, labels, mode, side, classes, splits = FORMS[name]
+    rng, data = np.random.default_rng(0), {}
+    names = [f"class {index}" for index in range(classes)]
+    for split in splits:
+        pictures = []
+        for _ in range(12):
+            size = (side, side) if side < 100 else rng.integers(side, side + 60, 2)
+            pixels = rng.integers(0, 256, (*size, *(() if mode == "L" else (3,))), dtype=np.uint8)
+            pictures.append(PILImage.fromarray(pixels))
+        if name.startswith("data/"):
+            for index, picture in enumerate(pictures):
+                path = folder / split / names[index % classes] / f"{index}.jpg"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                picture.save(path)
+            continue
+        columns = {images: pictures, labels: [index % classes for index in range(12)]}
+        features = Features({images: Image(), labels: ClassLabel(names=names)})
+        if name == "timm/oxford-iiit-pet":  # which has a second column of classes
+            columns["label_cat_dog"], features["label_cat_dog"] = [0] * 12, ClassLabel(names=["cat", "dog"])
+        data[split] = Dataset.from_dict(columns, features)
+    for split, rows in data.items():
+        folder.mkdir(exist_ok=True)
+        rows.to_parquet(folder / f"{split}.parquet")
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A model of the same form as google/vit-base-patch16-224-in21k, a few thousand weights large."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    config = ViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=224, patch_size=32
+    )
+    ViTModel(config, add_pooling_layer=True).save_pretrained(folder)
+    ViTImageProcessorPil().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_preset_trains(path, checkpoint, tmp_path):
+    args = presets.parse(["--config", str(path)])
+    flags = [
+        "--config", path, "--dataset_name", stand_in(args.dataset_name, tmp_path / "data"), "--output_dir", tmp_path / "run",
+        "--max_train_steps", 3, "--per_device_train_batch_size", 6, "--log_steps", 1, "--eval_epochs", 1000,
+    ]  # fmt: skip
+    if args.model_name_or_path is not None:
+        assert args.model_name_or_path == "google/vit-base-patch16-224-in21k"
+        flags += ["--model_name_or_path", checkpoint]
+        if args.config_overrides:
+            flags += ["--config_overrides", args.config_overrides]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", HOUSE / "recipes" / "train.py", *map(str, flags)],
+        capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3]
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["steps"] == 3
+    assert np.isfinite(results["metrics"]["loss"])
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
