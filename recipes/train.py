@@ -86,6 +86,7 @@ def main():
     )
     form = data.image_form(processor, model.config)
     train_form = data.training_form(form, None if stream else splits["train"], args.crop)
+    say(f"reading {len(eval_rows) + (0 if stream else len(splits['train'])):,} images")
     eval_images = data.Images(eval_rows, form, args.on_bad_image)
     if stream:
         train_images = data.Stream(stream, labels, train_form, args.seed, args.shuffle_buffer, args.on_bad_image)
@@ -211,7 +212,6 @@ def main():
 
     def save(folder):
         if accelerator.is_main_process:
-            shutil.rmtree(folder, ignore_errors=True)
             training.save_model(network if average is None else average.model, folder, args.lora_save)
             processor.save_pretrained(folder)
 
