@@ -287,6 +287,7 @@ def main():
                         loss=f"{total_loss / seen:.3f}",
                         accuracy=f"{correct / seen:.1%}",
                         images_per_second=f"{speed:,.0f}",
+                        refresh=False,
                     )
                     log(
                         step, epoch + 1, loss=total_loss / seen, accuracy=correct / seen, learning_rate=rate,
