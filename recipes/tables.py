@@ -49,7 +49,7 @@ def presets(house: Path) -> str:
         preset = yaml.safe_load(file.read_text())
         card = house / "model_cards" / file.stem / "results.json"
         model = f"fine-tuned {preset['model_name_or_path']}" if "model_name_or_path" in preset else "from scratch"
-        run = "not run here | | "
+        run = "not run here | |"
         if card.is_file():
             results = json.loads(card.read_text())
             low, high = results["intervals"]["accuracy"]
