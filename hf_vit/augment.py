@@ -32,8 +32,10 @@ def uniform(index: torch.Tensor, seed: int, epoch: int, stream: int) -> torch.Te
 
 
 def normalize(images, form):
-    """uint8 (B, C, H, W) -> float32, as the image processor does it: (x / 255 - mean) / std for each channel."""
-    return standardize(images.float() / 255, form)
+    """uint8 (B, C, H, W) -> float32, as the image processor does it: (x / 255 - mean) / std for each channel.
+
+    Floats are what an image processor has normalised already."""
+    return images if images.is_floating_point() else standardize(images.float() / 255, form)
 
 
 def standardize(images, form):
@@ -334,7 +336,7 @@ def mix(images, targets, mixup, cutmix, seed, epoch, batch):
 
 def augment(
     images, index, seed, epoch, form, *,
-    crop="none", crop_scale=0.35, shift=0, flip=False, auto_augment="none", jitter=0.0, erase=0.0,
+    crop="none", crop_scale=0.35, shift=0, flip=False, auto_augment="none", magnitude=9, jitter=0.0, erase=0.0,
 ):  # fmt: skip
     """A training batch: uint8 (B, C, H', W') -> normalised float32 (B, C, H, W), augmented as the run's arguments say.
 
@@ -343,7 +345,7 @@ def augment(
             size, then shifted by up to four pixels, mirrored at the border) or "none".
         shift: pixels of `random_shift`.
         flip: whether half of the images are mirrored.
-        auto_augment: "none", "three", "trivial" or "rand".
+        auto_augment: "none", "three", "trivial" or "rand", the last of `magnitude`, 0 to 30.
         jitter: strength of `color_jitter`; 0 leaves it out.
         erase: probability of `random_erase`.
     """
@@ -362,7 +364,7 @@ def augment(
     elif auto_augment == "trivial":
         images = trivial_augment(images, index, seed, epoch)
     elif auto_augment == "rand":
-        images = rand_augment(images, index, seed, epoch)
+        images = rand_augment(images, index, seed, epoch, magnitude=magnitude)
     if jitter > 0:
         images = color_jitter(images, index, seed, epoch, jitter)
     images = standardize(images, form)

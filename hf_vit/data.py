@@ -1,5 +1,7 @@
 """Hub ids, folders, tables and tar shards -> batches of uint8 images and labels, in an order that only (seed, epoch) decides."""
 
+import contextlib
+import math
 import os
 from collections import deque
 from collections.abc import Iterator
@@ -7,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +36,11 @@ FILE_FORMATS = {
     ".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".tar": "webdataset",
 }  # fmt: skip
 TABLES = ("csv", "json")  # formats that name image files and do not hold them
-SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
+SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}  # first words of file names, and the splits they mean
 LARGER = (
     1.25  # parts of at least 0.35 of the area, as training cuts them out, are then 224 of 280 pixels wide on average
 )
@@ -75,9 +82,16 @@ def load(name: str, config: str | None = None, streaming: bool = False) -> Datas
     if files[0].suffix not in FILE_FORMATS:
         raise ValueError(f"{path} is no data file; wanted one of {', '.join(FILE_FORMATS)}, or a folder of images")
     by_split: dict[str, list[str]] = {}
+    unknown = []
     for file in files:
         word = file.stem.replace("_", "-").partition("-")[0].lower()
+        if word not in SPLITS:
+            unknown.append(file.name)
         by_split.setdefault(SPLITS.get(word, "train") if len(files) > 1 else "train", []).append(str(file))
+    if len(by_split) > 1 and unknown:
+        raise ValueError(
+            f"{path}: {', '.join(unknown)} are of no split; wanted names that begin with {', '.join(SPLITS)}"
+        )
     kind = FILE_FORMATS[files[0].suffix]
     options = {"sep": "\t"} if files[0].suffix == ".tsv" else {}
     if kind not in TABLES:
@@ -332,7 +346,14 @@ def match_labels(labels: torch.Tensor, names: list[str], id2label: dict[int, str
     Raises:
         ValueError: if the data set names a class that the model does not know.
     """
-    index_of = {name: index for index, name in id2label.items()}
+    models = [id2label[index] for index in range(len(id2label))]
+    if models == names:
+        return labels
+    index_of = {name: index for index, name in enumerate(models)}
+    if twice := sorted({name for name in names if models.count(name) > 1}):
+        raise ValueError(
+            f"the model calls several of its labels {', '.join(twice[:5])}: which one is meant cannot be told"
+        )
     unknown = sorted(set(names) - set(index_of))
     if unknown:
         raise ValueError(
@@ -352,7 +373,8 @@ class ImageForm:
 
     `resize` is None where an image is stretched to this size at once; else its shorter side, or its height and width, before
     the middle is cut out. `draft` lets the JPEG decoder shrink large photos by 2, 4 or 8 on the way, many times faster and
-    not to the pixel what the image processor gives: for training only.
+    not to the pixel what the image processor gives: for training only. `processor` is an image processor that these numbers
+    cannot describe; it then makes the pixels, normalised, and only `channels` is read of the rest.
     """
 
     height: int
@@ -363,53 +385,53 @@ class ImageForm:
     std: tuple[float, ...]
     resize: int | tuple[int, int] | None = None
     draft: bool = False
+    processor: Any = None
 
 
 def image_form(processor, config) -> ImageForm:
     """The form of a model's images, from its image processor and its config.
 
-    Raises:
-        ValueError: for a processor that resizes in another way than ViT's, DeiT's and CLIP's do.
+    A processor that does something else than resize (and cut out the middle), divide by 255 and normalise is kept in the
+    form and called on each image.
     """
-    first, last, resize = dict(processor.size), dict(processor.size), None
-    if getattr(processor, "do_center_crop", None):
-        last = dict(processor.crop_size)
-        resize = first["shortest_edge"] if "shortest_edge" in first else (first.get("height"), first.get("width"))
-    if not {"height", "width"} <= set(last) or resize == (None, None):
-        raise ValueError(f"the image processor resizes to {first}; wanted a height and a width, or a crop to them")
-    return ImageForm(
-        last["height"],
-        last["width"],
-        getattr(config, "num_channels", 3),
-        int(processor.resample),
-        tuple(processor.image_mean),
-        tuple(processor.image_std),
-        resize,
-    )
+    asked = processor.to_dict()
+    size = asked.get("size") or {}
+    last, resize = size, None
+    if asked.get("do_center_crop"):
+        last = asked["crop_size"]
+        resize = size.get("shortest_edge") or (size.get("height"), size.get("width"))
+    channels = getattr(config, "num_channels", 3)
+    plain = all(asked.get(name) in (True, None) for name in ("do_resize", "do_rescale", "do_normalize"))
+    plain &= abs(asked.get("rescale_factor", 1 / 255) - 1 / 255) < 1e-9 and asked.get("image_mean") is not None
+    plain &= not any(asked.get(name) for name in ("do_flip_channel_order", "crop_pct", "include_top", "do_pad"))
+    if not (plain and {"height", "width"} <= set(last) and resize != (None, None)):
+        return ImageForm(0, 0, channels, 0, (), (), processor=processor)
+    mean, std = tuple(asked["image_mean"]), tuple(asked["image_std"])
+    return ImageForm(last["height"], last["width"], channels, int(asked["resample"]), mean, std, resize)
 
 
-def training_form(form: ImageForm, images: Dataset | None, crop: str) -> ImageForm:
-    """The form in which training images are decoded: the model's, or a quarter larger where random parts are cut out, so that
-    these are hardly stretched, and the images (the median of 32 of them; None for a stream, which is taken to be of photos)
-    have that much to show."""
+def training_form(form: ImageForm, images: Dataset | None, crop: str, crop_scale: float = 0.35) -> ImageForm:
+    """The form in which training images are decoded: the model's, or where random parts are cut out as much larger as makes the
+    average part, of `crop_scale` to 1 of the area, as large as the model's images, if the images (the median of 32 of them;
+    None for a stream, which is taken to be of photos) have that much to show."""
     if crop != "resized":
         return form
-    sides = []
-    for item in [] if images is None else images[:: max(1, len(images) // 32)]["image"]:
-        try:
-            with PILImage.open(BytesIO(item["bytes"]) if item["bytes"] is not None else item["path"]) as image:
+    larger = math.sqrt(2 / (1 + crop_scale))
+    if images is not None:
+        sides = []
+        for item in images[:: max(1, len(images) // 32)]["image"]:
+            source = item and (BytesIO(item["bytes"]) if item["bytes"] is not None else item["path"])
+            with (
+                contextlib.suppress(Exception),
+                PILImage.open(source) as image,
+            ):  # a bad one is named when it is decoded
                 sides.append(min(image.width / form.width, image.height / form.height))
-        except (OSError, TypeError, PILImage.DecompressionBombError):  # it is named when it is decoded
-            continue
-    if images is None:
-        sides = [LARGER]
-    larger = min(LARGER, max(1.0, float(np.median(sides)))) if sides else 1.0
+        larger = min(larger, max(1.0, float(np.median(sides)))) if sides else 1.0
+    grown = lambda side: round(larger * side)
     resize = form.resize
     if resize is not None:
-        resize = round(larger * resize) if isinstance(resize, int) else tuple(round(larger * side) for side in resize)
-    return replace(
-        form, height=round(larger * form.height), width=round(larger * form.width), resize=resize, draft=True
-    )
+        resize = grown(resize) if isinstance(resize, int) else tuple(map(grown, resize))
+    return replace(form, height=grown(form.height), width=grown(form.width), resize=resize, draft=True)
 
 
 def decode(item: dict, form: ImageForm) -> np.ndarray:
@@ -430,15 +452,18 @@ def decode(item: dict, form: ImageForm) -> np.ndarray:
             longer = max(form.height, form.width, *resize)  # the photo may lie on its side
             image.draft(None, (longer, longer))
         ImageOps.exif_transpose(image, in_place=True)  # the other way copies every photo
-        if image.mode.startswith("I"):  # Pillow would clip 16 bits at 255
+        if image.mode.startswith("I"):  # Pillow would clip 16 bits at 255; mode "I" may hold 8 or 16 of them
             values = np.asarray(image).astype(np.int64)
-            image = PILImage.fromarray((values // 257 if values.max() > 255 else values).clip(0, 255).astype(np.uint8))
+            sixteen = image.mode != "I" or values.max() > 255
+            image = PILImage.fromarray((values // 257 if sixteen else values).clip(0, 255).astype(np.uint8))
         elif image.mode == "F":
             raise ValueError("its pixels are floating-point numbers of no stated range; save it with 8 or 16 bits")
         elif image.mode == "P" and "transparency" in image.info:
             image = image.convert("RGBA")
         mode = {1: "L", 3: "RGB", 4: "RGBA"}[form.channels]
         image = image.convert(mode) if image.mode != mode else image
+        if form.processor is not None:
+            return form.processor(image, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)  # (H, W, C), float
         width, height = form.width, form.height
         if isinstance(form.resize, int):  # the shorter side; the longer one is rounded down, as image processors do
             shorter = min(image.size)
@@ -498,20 +523,22 @@ class Images(torch.utils.data.Dataset):
         self.rows, self.form, self.on_bad, self.fill = data, form, on_bad, fill
         self.skipped: dict[str, None] = {}  # in the order they came
         self.cache = None
-        if len(data) * form.height * form.width * form.channels <= CACHE_BYTES:
+        if form.processor is None and len(data) * form.height * form.width * form.channels <= CACHE_BYTES:
+            self.cache = torch.empty(len(data), form.channels, form.height, form.width, dtype=torch.uint8)
             chunks = np.array_split(np.arange(len(data)), max(1, len(data) // 64))
             decode_chunk = lambda chunk: decode_rows([self.rows[int(index)] for index in chunk], form)
-            images = []
+            good = []
             with ThreadPoolExecutor(os.cpu_count()) as pool:  # PIL decodes without the interpreter lock
-                for decoded, bad in pool.map(decode_chunk, chunks):
-                    images += decoded
+                for chunk, (images, bad) in zip(chunks, pool.map(decode_chunk, chunks), strict=True):
                     self.skip(bad)
-            good = [index for index, image in enumerate(images) if image is not None]
+                    for index, image in zip(chunk, images, strict=True):
+                        if image is not None:
+                            self.cache[index] = torch.from_numpy(image.copy()).permute(2, 0, 1)
+                            good.append(int(index))
             if not good:
                 raise ValueError(f"none of the {len(data)} images can be read; {next(iter(self.skipped))}")
-            if len(good) < len(images):
-                self.rows = data.select(good)
-            self.cache = as_batch([images[index] for index in good])  # (n, C, H, W)
+            if len(good) < len(data):
+                self.rows, self.cache = data.select(good), self.cache[good]
         self.labels = torch.tensor(np.asarray(self.rows["label"]), dtype=torch.long)  # (n,)
 
     def __len__(self):
@@ -612,7 +639,10 @@ def loader(images: Images, batches: list[list[int]], num_workers: int) -> Iterat
         ValueError: at an image that cannot be read, unless they are skipped; at a batch without any that can.
     """
     workers = 0 if images.cache is not None else num_workers
-    for batch in DataLoader(images, batch_sampler=batches, num_workers=workers, collate_fn=_as_it_is):
+    pinned = torch.cuda.is_available()  # copies to the device then overlap with its work
+    for batch in DataLoader(
+        images, batch_sampler=batches, num_workers=workers, collate_fn=_as_it_is, pin_memory=pinned
+    ):
         bad = batch.pop("bad")
         images.skip(bad)
         if batch:

@@ -488,6 +488,10 @@ class HFViTPreTrainedModel(PreTrainedModel):
         if config is None and (base := base_of_adapter(pretrained_model_name_or_path, kwargs)) is not None:
             with suppress(OSError):  # its config.json, where there is one, says what the base is made into
                 kwargs["config"] = config = cls.config_class.from_pretrained(pretrained_model_name_or_path)
+                if "num_labels" in kwargs:
+                    raise ValueError("an adapter comes with a head for its own labels: leave num_labels= out")
+                for name in [name for name in kwargs if name in config.__dataclass_fields__ and name != "dtype"]:
+                    setattr(config, name, kwargs.pop(name))
                 kwargs["adapter_kwargs"] = {"_adapter_model_path": pretrained_model_name_or_path}
                 pretrained_model_name_or_path = base
         if not isinstance(config, PreTrainedConfig):

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import dataclasses
 import difflib
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -100,6 +101,7 @@ class TrainArguments:
     auto_augment: Literal["none", "three", "trivial", "rand"] = _(
         "none", "three: grey, solarise or blur (DeiT III); trivial: TrivialAugment; rand: RandAugment"
     )
+    rand_magnitude: int = _(9, "auto_augment rand: strength, of 30")
     color_jitter: float = _(0.0, "brightness, contrast and saturation change by up to this part")
     erase: float = _(0.0, "probability to fill a random rectangle with noise")
     mixup: float = _(0.0, "above 0: blend pairs of images, by a weight from Beta(mixup, mixup)")
@@ -136,6 +138,7 @@ RANGES = (
         lambda value: 0 <= value < 1, "0 or more and less than 1",
     ),
     (("warmup_ratio", "erase", "distillation_alpha"), lambda value: 0 <= value <= 1, "0 to 1"),
+    (("rand_magnitude",), lambda value: 0 <= value <= 30, "0 to 30"),
     (
         ("train_fraction", "layer_decay", "crop_scale", "lr_decay_ratio", "first_stage"),
         lambda value: 0 < value <= 1, "more than 0 and at most 1",
@@ -144,6 +147,12 @@ RANGES = (
 
 # What does not go together: both sides hold of the arguments, and what to do.
 CONTRADICTIONS = (
+    (lambda a: a.crop == "simple", "--crop simple", lambda a: a.shift > 0, "--shift", "both move the image: give one of them"),
+    (lambda a: a.lora_save == "adapter", "--lora_save adapter", lambda a: a.lora_rank == 0, "no --lora_rank", "give a rank"),
+    (
+        lambda a: a.mixup > 0 or a.cutmix > 0, "--mixup or --cutmix",
+        lambda a: a.per_device_train_batch_size == 1, "--per_device_train_batch_size 1", "they mix two images of a batch",
+    ),
     (lambda a: a.shots is not None, "--shots", lambda a: a.train_fraction < 1, "--train_fraction", "give one of them"),
     (lambda a: a.freeze_backbone, "--freeze_backbone", lambda a: a.lora_rank > 0, "--lora_rank", "give one of them"),
     (lambda a: a.freeze_layers > 0, "--freeze_layers", lambda a: a.lora_rank > 0, "--lora_rank", "give one of them"),
@@ -191,7 +200,9 @@ def parse(argv: list[str]) -> TrainArguments:
         parser.error(f"{' and '.join(missing)} must be given, as a flag or in --config")
     given = [flag.partition("=")[0] for flag in flags]
     if "--model_name_or_path" in given and "--preset" not in given:
-        args.preset = args.config_overrides = None  # a flag goes before the file
+        args.preset = None  # a flag goes before the file
+        if "--config_overrides" not in given:
+            args.config_overrides = None  # those of the file's preset
     if "--preset" in given and "--model_name_or_path" not in given:
         args.model_name_or_path = None
     if (args.model_name_or_path is None) == (args.preset is None):
@@ -258,7 +269,8 @@ def read_names(path: str | None) -> list[str] | None:
 
 def overrides(text: str | None) -> dict:
     """`"hidden_size=64,pooling=mean"` -> `{"hidden_size": 64, "pooling": "mean"}`."""
-    pairs = [pair.partition("=") for pair in (text or "").split(",") if pair.strip()]
+    parts = re.split(r",(?![^\[]*\])", text or "")  # not at the comma of image_size=[32,48]
+    pairs = [pair.partition("=") for pair in parts if pair.strip()]
     for name, equals, _value in pairs:
         if not equals:
             raise ValueError(f"config_overrides: {name!r} has no value; wanted `field=value,field=value`")

@@ -15,14 +15,24 @@ import torch
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+from PIL import Image as PILImage
 from torch import nn
-from transformers import AutoImageProcessor, AutoModelForImageClassification, ViTImageProcessorPil
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    PreTrainedConfig,
+    ViTImageProcessorPil,
+)
+from transformers.utils import logging
 
 from . import metrics
 from .augment import normalize
 from .configuration_hf_vit import HFViTConfig, as_pair
 from .data import ImageForm, image_form, match_labels
 from .modeling_hf_vit import HFViTForImageClassification, classification_loss
+
+
+logger = logging.get_logger(__name__)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -141,7 +151,7 @@ def loss_of(logits, targets, kind: str = "cross_entropy", weights: torch.Tensor 
 
     Args:
         logits, targets: (B, L); targets are probabilities.
-        kind: "cross_entropy", or "binary_cross_entropy", a yes or no for each label, summed over the labels
+        kind: "cross_entropy", or "binary_cross_entropy", a yes or no for each label, mean of the labels
             (arXiv 2110.00476, section 2.2).
         weights: (L,), how much each label's part counts.
     """
@@ -151,7 +161,7 @@ def loss_of(logits, targets, kind: str = "cross_entropy", weights: torch.Tensor 
     if kind == "cross_entropy":
         return nn.functional.cross_entropy(logits, targets, weight=weights)
     each = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")  # (B, L)
-    return (each.sum(dim=1) * (targets * weights).sum(dim=1)).mean()
+    return (each.mean(dim=1) * (targets * weights).sum(dim=1)).mean()
 
 
 def distillation_loss(logits, teacher_logits, temperature: float) -> torch.Tensor:
@@ -175,11 +185,16 @@ class Teacher:
 
     def __init__(self, checkpoint: str, labels: list[str], form: ImageForm, device):
         self.model = load_classifier(checkpoint).to(device).eval().requires_grad_(False)
-        self.own, self.students = image_form(AutoImageProcessor.from_pretrained(checkpoint), self.model.config), form
+        self.own, self.students = image_form(load_processor(checkpoint), self.model.config), form
         try:
             columns = match_labels(torch.arange(len(labels)), labels, self.model.config.id2label)
         except ValueError as error:
             raise ValueError(f"--teacher_name_or_path {checkpoint}: {error}") from error
+        if self.own.processor is not None:
+            raise ValueError(
+                f"--teacher_name_or_path {checkpoint}: its {type(self.own.processor).__name__} does more to an image than "
+                "resize and normalise, which a teacher's must not; take another teacher"
+            )
         if self.own.channels != form.channels:
             raise ValueError(
                 f"--teacher_name_or_path {checkpoint} looks at {self.own.channels} channels, the student at {form.channels}"
@@ -202,6 +217,30 @@ class Teacher:
 # The model
 
 
+def load_processor(checkpoint: str):
+    """The image processor of a checkpoint; of a timm repo, what its `pretrained_cfg` says; else, with a warning, ViT's own."""
+    timm = PreTrainedConfig.get_config_dict(checkpoint)[0].get("pretrained_cfg")
+    if timm is not None:
+        side = timm["input_size"][-2:]
+        return ViTImageProcessorPil(
+            size={"height": side[0], "width": side[1]},
+            resample=PILImage.Resampling[timm.get("interpolation", "bicubic").upper()],
+            image_mean=list(timm["mean"]),
+            image_std=list(timm["std"]),
+        )
+    try:
+        return AutoImageProcessor.from_pretrained(checkpoint)
+    except OSError:
+        processor, config = ViTImageProcessorPil(), HFViTConfig.from_pretrained(checkpoint)
+        processor.size = dict(zip(("height", "width"), as_pair(config.image_size), strict=True))
+        logger.warning(
+            f"{checkpoint} has no preprocessor_config.json: nothing says how its images were normalised; mean "
+            f"{processor.image_mean} and std {processor.image_std} are taken. Where that is wrong, save the right image "
+            "processor beside it"
+        )
+        return processor
+
+
 def build_model(
     labels: list[str], checkpoint: str | None, preset: str | None, image_size: int | None, overrides: dict
 ):
@@ -220,7 +259,7 @@ def build_model(
         if list(before.values()) != labels:
             nn.init.zeros_(model.classifier.weight)
             nn.init.zeros_(model.classifier.bias)
-        source = AutoImageProcessor.from_pretrained(checkpoint)
+        source = load_processor(checkpoint)
     height, width = as_pair(model.config.image_size)
     channels = model.config.num_channels
     a_channel = lambda values: list(values) if len(values) == channels else [sum(values) / len(values)] * channels
@@ -354,7 +393,8 @@ def find_batch_size(model, compute_loss, form: ImageForm, batch_size: int, devic
         except Exception as error:
             if not should_reduce_batch_size(error) or batch_size == 1:
                 raise
-            batch_size = max(size for size in range(1, batch_size // 2 + 1) if asked % size == 0)
+            smaller = [size for size in range(1, batch_size // 2 + 1) if asked % size == 0]
+            batch_size = max(smaller, key=lambda size: (size % 2 == 0, size))  # even: pairs are mixed
         finally:
             del state, held, pixel_values
             model.zero_grad(set_to_none=True)
@@ -402,7 +442,9 @@ class AverageModel:
     @torch.no_grad()
     def update(self, model: nn.Module):
         decay = min(self.decay, (1 + self.step) / (10 + self.step))
-        torch._foreach_lerp_(list(self.model.parameters()), list(model.parameters()), 1 - decay)
+        pairs = zip(self.model.parameters(), model.parameters(), strict=True)
+        averaged, trained = zip(*[pair for pair in pairs if pair[1].requires_grad], strict=True)
+        torch._foreach_lerp_(averaged, trained, 1 - decay)
         self.step += 1
 
 

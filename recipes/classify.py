@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from PIL import Image, ImageOps, UnidentifiedImageError
-from transformers import AutoImageProcessor
 from transformers.utils import logging
 
 import hf_vit  # noqa: F401, makes the Auto classes know the model
@@ -53,7 +52,7 @@ def main(folder: str, *arguments: str):
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
     images = gather(list(arguments))
-    processor = AutoImageProcessor.from_pretrained(folder)
+    processor = training.load_processor(folder)
     model = training.load_classifier(folder)
     pixel_values = processor([image for _, image in images], return_tensors="pt")["pixel_values"]
     with torch.no_grad():

@@ -16,7 +16,6 @@ import datasets
 import torch
 from accelerate import Accelerator
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoImageProcessor
 from transformers.utils import logging
 
 import hf_vit  # noqa: F401, makes the Auto classes know the model
@@ -61,8 +60,12 @@ def main():
             label_column=args.label_column,
             label_names=presets.read_names(args.label_names),
         )
+    if args.probe_split is not None and args.probe_split == scored:
+        raise ValueError(
+            f"--probe_split and --split are both {scored}: the classifiers would be asked what they were told"
+        )
     model = training.load_classifier(args.model_name_or_path).to(accelerator.device)
-    form = data.image_form(AutoImageProcessor.from_pretrained(args.model_name_or_path), model.config)
+    form = data.image_form(training.load_processor(args.model_name_or_path), model.config)
 
     def predict(rows, **what):
         """The images of `rows`, and what `training.predict` says of them; every process has its share."""
@@ -80,7 +83,7 @@ def main():
     try:
         matched = data.match_labels(truth, labels, model.config.id2label)
         metrics = training.score(logits, matched)
-        details = training.report(logits, matched, list(model.config.id2label.values()))
+        details = training.report(logits, matched, [model.config.id2label[i] for i in range(model.config.num_labels)])
     except ValueError as error:
         if args.probe_split is None:
             raise

@@ -17,9 +17,11 @@ import csv
 import itertools
 import json
 import os
+import shlex
 import shutil
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 
@@ -30,7 +32,7 @@ import datasets
 import torch
 import transformers
 from accelerate import Accelerator
-from accelerate.utils import gather_object, set_seed
+from accelerate.utils import InitProcessGroupKwargs, gather_object, set_seed
 from huggingface_hub.errors import StrictDataclassError
 from tqdm import tqdm
 
@@ -49,6 +51,7 @@ def main():
         mixed_precision=training.pick_precision(args.mixed_precision, device_type),
         log_with=training.trackers(args.report_to) or None,
         project_dir=args.output_dir,
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=6))],  # one process may download for hours
     )
     if accelerator.device.type == "cpu":
         training.use_all_cores()
@@ -85,14 +88,16 @@ def main():
         labels, args.model_name_or_path, args.preset, args.image_size, presets.overrides(args.config_overrides)
     )
     form = data.image_form(processor, model.config)
-    train_form = data.training_form(form, None if stream else splits["train"], args.crop)
+    train_form = data.training_form(form, None if stream else splits["train"], args.crop, args.crop_scale)
     say(f"reading {len(eval_rows) + (0 if stream else len(splits['train'])):,} images")
     eval_images = data.Images(eval_rows, form, args.on_bad_image)
     if stream:
         train_images = data.Stream(stream, labels, train_form, args.seed, args.shuffle_buffer, args.on_bad_image)
     else:
         train_images = data.Images(splits["train"], train_form, args.on_bad_image, fill=True)
-    workers = min(8, os.cpu_count()) if args.num_workers is None else args.num_workers
+    workers = args.num_workers
+    if workers is None:
+        workers = min(8, max(1, os.cpu_count() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
     # Model: whole, or in part frozen, or with low-rank updates; a teacher beside it
     model.to(device)
@@ -108,9 +113,8 @@ def main():
     if args.balance == "weights":
         weights = data.class_weights(train_images.labels, len(labels)).to(device)
     average = training.AverageModel(model, args.ema_decay) if args.ema_decay > 0 else None
-    if training.pick_compile(args.compile, device.type):
-        model.compile()
     network = model
+    set_seed(args.seed, device_specific=True)  # each process drops other paths and patches
 
     def loss_of(model, pixel_values, targets, **kwargs):
         """The loss of a batch (B, C, H, W) with targets (B, L), and its logits (B, L)."""
@@ -133,13 +137,16 @@ def main():
                     network, pixel_values, torch.full((len(pixel_values), len(labels)), 1 / len(labels), device=device)
                 )[0]
 
-        with torch.random.fork_rng():  # the run is the same with and without the trial
+        network.train()
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):  # the run is the same without the trial
             fitting = training.find_batch_size(network, trial, form, batch, device)
         fitting = int(accelerator.gather(torch.tensor([fitting], device=device)).min())
         if fitting < batch:
             say(f"{batch} images do not fit in memory: {batch // fitting} x {fitting} instead, to the same effect")
             batch, accumulation = fitting, accumulation * (batch // fitting)
     accelerator.gradient_accumulation_steps = accumulation
+    if training.pick_compile(args.compile, device.type):
+        model.compile()
     betas = (args.adam_beta1, args.adam_beta2)
     optimizers = training.build_optimizers(
         model, args.optimizer, args.learning_rate, args.weight_decay, betas, args.layer_decay
@@ -217,6 +224,8 @@ def main():
 
     # A test split selects nothing: only a validation split, or a part of train, decides which weights are kept.
     selects = not scored.startswith("test")
+    if not selects:
+        say("test images select nothing: the last weights are kept (a split called validation would keep the best)")
     step, best, answers = 0, None, None  # best: the metrics of model/; answers: the logits and labels behind them
     loss_sum = torch.zeros(3, device=device)  # of the loss, of correct images, of images, since the last log line
     gradient_norm = torch.zeros(())
@@ -240,7 +249,7 @@ def main():
                 pixel_values = augment(
                     rows["images"], rows["index"], args.seed, epoch, form,
                     crop=args.crop, crop_scale=args.crop_scale, shift=args.shift, flip=args.flip,
-                    auto_augment=args.auto_augment, jitter=args.color_jitter, erase=args.erase,
+                    auto_augment=args.auto_augment, magnitude=args.rand_magnitude, jitter=args.color_jitter, erase=args.erase,
                 )  # fmt: skip
                 targets = training.soft_targets(rows["labels"], len(labels), args.label_smoothing)
                 # All passes of one step are mixed alike: as one large batch would be.
@@ -361,7 +370,9 @@ def main():
             "trained_parameters": trained,
             "seed": args.seed,
             "preset": args.preset or args.model_name_or_path,
-            "command": "accelerate launch " + " ".join(sys.argv),
+            "command": "accelerate launch "
+            + (f"--num_processes {world} " if world > 1 else "")
+            + shlex.join(sys.argv),
             **sharing.circumstances(device.type, world, accelerator.mixed_precision),
             "data": {
                 "name": args.dataset_name,

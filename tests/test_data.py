@@ -12,7 +12,14 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as PILImage
-from transformers import BitImageProcessorPil, CLIPImageProcessorPil, DeiTImageProcessorPil, ViTImageProcessorPil
+from transformers import (
+    BitImageProcessorPil,
+    CLIPImageProcessorPil,
+    ConvNextImageProcessorPil,
+    DeiTImageProcessorPil,
+    MobileViTImageProcessorPil,
+    ViTImageProcessorPil,
+)
 
 from hf_vit import HFViTConfig, data
 from hf_vit.augment import augment, normalize
@@ -523,9 +530,25 @@ def test_each_kind_of_image_processor_is_followed_to_the_pixel(name, size):
     np.testing.assert_array_equal(data.decode(item_of(image), form).transpose(2, 0, 1), wanted)
 
 
-def test_a_processor_without_a_final_size_is_refused():
-    with pytest.raises(ValueError, match=r"resizes to .*shortest_edge.*wanted a height and a width"):
-        data.image_form(BitImageProcessorPil(size={"shortest_edge": 16}, do_center_crop=False), HFViTConfig())
+@pytest.mark.parametrize(
+    "processor",
+    [
+        ConvNextImageProcessorPil(size={"shortest_edge": 16}),
+        MobileViTImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 12, "width": 12}),
+        ViTImageProcessorPil(size={"height": 14, "width": 12}, do_normalize=False),
+        ViTImageProcessorPil(size={"height": 14, "width": 12}, rescale_factor=1 / 127.5),
+    ],
+    ids=["ConvNeXt", "MobileViT", "not normalised", "rescaled otherwise"],
+)
+def test_an_image_processor_that_does_more_makes_the_pixels_itself(processor):
+    form = data.image_form(processor, HFViTConfig())
+    assert form.processor is processor
+    images = [picture(number, (37, 53)) for number in range(3)]
+    wanted = processor(images, return_tensors="pt")["pixel_values"]
+    rows = data.Images(undecoded([item_of(image) for image in images]), form)
+    assert rows.cache is None
+    got = torch.cat([normalize(batch["images"], form) for batch in data.loader(rows, [[0, 1], [2]], 0)])
+    torch.testing.assert_close(got, wanted, atol=1e-6, rtol=0)
 
 
 def undecoded(items, labels=None, names=ANIMALS):
@@ -903,3 +926,17 @@ def test_a_streams_split_to_score_is_read_anew_when_its_file_has_changed(tmp_pat
             table_of(numbers).to_parquet(tmp_path / f"{name}.parquet")
         held = data.prepare_stream(data.load(str(tmp_path), streaming=True))[1]
         assert len(held) == count
+
+
+def test_a_file_of_no_split_beside_others_is_an_error_that_names_it(tmp_path):
+    for name in ("train", "test", "holdout"):
+        (tmp_path / f"{name}.csv").write_text("image,label\na.png,cat\nb.png,dog\n")
+    with pytest.raises(ValueError, match=r"holdout.csv are of no split; wanted names that begin with train"):
+        data.load(str(tmp_path))
+
+
+def test_labels_that_a_model_names_twice_are_matched_by_place_or_refused():
+    labels, twice = torch.tensor([0, 2]), {0: "crane", 1: "ibis", 2: "crane"}
+    assert data.match_labels(labels, ["crane", "ibis", "crane"], twice).tolist() == [0, 2]
+    with pytest.raises(ValueError, match="several of its labels crane"):
+        data.match_labels(labels, ["crane", "ibis", "rail"], twice)

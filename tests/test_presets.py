@@ -83,6 +83,8 @@ def test_a_checkpoint_on_the_command_line_replaces_the_files_preset(tmp_path):
     flags = ["--dataset_name", "x", "--output_dir", "y", "--config", str(tmp_path / "p.yaml")]
     args = presets.parse([*flags, "--model_name_or_path", "z"])
     assert (args.preset, args.config_overrides, args.model_name_or_path) == (None, None, "z")
+    args = presets.parse([*flags, "--model_name_or_path", "z", "--config_overrides", "drop_path_rate=0.1"])
+    assert args.config_overrides == "drop_path_rate=0.1"
 
 
 def test_what_was_resolved_parses_to_the_same_run(tmp_path):
@@ -100,6 +102,10 @@ def test_config_overrides_are_typed():
         "use_class_token": False,
         "layerscale_value": None,
     }
+    assert presets.overrides("image_size=[32, 48],layerscale_value=1e-4") == {
+        "image_size": [32, 48],
+        "layerscale_value": 1e-4,
+    }
     with pytest.raises(ValueError, match="no value"):
         presets.overrides("hidden_size")
 
@@ -115,6 +121,9 @@ def test_every_preset_parses_and_says_how_it_is_run(path):
 FINE_TUNE = ["--dataset_name", "photos", "--output_dir", "runs/x", "--model_name_or_path", "some/vit"]
 STREAM = [*NEEDED, "--streaming", "true"]
 REFUSED = [
+    ([*NEEDED, "--crop", "simple", "--shift", "2"], "--crop simple", "--shift"),
+    ([*NEEDED, "--lora_save", "adapter"], "--lora_save adapter", "--lora_rank"),
+    ([*NEEDED, "--mixup", "0.2", "--per_device_train_batch_size", "1"], "--mixup", "--per_device_train_batch_size 1"),
     ([*NEEDED, "--shots", "5", "--train_fraction", "0.5"], "--shots", "--train_fraction"),
     ([*FINE_TUNE, "--freeze_backbone", "true", "--lora_rank", "8"], "--freeze_backbone", "--lora_rank"),
     ([*FINE_TUNE, "--freeze_layers", "2", "--lora_rank", "8"], "--freeze_layers", "--lora_rank"),

@@ -45,6 +45,7 @@ def desk(tmp_path_factory, tiny_fields, tiny_config):
             Image.fromarray(rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)).save(
                 desk / "photos" / label / f"{index}.{'png' if index % 2 == 0 else 'jpg'}"
             )
+    (desk / "new_photos").symlink_to(desk / "photos")
     return desk
 
 

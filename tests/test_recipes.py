@@ -236,24 +236,26 @@ def test_any_image_classifier_is_scored_and_its_features_are_probed(run, photos,
     AutoImageProcessor.from_pretrained(run / "model").save_pretrained(tmp_path / "native")
     for name, model in (("ours", run / "model"), ("native", tmp_path / "native")):
         recipe(
-            "evaluate.py", "--model_name_or_path", model, "--dataset_name", photos, "--split", "train", "--probe_split", "train",
+            "evaluate.py", "--model_name_or_path", model, "--dataset_name", photos, "--probe_split", "train",
             "--output_file", f"{name}.json", cwd=tmp_path,
         )  # fmt: skip
         scores[name] = json.loads((tmp_path / f"{name}.json").read_text())
     assert scores["native"] == {**scores["ours"], "model": str(tmp_path / "native"), "loss": scores["native"]["loss"]}
-    assert scores["ours"]["knn_accuracy"] >= 0.9
+    assert scores["ours"]["knn_accuracy"] >= 0.8
     assert {"1_shot_accuracy", "5_shot_accuracy", "10_shot_accuracy"} <= set(scores["ours"])
-    assert [row["images"] for row in scores["ours"]["per_class"]] == [20, 20, 20]
+    assert [row["images"] for row in scores["ours"]["per_class"]] == [2, 2, 2]  # the part that is set aside
     low, high = scores["ours"]["intervals"]["accuracy"]
     assert low <= scores["ours"]["accuracy"] <= high
 
 
 def test_features_are_probed_where_the_head_knows_other_labels(base, photos, tmp_path):
-    flags = ["--model_name_or_path", base, "--dataset_name", photos, "--split", "train"]
+    flags = ["--model_name_or_path", base, "--dataset_name", photos]
     printed = recipe("evaluate.py", *flags, "--probe_split", "train", cwd=tmp_path)
     assert "the head is not scored" in printed
     assert "knn_accuracy" in printed
+    flags += ["--split", "train"]
     assert "does not know 3 of the data set's 3 labels" in recipe("evaluate.py", *flags, cwd=tmp_path, fails=True)
+    assert "both train" in recipe("evaluate.py", *flags, "--probe_split", "train", cwd=tmp_path, fails=True)
 
 
 @pytest.fixture(scope="module")
