@@ -1,9 +1,10 @@
 """Hub ids, folders, tables and tar shards -> batches of uint8 images and labels, in an order that only (seed, epoch) decides."""
 
 import contextlib
+import glob
 import math
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -25,16 +26,21 @@ from datasets import (
     load_dataset,
     load_from_disk,
 )
+from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from datasets.utils.file_utils import xopen
 from PIL import Image as PILImage
 from PIL import ImageOps, UnidentifiedImageError
 from torch.utils.data import DataLoader
+from transformers.utils import logging
 
+
+logger = logging.get_logger(__name__)
 
 EMBEDDED = {"fashion-mnist-mini": Path(__file__).parents[1] / "recipes" / "data" / "fashion-mnist-mini"}
 FILE_FORMATS = {
     ".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".tar": "webdataset",
 }  # fmt: skip
+LABELS = ("label", "labels", "class", "cls", "category", "target")  # what a column of labels may be called
 TABLES = ("csv", "json")  # formats that name image files and do not hold them
 SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -44,6 +50,7 @@ SPLITS = {
 LARGER = (
     1.25  # parts of at least 0.35 of the area, as training cuts them out, are then 224 of 280 pixels wide on average
 )
+EXTENSIONS = tuple(ImageFolder.EXTENSIONS)  # of the images that the library finds in a folder
 CACHE_BYTES = 2 * 2**30  # data sets that decode to less than this stay in memory
 
 
@@ -68,19 +75,39 @@ def load(name: str, config: str | None = None, streaming: bool = False) -> Datas
     if name in EMBEDDED and not path.is_dir():
         raise ValueError(f"{name} lies in recipes/data of the repository, which is not beside this installation")
     if not path.exists():
+        here = f"--dataset_name {name}: there is no such folder or file here ({Path.cwd()})"
         if name.startswith((".", "/", "~")) or name.count("/") > 1 or path.suffix in FILE_FORMATS:
-            raise ValueError(f"--dataset_name {name}: there is no such folder or file here ({Path.cwd()})")
-        return load_dataset(name, config, streaming=streaming)
+            raise ValueError(here)
+        try:
+            return load_dataset(name, config, streaming=streaming)
+        except OSError as error:  # no such repo, or no Hub
+            raise ValueError(f"{here}, and the Hub does not give it: {error}") from error
     if (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file():
         saved = load_from_disk(str(path))
         return saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
+    if path.is_file():
+        if path.suffix not in FILE_FORMATS:
+            raise ValueError(f"{path} is no data file; wanted one of {', '.join(FILE_FORMATS)}, or a folder of images")
+        return _load_files([path], streaming)
+    tables = [
+        file for file in sorted(path.glob("*.csv")) if file.name != "metadata.csv"
+    ]  # the latter is an ImageFolder's
+    shards = sorted(path.glob("*.tar"))
+    class_folders = any(file.suffix.lower() in EXTENSIONS for file in path.glob("*/*"))
+    if shards and not class_folders:
+        return _load_files(shards, streaming)
+    if tables:
+        splits = _load_files(tables, streaming)
+        columns = (next(iter(splits.values())).features or {}).values()
+        if not class_folders or any(
+            isinstance(kind, Image) for kind in columns
+        ):  # else a stray table beside the photos
+            return splits
+    return _load_folder(path, config, streaming)
 
-    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in (".csv", ".tar"))
-    files = [file for file in files if file.name != "metadata.csv"]  # the table of an ImageFolder
-    if not files:
-        return load_dataset(str(path), config, streaming=streaming)
-    if files[0].suffix not in FILE_FORMATS:
-        raise ValueError(f"{path} is no data file; wanted one of {', '.join(FILE_FORMATS)}, or a folder of images")
+
+def _load_files(files: list[Path], streaming: bool):
+    """Data files of one kind; among several, the first word of each name says its split."""
     by_split: dict[str, list[str]] = {}
     unknown = []
     for file in files:
@@ -90,16 +117,40 @@ def load(name: str, config: str | None = None, streaming: bool = False) -> Datas
         by_split.setdefault(SPLITS.get(word, "train") if len(files) > 1 else "train", []).append(str(file))
     if len(by_split) > 1 and unknown:
         raise ValueError(
-            f"{path}: {', '.join(unknown)} are of no split; wanted names that begin with {', '.join(SPLITS)}"
+            f"{files[0].parent}: {', '.join(unknown)} are of no split; wanted names that begin with {', '.join(SPLITS)}"
         )
     kind = FILE_FORMATS[files[0].suffix]
-    options = {"sep": "\t"} if files[0].suffix == ".tsv" else {}
-    if kind not in TABLES:
-        return load_dataset(kind, data_files=by_split, streaming=streaming)
-    splits = _paths_to_images(load_dataset(kind, data_files=by_split, **options), files[0].parent)
+    table, options = kind in TABLES, {"sep": "\t"} if files[0].suffix == ".tsv" else {}
+    try:
+        splits = load_dataset(kind, data_files=by_split, streaming=streaming and not table, **options)
+    except Exception as error:  # each format raises its own
+        names = ", ".join(file.name for file in files[:3])
+        raise ValueError(f"{files[0].parent}: {names} cannot be read as {kind}: {error.__cause__ or error}") from error
+    if not table:
+        return splits
+    splits = _paths_to_images(splits, files[0].parent)
     if streaming:  # the table is small, the files it names are not
         return IterableDatasetDict({name: rows.to_iterable_dataset() for name, rows in splits.items()})
     return splits
+
+
+def _load_folder(path: Path, config: str | None, streaming: bool):
+    """Class folders, alone or below folders of splits; or Parquet files, as the library finds them."""
+    folders = [folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith((".", "__"))]
+    readable = {*EXTENSIONS, *(suffix.upper() for suffix in EXTENSIONS)}  # and not .Jpg
+    pictures = {*EXTENSIONS, ".avif", ".dng", ".heic", ".heif", ".jxl"}
+    suffixes = (file.suffix for file in path.rglob("*") if not file.name.startswith("."))
+    left_out = Counter(suffix for suffix in suffixes if suffix.lower() in pictures and suffix not in readable)
+    if left_out:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(left_out.items()))
+        logger.warning(f"{path}: {kinds} files are not read: save them as .jpg or .png")
+    capitals = any(folder.name != folder.name.lower() for folder in folders)
+    if capitals and folders and all(folder.name.lower() in SPLITS for folder in folders):  # "Train", "Test"
+        by_split: dict[str, list[str]] = {}
+        for folder in folders:
+            by_split.setdefault(SPLITS[folder.name.lower()], []).append(f"{glob.escape(str(folder))}/**")
+        return load_dataset("imagefolder", data_files=by_split, streaming=streaming)
+    return load_dataset(str(path), config, streaming=streaming)
 
 
 def _paths_to_images(splits, folder: Path):
@@ -126,7 +177,7 @@ def _paths_to_images(splits, folder: Path):
 def find_columns(data: Dataset, image_column: str | None, label_column: str | None) -> tuple[str, str]:
     """Names of the image and the label column: those given, or the only ones of feature type Image and ClassLabel.
 
-    Where no column is a ClassLabel, one called `label`, or `cls` as in WebDataset, is taken.
+    Where no column is a ClassLabel, one that is called so ("label", "class", "cls" as in WebDataset) is taken.
 
     Raises:
         ValueError: if one is not there, or several could be meant; it lists the columns there are.
@@ -137,7 +188,8 @@ def find_columns(data: Dataset, image_column: str | None, label_column: str | No
         if name is None:
             fitting = [column for column, kind in data.features.items() if isinstance(kind, wanted)]
             if not fitting and wanted is ClassLabel:
-                fitting = [column for column in ("label", "cls") if column in data.features][:1]
+                others = [column for column in data.features if column != found[0]]
+                fitting = [column for column in others if column.lower() in LABELS]
             if len(fitting) != 1:
                 number = "no column" if not fitting else f"{len(fitting)} columns ({', '.join(fitting)})"
                 hint = "; in a folder of images, wanted two or more sub-folders, one a class, and no image beside them"
@@ -202,7 +254,10 @@ def prepare(
     """
     for name in (train_split, eval_split):
         if name is not None and name not in splits:
-            raise ValueError(f"the data set has no split {name!r}; it has {', '.join(splits)}")
+            raise ValueError(
+                f"the data set has no split {name!r}; it has {', '.join(splits)}: name it with "
+                + ("--train_split" if name == train_split else "--eval_split (or --split, to score)")
+            )
     if eval_split is None:
         known = [name for name in ("validation", "val", "test") if name in splits and name != train_split]
         eval_split = known[0] if known else None
@@ -297,7 +352,7 @@ def encode_labels(
 
 
 def set_aside(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Row numbers of about `fraction` of each class; every class keeps at least one row.
+    """Row numbers of about `fraction` of each class: one at least, and every class keeps one at least.
 
     Raises:
         ValueError: if that leaves nothing to set aside.
@@ -306,11 +361,11 @@ def set_aside(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     rows = []
     for label in np.unique(labels):
         of_class = rng.permutation(np.flatnonzero(labels == label))
-        rows.append(of_class[: min(round(fraction * len(of_class)), len(of_class) - 1)])
+        rows.append(of_class[: min(max(1, round(fraction * len(of_class))), len(of_class) - 1)])
     if sum(map(len, rows)) == 0:
         raise ValueError(
-            f"no image can be set aside to score: a part of {fraction} of the {len(labels)} training images is less than "
-            "one of any class; add images, name --eval_split, or raise --eval_fraction"
+            f"no image can be set aside to score: none of the {len(np.unique(labels))} classes has more than one of the "
+            f"{len(labels)} training images; add images, or name --eval_split"
         )
     return np.sort(np.concatenate(rows))
 
@@ -434,8 +489,15 @@ def training_form(form: ImageForm, images: Dataset | None, crop: str, crop_scale
     return replace(form, height=grown(form.height), width=grown(form.width), resize=resize, draft=True)
 
 
-def decode(item: dict, form: ImageForm) -> np.ndarray:
-    """One undecoded image, `{"bytes": ..., "path": ...}` -> uint8 (H, W, C), upright, as the image processor resizes it.
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # PIL's, by the number of channels
+
+
+def open_image(item: dict, channels: int, draft: int | None = None) -> PILImage.Image:
+    """One undecoded image, `{"bytes": ..., "path": ...}` -> upright, of 8 bits a channel, in its full size.
+
+    Args:
+        channels: 1 (grey), 3 or 4.
+        draft: side in pixels down to which the JPEG decoder may shrink a larger photo.
 
     Raises:
         ValueError, OSError: if it cannot be read as an image of 8 or 16 bits a channel.
@@ -447,10 +509,8 @@ def decode(item: dict, form: ImageForm) -> np.ndarray:
         with xopen(item["path"], "rb") as file:
             source = BytesIO(file.read())
     with PILImage.open(source) as image:
-        if form.draft:
-            resize = (form.resize,) if isinstance(form.resize, int) else form.resize or ()
-            longer = max(form.height, form.width, *resize)  # the photo may lie on its side
-            image.draft(None, (longer, longer))
+        if draft is not None:
+            image.draft(None, (draft, draft))
         ImageOps.exif_transpose(image, in_place=True)  # the other way copies every photo
         if image.mode.startswith("I"):  # Pillow would clip 16 bits at 255; mode "I" may hold 8 or 16 of them
             values = np.asarray(image).astype(np.int64)
@@ -460,22 +520,33 @@ def decode(item: dict, form: ImageForm) -> np.ndarray:
             raise ValueError("its pixels are floating-point numbers of no stated range; save it with 8 or 16 bits")
         elif image.mode == "P" and "transparency" in image.info:
             image = image.convert("RGBA")
-        mode = {1: "L", 3: "RGB", 4: "RGBA"}[form.channels]
-        image = image.convert(mode) if image.mode != mode else image
-        if form.processor is not None:
-            return form.processor(image, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)  # (H, W, C), float
-        width, height = form.width, form.height
-        if isinstance(form.resize, int):  # the shorter side; the longer one is rounded down, as image processors do
-            shorter = min(image.size)
-            width, height = (int(form.resize * side / shorter) for side in image.size)
-        elif form.resize is not None:
-            height, width = form.resize
-        if image.size != (width, height):
-            image = image.resize((width, height), form.resample)
-        if form.resize is not None:
-            left, top = (width - form.width) // 2, (height - form.height) // 2
-            image = image.crop((left, top, left + form.width, top + form.height))  # black where the image is smaller
-        return np.asarray(image).reshape(form.height, form.width, form.channels)
+        image.load()
+        return image if image.mode == MODES[channels] else image.convert(MODES[channels])
+
+
+def decode(item: dict, form: ImageForm) -> np.ndarray:
+    """One undecoded image, as for `open_image` -> uint8 (H, W, C), as the image processor resizes it.
+
+    Raises:
+        ValueError, OSError: as `open_image`.
+    """
+    resize = (form.resize,) if isinstance(form.resize, int) else form.resize or ()
+    longer = max(form.height, form.width, *resize)  # the photo may lie on its side
+    image = open_image(item, form.channels, longer if form.draft else None)
+    if form.processor is not None:
+        return form.processor(image, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)  # (H, W, C), float
+    width, height = form.width, form.height
+    if isinstance(form.resize, int):  # the shorter side; the longer one is rounded down, as image processors do
+        shorter = min(image.size)
+        width, height = (int(form.resize * side / shorter) for side in image.size)
+    elif form.resize is not None:
+        height, width = form.resize
+    if image.size != (width, height):
+        image = image.resize((width, height), form.resample)
+    if form.resize is not None:
+        left, top = (width - form.width) // 2, (height - form.height) // 2
+        image = image.crop((left, top, left + form.width, top + form.height))  # black where the image is smaller
+    return np.asarray(image).reshape(form.height, form.width, form.channels)
 
 
 def decode_rows(rows: list[dict], form: ImageForm) -> tuple[list[np.ndarray | None], list[str]]:

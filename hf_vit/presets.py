@@ -64,7 +64,7 @@ class TrainArguments:
 
     num_train_epochs: float | None = _(
         None,
-        "passes over the training set; if not given 10, and from scratch up to 100 while fewer than 30,000 images are seen",
+        "passes over the training set; if not given 10, and from scratch up to 100 while fewer than 20,000 images are seen",
     )
     max_train_steps: int | None = _(None, "optimizer steps; overrides num_train_epochs")
     per_device_train_batch_size: int = _(64, "images a process and a forward pass")
@@ -147,6 +147,10 @@ RANGES = (
 
 # What does not go together: both sides hold of the arguments, and what to do.
 CONTRADICTIONS = (
+    (
+        lambda a: a.eval_split is not None, "--eval_split", lambda a: a.eval_split == a.train_split, "the same --train_split",
+        "the score would be of images that were trained on; leave it out, and a part of them is set aside",
+    ),
     (lambda a: a.crop == "simple", "--crop simple", lambda a: a.shift > 0, "--shift", "both move the image: give one of them"),
     (lambda a: a.lora_save == "adapter", "--lora_save adapter", lambda a: a.lora_rank == 0, "no --lora_rank", "give a rank"),
     (

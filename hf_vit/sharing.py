@@ -75,6 +75,7 @@ def write_card(folder: Path, template: Path, results: dict, config: str, base_mo
         parameters=f"{results['parameters']:,}",
         how=f"from `{base_model}`" if base_model else "from scratch",
         where=str(folder),
+        base_model=base_model,
         adapter=(folder / "adapter_config.json").is_file(),
         labels=", ".join(data["labels"]),
         versions=", ".join(f"{package} {number}" for package, number in results["versions"].items()),

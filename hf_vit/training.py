@@ -326,8 +326,8 @@ def save_model(model, folder: Path, lora_save: str):
 
 
 def default_epochs(images: int, from_scratch: bool) -> float:
-    """Epochs where none are asked for: 10; from scratch as many, up to 100, as show 30,000 images."""
-    return max(10.0, min(100.0, 30_000 / images)) if from_scratch else 10.0
+    """Epochs where none are asked for: 10; from scratch as many, up to 100, as show 20,000 images."""
+    return max(10.0, min(100.0, 20_000 / images)) if from_scratch else 10.0
 
 
 def check_first_size(side: int | None, config: HFViTConfig):
@@ -362,6 +362,12 @@ def trackers(names: str) -> list[str]:
         if name not in installed:
             raise ValueError(f"--report_to {name}: its library is not installed: pip install {name}")
     return asked
+
+
+def model_folder(checkpoint: str) -> str:
+    """A Hub id or folder as it is; of a run folder, its model/."""
+    inside = Path(checkpoint) / "model"
+    return str(inside) if inside.is_dir() and not (Path(checkpoint) / "config.json").exists() else checkpoint
 
 
 def load_classifier(checkpoint: str):

@@ -12,7 +12,7 @@ import datasets
 import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from transformers.utils import logging
 
 import hf_vit  # noqa: F401, makes the Auto classes know the model
@@ -22,28 +22,29 @@ from hf_vit import data, training
 SHADES = " .:-=+*#%@"
 
 
-def read(path: str) -> Image.Image:
+def read(path: str, channels: int) -> Image.Image:
     try:
-        return ImageOps.exif_transpose(Image.open(path)).convert("RGB")
-    except (OSError, UnidentifiedImageError) as error:
-        raise ValueError(f"{path} cannot be read as an image, and is no data set: {error}") from error
+        return data.open_image({"bytes": None, "path": path}, channels)
+    except (ValueError, OSError) as error:
+        raise ValueError(
+            f"{path} cannot be read as an image ({error}); wanted image files, or one folder or data set alone"
+        ) from error
 
 
-def gather(arguments: list[str], count: int = 6) -> list[tuple[str, Image.Image]]:
+def gather(arguments: list[str], channels: int, count: int = 6) -> list[tuple[str, Image.Image]]:
     """Images with what is known of them: a file name, or the true label in a data set."""
     if len(arguments) == 1 and (arguments[0] in data.EMBEDDED or Path(arguments[0]).is_dir()):
         splits = data.load(arguments[0])
         shown = next((name for name in ("test", "validation", "val") if name in splits), next(iter(splits)))
         splits, labels, _ = data.prepare(splits, train_split=None, eval_split=shown)
         chosen = splits["eval"].shuffle(seed=1).select(range(min(count, len(splits["eval"]))))
-        chosen = chosen.cast_column("image", datasets.Image())
-        return [(labels[row["label"]], row["image"].convert("RGB")) for row in chosen]
-    return [(Path(name).name, read(name)) for name in arguments]
+        return [(labels[row["label"]], data.open_image(row["image"], channels)) for row in chosen]
+    return [(Path(name).name, read(name, channels)) for name in arguments]
 
 
 def sketch(image: Image.Image, width: int = 28) -> list[str]:
     """An image as lines of text; a character is about twice as high as it is wide."""
-    height = max(1, round(width * image.height / image.width / 2))
+    height = min(2 * width, max(1, round(width * image.height / image.width / 2)))
     gray = np.asarray(image.convert("L").resize((width, height))) / 256
     return ["".join(SHADES[int(value * len(SHADES))] for value in row) for row in gray]
 
@@ -51,9 +52,10 @@ def sketch(image: Image.Image, width: int = 28) -> list[str]:
 def main(folder: str, *arguments: str):
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    images = gather(list(arguments))
+    folder = training.model_folder(folder)
     processor = training.load_processor(folder)
     model = training.load_classifier(folder)
+    images = gather(list(arguments), getattr(model.config, "num_channels", 3))
     pixel_values = processor([image for _, image in images], return_tensors="pt")["pixel_values"]
     with torch.no_grad():
         probabilities = model(pixel_values).logits.softmax(1)  # (B, L)
@@ -69,14 +71,16 @@ def main(folder: str, *arguments: str):
             f"it sees:     {answers[0]}",
             *(f"             {answer}" for answer in answers[1:]),
         ]
-        for number, line in enumerate(sketch(image)):
+        lines = sketch(image)
+        lines += [" " * len(lines[0])] * (4 + len(beside) - len(lines))  # below a flat picture
+        for number, line in enumerate(lines):
             print(line, beside[number - 4] if 4 <= number < 4 + len(beside) else "")
 
     results = Path(folder).parent / "results.json"
     if Path(folder).name == "model" and results.is_file():
         metrics = json.loads(results.read_text())
         print(
-            f"\naccuracy on {metrics['data']['scored_images']} images ({metrics['data']['scored']}): {metrics['metrics']['accuracy']:.2%}"
+            f"\nin its run: accuracy on {metrics['data']['scored_images']} images ({metrics['data']['scored']}): {metrics['metrics']['accuracy']:.2%}"
         )
     python = Path(sys.executable)
     launch = python.parent / "accelerate"
@@ -85,7 +89,7 @@ def main(folder: str, *arguments: str):
 Next:
   {shown(python)} recipes/classify.py {folder} YOUR_PHOTO.jpg
   {shown(launch)} launch --quiet recipes/train.py --dataset_name YOUR_FOLDER --preset tiny-patch16-224 --output_dir runs/mine
-  {shown(python)} recipes/evaluate.py --model_name_or_path {folder} --dataset_name fashion-mnist-mini""")
+  {shown(python)} recipes/evaluate.py --model_name_or_path {folder} --dataset_name OTHER_IMAGES_OF_THESE_CLASSES""")
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ def main():
         "--output_file", help="JSON file for metrics, intervals, the table of classes and the confusion matrix"
     )
     args = parser.parse_args()
+    args.model_name_or_path = training.model_folder(args.model_name_or_path)
 
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     accelerator = Accelerator(mixed_precision=training.pick_precision(args.mixed_precision, device_type))

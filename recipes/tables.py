@@ -64,10 +64,11 @@ def presets(house: Path) -> str:
 def loader(house: Path) -> str:
     """One row a kind of data: images a second through rows of the `Image` feature, and through hf_vit.data."""
     measured = json.loads((house / "model_cards" / "benchmark.json").read_text())
-    lines = ["| data | rows of `Image` | hf_vit.data | ratio |", "|---|---|---|---|"]
+    lines = ["| data | rows of `Image` | hf_vit.data | ratio | decoded once, s |", "|---|---|---|---|---|"]
     for row in measured["loader"]:
         lines.append(
-            f"| {row['data']} | {row['rows']:,.0f} images/s | {row['ours']:,.0f} images/s | {row['ratio']:.1f} |"
+            f"| {row['data']} | {row['rows']:,.0f} images/s | {row['ours']:,.0f} images/s | {row['ratio']:.1f} "
+            f"| {row['seconds_to_fill_memory'] or '-'} |"
         )
     lines.append(
         f"\nMedians of {measured['repeats']} turns, {measured['workers']} worker processes each, on {measured['hardware']}, commit "

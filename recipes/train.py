@@ -95,6 +95,11 @@ def main():
         train_images = data.Stream(stream, labels, train_form, args.seed, args.shuffle_buffer, args.on_bad_image)
     else:
         train_images = data.Images(splits["train"], train_form, args.on_bad_image, fill=True)
+    unscored = [label for index, label in enumerate(labels) if not (eval_images.labels == index).any()]
+    if unscored:
+        say(
+            f"no image of {', '.join(unscored[:5])}{' ...' if len(unscored) > 5 else ''} is among those that are scored"
+        )
     workers = args.num_workers
     if workers is None:
         workers = min(8, max(1, os.cpu_count() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
@@ -164,7 +169,7 @@ def main():
     trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
     parameters = sum(p.numel() for p in network.parameters())
     say(
-        f"{args.dataset_name}: "
+        f"{args.dataset_name}: {', '.join(labels[:10])}{' ...' if len(labels) > 10 else ''}\n"
         + ("a stream of images" if stream else f"{len(train_images):,} images")
         + f" to train on, {len(eval_images):,} to score ({scored}), {len(labels)} classes\n"
         f"{parameters:,} parameters"
@@ -293,8 +298,8 @@ def main():
                     now = time.time()
                     speed = seen / (now - since)
                     bar.set_postfix(
-                        loss=f"{total_loss / seen:.3f}",
-                        accuracy=f"{correct / seen:.1%}",
+                        train_loss=f"{total_loss / seen:.3f}",
+                        train_accuracy=f"{correct / seen:.1%}",
                         images_per_second=f"{speed:,.0f}",
                         refresh=False,
                     )

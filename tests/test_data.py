@@ -940,3 +940,50 @@ def test_labels_that_a_model_names_twice_are_matched_by_place_or_refused():
     assert data.match_labels(labels, ["crane", "ibis", "crane"], twice).tolist() == [0, 2]
     with pytest.raises(ValueError, match="several of its labels crane"):
         data.match_labels(labels, ["crane", "ibis", "rail"], twice)
+
+
+def class_folders(folder, *names, count=3, suffix=".png"):
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        for index in range(count):
+            picture(index).save(folder / name / f"{index}{suffix}")
+
+
+def test_folders_of_splits_may_be_written_with_capitals(tmp_path):
+    class_folders(tmp_path, "Training/cat", "Training/dog", "Testing/cat", "Testing/dog")
+    splits, names, scored = prepare(data.load(str(tmp_path)))
+    assert (names, scored, len(splits["train"]), len(splits["eval"])) == (["cat", "dog"], "test", 6, 6)
+
+
+@pytest.mark.parametrize("stray", ["list.csv", "photos.tar"])
+def test_a_stray_file_beside_class_folders_is_no_data_set(stray, tmp_path):
+    class_folders(tmp_path, "cat", "dog")
+    (tmp_path / stray).write_text("a,b\n1,2\n")
+    assert len(data.load(str(tmp_path))["train"]) == 6
+
+
+def test_a_table_beside_the_images_it_names_is_the_data_set(tmp_path):
+    class_folders(tmp_path, "images")
+    (tmp_path / "list.csv").write_text("file,class\nimages/0.png,cat\nimages/1.png,dog\n")
+    splits, names, _ = prepare(data.load(str(tmp_path)), train=None, eval_split="train")
+    assert (names, len(splits["eval"])) == (["cat", "dog"], 2)
+
+
+def test_a_broken_archive_is_named(tmp_path):
+    (tmp_path / "train-0.tar").write_bytes(b"no archive")
+    with pytest.raises(ValueError, match=r"train-0.tar cannot be read as webdataset"):
+        data.load(str(tmp_path))
+
+
+def test_pictures_of_formats_that_are_not_read_are_counted(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(data.logger, "propagate", True)
+    class_folders(tmp_path, "cat", "dog")
+    for index in range(2):
+        (tmp_path / "cat" / f"{index}.heic").touch()
+    data.load(str(tmp_path))
+    assert "2 .heic files are not read" in caplog.text
+
+
+def test_each_class_of_two_has_an_image_that_is_scored():
+    aside = data.set_aside(np.array([0] * 50 + [1] * 3 + [2]), 0.1, seed=0)
+    assert np.bincount(np.array([0] * 50 + [1] * 3 + [2])[aside], minlength=3).tolist() == [5, 1, 0]

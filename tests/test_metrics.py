@@ -275,9 +275,12 @@ def test_95_percent_intervals_contain_the_true_accuracy_about_that_often():
     assert 87 <= hits <= 100
 
 
-def test_where_all_answers_are_right_nothing_varies():
+def test_where_all_answers_are_right_the_exact_bound_is_given():
     values = answers_of_a_model(0, 30, right=2.0)
     intervals = metrics.intervals(**values | {"confidences": np.ones(30)}, resamples=20)
-    ones = dict.fromkeys(("accuracy", "top5_accuracy", "balanced_accuracy", "macro_f1"), 1.0)
-    assert {name: low for name, (low, _) in intervals.items()} == ones | {"calibration_error": 0.0}
-    assert {name: high for name, (_, high) in intervals.items()} == ones | {"calibration_error": 0.0}
+    assert intervals.pop("calibration_error") == [0.0, 0.0]
+    for low, high in intervals.values():  # with all of 30 right at this true accuracy, one time in forty
+        assert (low**30, high) == (pytest.approx(0.025), 1.0)
+    wrong = values | {"references": (values["references"] + 1) % 7, "top5": values["top5"][:, :1]}
+    low, high = metrics.intervals(**wrong, resamples=20)["accuracy"]
+    assert (low, (1 - high) ** 30) == (0.0, pytest.approx(0.025))

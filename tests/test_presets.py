@@ -121,6 +121,7 @@ def test_every_preset_parses_and_says_how_it_is_run(path):
 FINE_TUNE = ["--dataset_name", "photos", "--output_dir", "runs/x", "--model_name_or_path", "some/vit"]
 STREAM = [*NEEDED, "--streaming", "true"]
 REFUSED = [
+    ([*NEEDED, "--train_split", "all", "--eval_split", "all"], "--eval_split", "--train_split"),
     ([*NEEDED, "--crop", "simple", "--shift", "2"], "--crop simple", "--shift"),
     ([*NEEDED, "--lora_save", "adapter"], "--lora_save adapter", "--lora_rank"),
     ([*NEEDED, "--mixup", "0.2", "--per_device_train_batch_size", "1"], "--mixup", "--per_device_train_batch_size 1"),

@@ -131,6 +131,18 @@ def test_classify_says_what_it_sees_and_what_to_try_next(run, photos):
     assert "Next:" in printed
 
 
+def test_classify_reads_what_training_reads_and_takes_the_run_folder(run, photos, tmp_path):
+    pixels = np.asarray(Image.open(photos / "red" / "4.png").convert("L"))
+    Image.fromarray(pixels.astype(np.uint16) * 257).save(tmp_path / "deep.png")
+    Image.fromarray(pixels).save(tmp_path / "grey.png")
+    Image.fromarray(np.full((10, 1000, 3), (200, 40, 40), np.uint8)).save(tmp_path / "flat.png")
+    deep, grey = (
+        recipe("classify.py", run, tmp_path / f"{name}.png", cwd=tmp_path).splitlines() for name in ("deep", "grey")
+    )
+    assert [line for line in deep if "this is" not in line] == [line for line in grey if "this is" not in line]
+    assert "it sees:     red" in recipe("classify.py", run, tmp_path / "flat.png", cwd=tmp_path)
+
+
 def test_a_run_is_not_overwritten_unless_asked(run, photos):
     before = (run / "results.json").read_text()
     flags = ["--config", run / "config.yaml", "--max_train_steps", 1]

@@ -77,6 +77,7 @@ def intervals(
 ) -> dict[str, list[float]]:
     """95% intervals by the percentile bootstrap (Efron, Annals of Statistics 7, 1979): the images are drawn anew, with
     replacement, `resamples` times, and the draws shifted by their bias, which is large for the calibration error.
+    At 0 and 1, where no draw differs, the exact bound for that many images is given (Clopper and Pearson, Biometrika 26, 1934).
     {metric: [low, high]} for the metrics that `training.score` gives of the same arrays."""
     rng = np.random.default_rng(seed)
     predictions, references, top5, confidences = map(np.asarray, (predictions, references, top5, confidences))
@@ -98,4 +99,7 @@ def intervals(
     for name, value in values(np.arange(count)).items():
         drawn = np.array([draw[name] for draw in draws])
         result[name] = np.percentile(np.clip(drawn - drawn.mean() + value, 0, 1), [2.5, 97.5]).tolist()
+        if name != "calibration_error" and value in (0.0, 1.0):
+            widest = 0.025 ** (1 / count)
+            result[name] = [0.0, 1 - widest] if value == 0 else [widest, 1.0]
     return result
