@@ -47,9 +47,6 @@ SPLITS = {
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }  # first words of file names, and the splits they mean
-LARGER = (
-    1.25  # parts of at least 0.35 of the area, as training cuts them out, are then 224 of 280 pixels wide on average
-)
 EXTENSIONS = tuple(ImageFolder.EXTENSIONS)  # of the images that the library finds in a folder
 CACHE_BYTES = 2 * 2**30  # data sets that decode to less than this stay in memory
 
@@ -89,19 +86,15 @@ def load(name: str, config: str | None = None, streaming: bool = False) -> Datas
         if path.suffix not in FILE_FORMATS:
             raise ValueError(f"{path} is no data file; wanted one of {', '.join(FILE_FORMATS)}, or a folder of images")
         return _load_files([path], streaming)
-    tables = [
-        file for file in sorted(path.glob("*.csv")) if file.name != "metadata.csv"
-    ]  # the latter is an ImageFolder's
-    shards = sorted(path.glob("*.tar"))
-    class_folders = any(file.suffix.lower() in EXTENSIONS for file in path.glob("*/*"))
-    if shards and not class_folders:
+    shards, tables = sorted(path.glob("*.tar")), sorted(path.glob("*.csv"))
+    tables = [file for file in tables if file.name != "metadata.csv"]  # which belongs to an ImageFolder
+    pictures = any(file.suffix.lower() in EXTENSIONS for file in path.rglob("*"))
+    if shards and not pictures:
         return _load_files(shards, streaming)
-    if tables:
+    if tables:  # one that names no images lies beside them by accident
         splits = _load_files(tables, streaming)
         columns = (next(iter(splits.values())).features or {}).values()
-        if not class_folders or any(
-            isinstance(kind, Image) for kind in columns
-        ):  # else a stray table beside the photos
+        if not pictures or any(isinstance(kind, Image) for kind in columns):
             return splits
     return _load_folder(path, config, streaming)
 
@@ -570,11 +563,8 @@ def as_batch(images: list[np.ndarray]) -> torch.Tensor:
 
 
 def complain(bad: list[str]):
-    raise ValueError(
-        f"{bad[0]}"
-        + (f" (and {len(bad) - 1} more)" if len(bad) > 1 else "")
-        + "; mend or remove it, or pass --on_bad_image skip"
-    )
+    more = f" (and {len(bad) - 3} more)" if len(bad) > 3 else ""
+    raise ValueError("; ".join(bad[:3]) + f"{more}; mend or remove what cannot be read, or pass --on_bad_image skip")
 
 
 class Images(torch.utils.data.Dataset):
@@ -598,14 +588,15 @@ class Images(torch.utils.data.Dataset):
             self.cache = torch.empty(len(data), form.channels, form.height, form.width, dtype=torch.uint8)
             chunks = np.array_split(np.arange(len(data)), max(1, len(data) // 64))
             decode_chunk = lambda chunk: decode_rows([self.rows[int(index)] for index in chunk], form)
-            good = []
+            good, unreadable = [], []
             with ThreadPoolExecutor(os.cpu_count()) as pool:  # PIL decodes without the interpreter lock
                 for chunk, (images, bad) in zip(chunks, pool.map(decode_chunk, chunks), strict=True):
-                    self.skip(bad)
+                    unreadable += bad
                     for index, image in zip(chunk, images, strict=True):
                         if image is not None:
                             self.cache[index] = torch.from_numpy(image.copy()).permute(2, 0, 1)
                             good.append(int(index))
+            self.skip(unreadable)
             if not good:
                 raise ValueError(f"none of the {len(data)} images can be read; {next(iter(self.skipped))}")
             if len(good) < len(data):
