@@ -745,9 +745,9 @@ def test_an_error_that_is_not_about_memory_is_raised_at_once(tiny_model, kind, m
 
 @pytest.mark.parametrize(
     ("images", "from_scratch", "epochs"),
-    [(50, True, 100), (300, True, 100), (1000, True, 30), (3000, True, 10), (10**6, True, 10), (50, False, 10), (10**6, False, 10)],
+    [(50, True, 100), (200, True, 100), (1000, True, 20), (2000, True, 10), (10**6, True, 10), (50, False, 10), (10**6, False, 10)],
 )  # fmt: skip
-def test_default_epochs_show_30_000_images_between_10_and_100_times(images, from_scratch, epochs):
+def test_default_epochs_show_20_000_images_between_10_and_100_times(images, from_scratch, epochs):
     assert training.default_epochs(images, from_scratch) == epochs
 
 
