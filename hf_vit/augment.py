@@ -207,7 +207,7 @@ def three_augment(images, index, seed, epoch):
 
 
 def _moves(images, kind, amount):
-    """Matrices (b, 2, 3) for `affine`."""
+    """Rotate by `amount` (b,) degrees, shear by a part of the side, or translate by pixels."""
     one, zero = torch.ones_like(amount), torch.zeros_like(amount)
     if kind == "rotate":
         angle = amount * math.pi / 180

@@ -47,6 +47,7 @@ SPLITS = {
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }  # first words of file names, and the splits they mean
+TO_SCORE = ("validation", "val", "test")  # the split that is scored where none is named: the first there is
 EXTENSIONS = tuple(ImageFolder.EXTENSIONS)  # of the images that the library finds in a folder
 CACHE_BYTES = 2 * 2**30  # data sets that decode to less than this stay in memory
 
@@ -252,7 +253,7 @@ def prepare(
                 + ("--train_split" if name == train_split else "--eval_split (or --split, to score)")
             )
     if eval_split is None:
-        known = [name for name in ("validation", "val", "test") if name in splits and name != train_split]
+        known = [name for name in TO_SCORE if name in splits and name != train_split]
         eval_split = known[0] if known else None
     chosen = {"train": splits[train_split]} if train_split is not None else {}
     if eval_split is not None:
@@ -265,14 +266,8 @@ def prepare(
             raise ValueError(f"the split {names_of[role]!r} is empty")
 
     columns = find_columns(next(iter(chosen.values())), image_column, label_column)
-    chosen = DatasetDict(
-        {
-            role: rename(data, columns).add_column(
-                "row", np.arange(len(data))
-            )  # a broken image is named by this number
-            for role, data in chosen.items()
-        }
-    )
+    numbered = lambda data: data.add_column("row", np.arange(len(data)))  # a broken image is named by this number
+    chosen = DatasetDict({role: numbered(rename(data, columns)) for role, data in chosen.items()})
     chosen, names = encode_labels(chosen, label_names, names_of)
     if train_split is not None:
         labels = np.asarray(chosen["train"]["label"])
@@ -562,9 +557,9 @@ def as_batch(images: list[np.ndarray]) -> torch.Tensor:
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()  # (b, H, W, C) -> (b, C, H, W)
 
 
-def complain(bad: list[str]):
-    more = f" (and {len(bad) - 3} more)" if len(bad) > 3 else ""
-    raise ValueError("; ".join(bad[:3]) + f"{more}; mend or remove what cannot be read, or pass --on_bad_image skip")
+def stand_ins(good: list[int], count: int) -> list[int]:
+    """For each of `count` places in a batch itself where it is `good`, else the next one that is, behind the end the first."""
+    return [min(good, key=lambda place: (place - wanted) % count) for wanted in range(count)]
 
 
 class Images(torch.utils.data.Dataset):
@@ -609,7 +604,10 @@ class Images(torch.utils.data.Dataset):
     def skip(self, bad: list[str]):
         """Note images that cannot be read, or stop at them."""
         if bad and self.on_bad == "stop":
-            complain(bad)
+            more = f" (and {len(bad) - 3} more)" if len(bad) > 3 else ""
+            raise ValueError(
+                "; ".join(bad[:3]) + f"{more}; mend or remove what cannot be read, or pass --on_bad_image skip"
+            )
         self.skipped.update(dict.fromkeys(bad))
 
     def __getitems__(self, ids: list[int]) -> dict:
@@ -627,8 +625,7 @@ class Images(torch.utils.data.Dataset):
             if not good:
                 return {"bad": bad}
             if bad:
-                places = [min(good, key=lambda g: (g - place) % len(ids)) for place in range(len(ids))]
-                places = torch.tensor(places if self.fill else good)
+                places = torch.tensor(stand_ins(good, len(ids)) if self.fill else good)
                 index, rows, decoded = index[places], rows[places], [decoded[place] for place in places]
             images = as_batch(decoded)
         return {"images": images, "labels": self.labels[rows], "index": index, "bad": bad}
@@ -736,7 +733,7 @@ def prepare_stream(
     Raises:
         ValueError: as `prepare`; and if nothing says what the classes are, or there is no split to score.
     """
-    candidates = [eval_split] if eval_split is not None else ["validation", "val", "test"]
+    candidates = [eval_split] if eval_split is not None else TO_SCORE
     known = [name for name in candidates if name in splits and name != train_split]
     if train_split not in splits or not known:
         raise ValueError(
@@ -757,7 +754,7 @@ def prepare_stream(
     scored = rename(scored, columns)
     held = Dataset.from_generator(lambda: iter(scored), features=scored.features)
     held = held.add_column("row", np.arange(len(held)))
-    (evaluated, _) = encode_labels(DatasetDict(eval=held), names if label_names else None, {"eval": known[0]})
+    evaluated, _ = encode_labels(DatasetDict(eval=held), label_names, {"eval": known[0]})
     return rename(train, columns), evaluated["eval"], names, known[0]
 
 
@@ -770,8 +767,6 @@ class Stream:
         rows: columns `image` (undecoded) and `label`, a class index or one of `names`.
         buffer: rows that are shuffled at a time.
     """
-
-    cache = None
 
     def __init__(self, rows: IterableDataset, names: list[str], form: ImageForm, seed: int, buffer: int, on_bad: str):
         self.names, self.form, self.on_bad = names, form, on_bad
@@ -813,7 +808,7 @@ class Stream:
         good = [place for place, (images, _) in enumerate(decoded) if images[0] is not None]
         if not good:
             raise ValueError(f"no image of a whole batch can be read; {decoded[0][1][0]}")
-        places = [min(good, key=lambda g: (g - place) % len(rows)) for place in range(len(rows))]
+        places = stand_ins(good, len(rows))
         labels = [rows[place]["label"] for place in places]
         labels = [label if isinstance(label, int) else index_of.get(label, -1) for label in labels]
         for place, label in zip(places, labels, strict=True):
