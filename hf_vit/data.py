@@ -2,10 +2,13 @@
 
 import contextlib
 import glob
+import itertools
 import math
 import os
+import signal
+import threading
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -22,7 +25,6 @@ from datasets import (
     IterableDataset,
     IterableDatasetDict,
     Value,
-    concatenate_datasets,
     load_dataset,
     load_from_disk,
 )
@@ -50,6 +52,8 @@ SPLITS = {
 TO_SCORE = ("validation", "val", "test")  # the split that is scored where none is named: the first there is
 EXTENSIONS = tuple(ImageFolder.EXTENSIONS)  # of the images that the library finds in a folder
 CACHE_BYTES = 2 * 2**30  # data sets that decode to less than this stay in memory
+MOST_DEATHS = 3  # of worker processes that are replaced
+PASS = 2**40  # more images than a stream has
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -601,6 +605,10 @@ class Images(torch.utils.data.Dataset):
     def __len__(self):
         return len(self.rows)
 
+    def row_numbers(self, index: torch.Tensor) -> list[int]:
+        """Ids (b,) -> numbers of the rows in the split as it came."""
+        return self.rows.select_columns("row")[(index % len(self)).tolist()]["row"]
+
     def skip(self, bad: list[str]):
         """Note images that cannot be read, or stop at them."""
         if bad and self.on_bad == "stop":
@@ -690,24 +698,63 @@ def batches_in_order(count: int, batch_size: int, rank: int = 0, world: int = 1)
     return [list(range(start, min(start + batch_size, count))) for start in range(0, count, batch_size)][rank::world]
 
 
-def loader(images: Images, batches: list[list[int]], num_workers: int) -> Iterator[dict[str, torch.Tensor]]:
+def loader(images: Images, batches: Iterable[list[int]], num_workers: int) -> Iterator[dict[str, torch.Tensor]]:
     """Batches of `images` in the order given, as `Images.__getitems__` makes them; decoded in worker processes unless they
-    are already in memory.
+    are already in memory. A worker that dies is replaced, and its work done again.
 
     Raises:
         ValueError: at an image that cannot be read, unless they are skipped; at a batch without any that can.
+        OSError: if workers die again and again.
     """
     workers = 0 if images.cache is not None else num_workers
     pinned = torch.cuda.is_available()  # copies to the device then overlap with its work
-    for batch in DataLoader(
-        images, batch_sampler=batches, num_workers=workers, collate_fn=_as_it_is, pin_memory=pinned
-    ):
-        bad = batch.pop("bad")
-        images.skip(bad)
-        if batch:
-            yield batch
-        elif images.fill:
-            raise ValueError(f"no image of a whole batch of {len(bad)} can be read; {bad[0]}")
+    waiting, batches, deaths = deque(), iter(batches), 0  # waiting: handed to workers, and not yet back
+
+    def hand_out(again):
+        for ids in itertools.chain(again, batches):
+            waiting.append(ids)
+            yield ids
+
+    while True:
+        again = list(waiting)
+        waiting.clear()
+        arriving = iter(
+            DataLoader(
+                images, batch_sampler=hand_out(again), num_workers=workers, collate_fn=_as_it_is, pin_memory=pinned,
+                worker_init_fn=_leave_signals,
+            )
+        )  # fmt: skip
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise in the midst of a step
+        while True:
+            try:
+                batch = next(arriving, None)
+            except RuntimeError as error:
+                if not str(error).startswith("DataLoader worker"):
+                    raise
+                deaths += 1
+                if deaths > MOST_DEATHS:
+                    raise OSError(
+                        f"{deaths} processes that decode images died, at last: {error}. Mostly they are killed because memory is "
+                        f"short: pass a --num_workers below {num_workers}"
+                    ) from error
+                logger.warning(f"a process that decodes images died and is replaced: {error}")
+                break
+            if batch is None:
+                return
+            waiting.popleft()
+            bad = batch.pop("bad")
+            images.skip(bad)
+            if batch:
+                yield batch
+            elif images.fill:
+                raise ValueError(f"no image of a whole batch of {len(bad)} can be read; {bad[0]}")
+
+
+def _leave_signals(worker: int):
+    """What asks the run to stop goes to the whole process group; workers leave the answer to the training loop."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _as_it_is(batch):
@@ -759,66 +806,116 @@ def prepare_stream(
 
 
 class Stream:
-    """Training images that are read while training: shards and rows in an order of (seed, epoch), decoded by threads.
+    """Training images that are read while training, without an end: shards and rows in an order of (seed, pass), decoded by
+    threads.
 
-    The index of an image is its place in the stream as it lies. Every process reads all rows and decodes its own.
+    The shards are dealt out to lanes, as many as divide both the shards and the images of a step. Each lane reads its shards
+    in random order, shuffles blocks of rows, gives the same places of every step, and begins anew when it is through. So a
+    process reads only the lanes that its places need, and how many processes there are changes nothing.
+
+    The id of an image is its place in the stream as it lies, plus `PASS` for each pass before.
 
     Args:
         rows: columns `image` (undecoded) and `label`, a class index or one of `names`.
-        buffer: rows that are shuffled at a time.
+        buffer: rows that are shuffled at a time, by all lanes together.
     """
 
     def __init__(self, rows: IterableDataset, names: list[str], form: ImageForm, seed: int, buffer: int, on_bad: str):
-        self.names, self.form, self.on_bad = names, form, on_bad
+        self.rows, self.names, self.form, self.seed, self.on_bad = rows, names, form, seed, on_bad
+        self.buffer = buffer
         self.skipped: dict[str, None] = {}
-        shards = [
-            rows.shard(rows.num_shards, number).map(
-                lambda row, index, number=number: {"row": index * rows.num_shards + number}, with_indices=True
-            )
-            for number in range(rows.num_shards)
-        ]
-        self.rows = concatenate_datasets(shards).shuffle(seed=seed, buffer_size=buffer)
+        self.lengths: dict[
+            int, int
+        ] = {}  # rows of each shard that was read to its end: a resumed run skips those whole
 
     skip = Images.skip
 
-    def batches(self, epoch: int, batch_size: int, rank: int = 0, world: int = 1) -> Iterator[dict[str, torch.Tensor]]:
-        """Batches of one pass, as `loader` gives them; the rows left at the end fill no batch and are left out."""
-        self.rows.set_epoch(epoch)
-        index_of = {name: index for index, name in enumerate(self.names)}
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            ahead: deque = deque()
-            rows = iter(self.rows)
-            while True:
-                share, number = [], -1
-                for number, row in zip(range(batch_size * world), rows, strict=False):
-                    if number // batch_size == rank:
-                        share.append(row)
-                full = number + 1 == batch_size * world  # for all processes alike
-                if full:
-                    ahead.append((share, [pool.submit(decode_rows, [row], self.form) for row in share]))
-                if not ahead:
-                    return
-                if len(ahead) < 3 and full:
-                    continue
-                share, futures = ahead.popleft()
-                yield self._finish(share, [future.result() for future in futures], index_of)
+    def row_numbers(self, index: torch.Tensor) -> list[int]:
+        """Ids (b,) -> places in the stream as it lies."""
+        return (index % PASS).tolist()
 
-    def _finish(self, rows, decoded, index_of):
+    def _read(self, shards: Iterable[int], skip: int) -> Iterator[dict]:
+        """Rows of some shards, one after the other, but the first `skip`."""
+        count = self.rows.num_shards
+        for shard in shards:
+            if self.lengths.get(shard, skip + 1) > skip:
+                place = -1
+                for place, row in enumerate(self.rows.shard(count, shard)):
+                    if place >= skip:
+                        yield {**row, "row": place * count + shard}
+                self.lengths[shard] = place + 1
+            skip = max(0, skip - self.lengths[shard])
+
+    def _lane(self, lane: int, lanes: int, start: int) -> Iterator[tuple[int, dict]]:
+        """(pass, row) from row number `start` of all that the lane will ever give."""
+        size = max(1, self.buffer // lanes)
+        own = range(lane, self.rows.num_shards, lanes)
+        for number in itertools.count():
+            if all(shard in self.lengths for shard in own) and start >= sum(self.lengths[shard] for shard in own):
+                start -= sum(self.lengths[shard] for shard in own)  # this pass was over before
+                continue
+            shards = np.random.default_rng([self.seed, number, lane]).permutation(own).tolist()
+            rows = self._read(shards, start // size * size)
+            for block_number in itertools.count(start // size):
+                block: list[dict | None] = list(itertools.islice(rows, size))
+                if not block:
+                    break
+                order = np.random.default_rng([self.seed, number, lane, block_number]).permutation(len(block))
+                for place in order[max(0, start - block_number * size) :].tolist():
+                    yield number, block[place]
+                    block[place] = None  # its bytes make room for those of the next block
+            length = sum(self.lengths[shard] for shard in own)
+            if length == 0:
+                raise ValueError("there are no rows in some shards of the stream: remove them")
+            start = max(0, start - length)
+
+    def batches(
+        self, step: int, batch_size: int, rank: int = 0, world: int = 1
+    ) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+        """From step number `step` on (pass, batch), without an end: the pass of the first image, and what `loader` gives.
+
+        Args:
+            batch_size: images a process and step.
+        """
+        together = batch_size * world
+        lanes = math.gcd(self.rows.num_shards, together)
+        each = together // lanes
+        first, last = rank * batch_size, (rank + 1) * batch_size
+        mine = range(first // each, -(-last // each))
+        index_of = {name: index for index, name in enumerate(self.names)}
+
+        def steps(pool):
+            readers = {lane: self._lane(lane, lanes, step * each) for lane in mine}
+            while True:
+                rows = [row for lane in mine for row in itertools.islice(readers[lane], each)]
+                rows = rows[first - mine.start * each :][:batch_size]
+                yield rows, [pool.submit(decode_rows, [row], self.form) for _, row in rows]
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool, ThreadPoolExecutor(1) as reader:
+            coming = steps(pool)
+            ahead = deque(reader.submit(next, coming) for _ in range(3))
+            while True:
+                rows, decoded = ahead.popleft().result()
+                ahead.append(reader.submit(next, coming))
+                yield rows[0][0], self._finish(rows, [future.result() for future in decoded], index_of)
+
+    def _finish(self, numbered, decoded, index_of):
         self.skip([text for _, bad in decoded for text in bad])
         good = [place for place, (images, _) in enumerate(decoded) if images[0] is not None]
         if not good:
             raise ValueError(f"no image of a whole batch can be read; {decoded[0][1][0]}")
-        places = stand_ins(good, len(rows))
-        labels = [rows[place]["label"] for place in places]
-        labels = [label if isinstance(label, int) else index_of.get(label, -1) for label in labels]
-        for place, label in zip(places, labels, strict=True):
+        places = stand_ins(good, len(numbered))
+        labels = []
+        for place in places:
+            row = numbered[place][1]
+            label = row["label"] if isinstance(row["label"], int) else index_of.get(row["label"], -1)
             if not 0 <= label < len(self.names):
-                row = rows[place]
                 raise ValueError(
                     f"row {row['row']} has the label {row['label']!r}, none of the {len(self.names)} classes"
                 )
+            labels.append(label)
         return {
             "images": as_batch([decoded[place][0][0] for place in places]),
             "labels": torch.tensor(labels),
-            "index": torch.tensor([rows[place]["row"] for place in places]),
+            "index": torch.tensor([numbered[place][1]["row"] + numbered[place][0] * PASS for place in places]),
         }

@@ -59,7 +59,16 @@ class TrainArguments:
     distillation_temperature: float = _(1.0, "softens both answers")
 
     output_dir: str | None = _(None, "run folder, such as runs/demo")
-    overwrite: bool = _(False, "replace a finished run in output_dir")
+    overwrite: bool = _(False, "replace the run in output_dir")
+    resume: str = _(
+        "auto",
+        "auto: go on with the run of this configuration in output_dir; never; or a checkpoint, or a run folder, to go on from",
+    )
+    checkpointing_steps: int | None = _(
+        None, "steps between checkpoints; if not given, 5 minutes; 0: only where a run is stopped"
+    )
+    checkpoints_total_limit: int = _(2, "checkpoints that are kept, the last ones")
+    max_skipped_steps: int = _(10, "steps without a finite loss and gradient that are skipped before the run stops")
     seed: int = _(0, "decides initial weights, order and augmentation")
 
     num_train_epochs: float | None = _(
@@ -124,13 +133,16 @@ RANGES = (
         (
             "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "max_train_steps",
             "log_steps", "eval_epochs", "eval_steps", "image_size", "first_image_size", "shots", "shuffle_buffer", "lr_stages",
-            "augment_repeats",
+            "augment_repeats", "checkpoints_total_limit",
         ),
         lambda value: value >= 1, "1 or more",
     ),
     (("num_train_epochs", "learning_rate", "lora_alpha", "distillation_temperature"), lambda value: value > 0, "more than 0"),
     (
-        ("weight_decay", "max_grad_norm", "mixup", "cutmix", "shift", "num_workers", "seed", "freeze_layers", "lora_rank"),
+        (
+            "weight_decay", "max_grad_norm", "mixup", "cutmix", "shift", "num_workers", "seed", "freeze_layers", "lora_rank",
+            "checkpointing_steps", "max_skipped_steps",
+        ),
         lambda value: value >= 0, "0 or more",
     ),
     (
@@ -171,9 +183,21 @@ CONTRADICTIONS = (
         "--shots, --train_fraction, --balance or --augment_repeats", "they need the whole data set at hand",
     ),
     (
+        lambda a: a.overwrite, "--overwrite", lambda a: a.resume not in ("auto", "never"), "--resume PATH",
+        "go on from there in another --output_dir",
+    ),
+    (
         lambda a: a.streaming, "--streaming", lambda a: a.max_train_steps is None, "an open end",
         "a stream has no length: give --max_train_steps",
     ),
+)  # fmt: skip
+
+
+# What a run may change on its way: where it is written and how it is worked through, and not what comes out. How many images
+# make a step counts, however they are shared out.
+FREE = (
+    "output_dir", "resume", "checkpointing_steps", "checkpoints_total_limit", "max_skipped_steps", "num_workers", "report_to",
+    "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "auto_find_batch_size",
 )  # fmt: skip
 
 
@@ -248,8 +272,18 @@ def read_yaml(path: str | None, parser: argparse.ArgumentParser) -> list[str]:
 def as_yaml(args: TrainArguments) -> str:
     """Every key that decides the run, as a preset file holds it; `--config` on it gives the same run."""
     resolved = {key: value for key, value in dataclasses.asdict(args).items() if value is not None}
-    del resolved["overwrite"]  # consent to replace one folder, once
+    del resolved["overwrite"], resolved["resume"]  # consent to replace one folder, once; and where to go on this time
     return yaml.safe_dump(resolved, sort_keys=False)
+
+
+def changes(saved: dict, args: TrainArguments) -> list[str]:
+    """How `args` differ from those of a run, as `as_yaml` wrote them, a sentence each; what is `FREE` may differ."""
+    now, found = yaml.safe_load(as_yaml(args)), []
+    for name in dict.fromkeys((*saved, *now)):
+        derived = name == "num_train_epochs" and name not in now  # the run chose them itself
+        if name not in FREE and not derived and saved.get(name) != now.get(name):
+            found.append(f"{name} was {saved.get(name)} and is {now.get(name)}")
+    return found
 
 
 def read_names(path: str | None) -> list[str] | None:

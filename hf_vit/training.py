@@ -1,5 +1,6 @@
 """The parts of a run that are not its loop: the model to train, parameter groups, schedule, losses, average, scores."""
 
+import contextlib
 import copy
 import functools
 import importlib.util
@@ -13,10 +14,11 @@ import numpy as np
 import psutil
 import torch
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import LoggerType
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, LoggerType
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from PIL import Image as PILImage
 from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import (
     AutoImageProcessor,
     AutoModelForImageClassification,
@@ -422,6 +424,25 @@ def pick_precision(asked: str, device_type: str) -> str:
     return "bf16" if features.get("amx_bf16") or features.get("avx512_bf16") else "no"
 
 
+def shard_on_cpu(accelerator):
+    """Where FSDP is asked for on CPU, have it: Accelerate (1.15) then trains unsharded, without a word."""
+    asked = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    if asked and accelerator.distributed_type == DistributedType.MULTI_CPU:
+        accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
+        accelerator.state.distributed_type = DistributedType.FSDP
+
+
+def seed_pass(seed: int, step: int, number: int, rank: int):
+    """Seed what is random inside the network (dropout, drop path, patch dropout) for pass `number` of a step on one process."""
+    torch.manual_seed(int(np.random.SeedSequence([seed, step, number, rank]).generate_state(1)[0]))
+
+
+def clip_gradients(accelerator, model, largest: float) -> torch.Tensor:
+    """The norm of all gradients together, (), before they are scaled down to `largest`, where that is above 0."""
+    norm = accelerator.clip_grad_norm_(model.parameters(), largest or math.inf)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
 def use_all_cores():
     """Give a process on CPU its share of the cores: `accelerate launch` leaves it one thread, at about half the speed."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -435,23 +456,40 @@ def pick_compile(asked: str, device_type: str) -> bool:
 
 
 class AverageModel:
-    """Exponential moving average of the weights, `average += (1 - decay) * (weights - average)`.
+    """Exponential moving average of the trained weights, `average += (1 - decay) * (weights - average)`.
 
     The decay warms up as min(decay, (1 + step) / (10 + step)), so that a short run does not average in its start
-    (the schedule of TensorFlow's ExponentialMovingAverage).
+    (the schedule of TensorFlow's ExponentialMovingAverage). Of a sharded model each process averages its own part.
     """
 
     def __init__(self, model: nn.Module, decay: float):
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self.decay, self.step = decay, 0
+        self.weights = [weight.clone() for weight in self._trained(model)]
 
-    @torch.no_grad()
+    @staticmethod
+    def _trained(model: nn.Module) -> list[torch.Tensor]:
+        trained = [parameter.detach() for parameter in model.parameters() if parameter.requires_grad]
+        return [weight.to_local() if isinstance(weight, DTensor) else weight for weight in trained]
+
     def update(self, model: nn.Module):
         decay = min(self.decay, (1 + self.step) / (10 + self.step))
-        pairs = zip(self.model.parameters(), model.parameters(), strict=True)
-        averaged, trained = zip(*[pair for pair in pairs if pair[1].requires_grad], strict=True)
-        torch._foreach_lerp_(averaged, trained, 1 - decay)
+        torch._foreach_lerp_(self.weights, self._trained(model), 1 - decay)
         self.step += 1
+
+    def take(self, model: nn.Module):
+        """Make the average what the model's weights are."""
+        torch._foreach_copy_(self.weights, self._trained(model))
+
+    @contextlib.contextmanager
+    def applied(self, model: nn.Module):
+        """The model with the averaged weights in it, meanwhile."""
+        weights = self._trained(model)
+        kept = [weight.clone() for weight in weights]
+        torch._foreach_copy_(weights, self.weights)
+        try:
+            yield model
+        finally:
+            torch._foreach_copy_(weights, kept)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -478,8 +516,8 @@ def head_of(model) -> nn.Linear:
 
 @torch.no_grad()
 def predict(
-    model, batches, form, accelerator, count: int, features: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
+    model, batches, form, accelerator, count: int, features: bool = False, stopped=lambda: False
+) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Logits (n, L) in float32, or the features (n, D) that the head sees, and the row number of each, (n,) rising.
 
     Every process gets all of them, each row once, however the rows are shared out. n is `count` unless images were skipped.
@@ -487,6 +525,7 @@ def predict(
     Args:
         batches: this process's share, dicts of `images` uint8 (b, C, H, W) and `index` (b,); shares do not overlap.
         form: the `data.ImageForm` of the model's images.
+        stopped: is asked before each batch; None is returned where it is True on any process.
     """
     was_training = model.training
     model.eval()
@@ -498,6 +537,8 @@ def predict(
     )
     table, seen = None, torch.zeros(count, device=accelerator.device)
     for batch in batches:
+        if stopped():
+            break
         images = batch["images"].to(accelerator.device, non_blocking=True)
         with accelerator.autocast():
             values = model(normalize(images, form)).logits  # (b, L)
@@ -510,6 +551,8 @@ def predict(
     model.train(was_training)
     if hook is not None:
         hook.remove()
+    if accelerator.reduce(torch.tensor(float(stopped()), device=accelerator.device), reduction="sum") > 0:
+        return None
     if accelerator.num_processes > 1:
         width = torch.tensor(0 if table is None else table.shape[1], device=accelerator.device)
         width = int(accelerator.gather(width.view(1)).max())

@@ -2,25 +2,31 @@
 
     accelerate launch recipes/train.py --config recipes/configs/demo.yaml [--key value ...]
 
-Every key is a field of `hf_vit.presets.TrainArguments`. The run folder then holds
+Every key is a field of `hf_vit.presets.TrainArguments`. A run that was killed goes on by the same command, as if nothing had
+happened. The run folder then holds
 
     config.yaml     what was resolved; `--config` on it repeats the run
     metrics.jsonl   a line a log step and a line a scoring
+    checkpoints/    step-N: all that decides the rest of the run; best-N: the best weights so far
     model/          config, weights, image processor, code and card: ready for `from_pretrained` and for the Hub
     last/           the last weights, where model/ holds those of an earlier, better scoring
     results.json    metrics with their intervals, scores of each class, times, seed, commit, command, hardware, versions, data
     confusion_matrix.csv   a row a true class, a column an answer
+
+Exit codes: 0 when the run is finished, 75 when SIGTERM, SIGINT or SIGUSR1 stopped it and it can go on, 1 after an error, 2 for a
+flag that is wrong. `accelerate launch` makes a 1 of all but 0.
 """
 
 import contextlib
+import copy
 import csv
 import itertools
 import json
 import os
 import shlex
-import shutil
 import sys
 import time
+import zlib
 from datetime import timedelta
 from pathlib import Path
 
@@ -31,20 +37,23 @@ sys.path = [path for path in sys.path if Path(path).resolve() != Path(__file__).
 import datasets
 import torch
 import transformers
+import yaml
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs, gather_object, set_seed
+from accelerate.utils import DistributedType, InitProcessGroupKwargs, broadcast_object_list, gather_object, set_seed
 from huggingface_hub.errors import StrictDataclassError
 from tqdm import tqdm
 
-from hf_vit import data, presets, sharing, training
+from hf_vit import data, presets, resume, sharing, training
 from hf_vit.augment import augment, mix
 
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "model_cards" / "template.md"
+SECONDS_BETWEEN_CHECKPOINTS = 300
 
 
 def main():
-    began = time.time()
+    signals = resume.Signals()
+    began = time.monotonic()
     args = presets.parse(sys.argv[1:])
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     accelerator = Accelerator(
@@ -53,6 +62,7 @@ def main():
         project_dir=args.output_dir,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=6))],  # one process may download for hours
     )
+    training.shard_on_cpu(accelerator)
     if accelerator.device.type == "cpu":
         training.use_all_cores()
     set_seed(args.seed)
@@ -64,14 +74,15 @@ def main():
         raise ValueError("muon does not go with fp16, whose loss scaling knows one optimizer: use bf16, or adamw")
     device, rank, world = accelerator.device, accelerator.process_index, accelerator.num_processes
     run = Path(args.output_dir)
-    if (run / "config.yaml").exists() and not args.overwrite:
-        state = "a finished" if (run / "results.json").exists() else "an unfinished"
-        raise ValueError(f"{run} already holds {state} run: choose another --output_dir, or pass --overwrite true")
-    accelerator.wait_for_everyone()
 
     def say(text):
         if accelerator.is_main_process:
             tqdm.write(text)
+
+    finished, state, tensors = resume.begin(run, args, accelerator)
+    if finished:
+        say(f"{run} is finished: its results.json and model/ are there; --overwrite true trains anew")
+        return
 
     # Data: uint8 images in memory where they fit, else decoded by workers
     columns = {key: getattr(args, key) for key in ("train_split", "eval_split", "image_column", "label_column")}
@@ -105,21 +116,23 @@ def main():
         workers = min(8, max(1, os.cpu_count() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
     # Model: whole, or in part frozen, or with low-rank updates; a teacher beside it
-    model.to(device)
     training.freeze(model, args.freeze_backbone, args.freeze_layers)
     training.check_first_size(args.first_image_size, model.config)
     backbone = model.vit
     if args.lora_rank > 0:
         model = training.add_lora(model, args.lora_rank, args.lora_alpha, args.lora_dropout)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    parameters = sum(p.numel() for p in model.parameters())
+    unsharded = model
+    if accelerator.distributed_type == DistributedType.FSDP:
+        unsharded = copy.deepcopy(model)  # takes the weights of all processes to score and save them
+    model.to(device)
     teacher = None
     if args.teacher_name_or_path is not None:
         teacher = training.Teacher(args.teacher_name_or_path, labels, form, device)
     weights = None
     if args.balance == "weights":
         weights = data.class_weights(train_images.labels, len(labels)).to(device)
-    average = training.AverageModel(model, args.ema_decay) if args.ema_decay > 0 else None
-    network = model
-    set_seed(args.seed, device_specific=True)  # each process drops other paths and patches
 
     def loss_of(model, pixel_values, targets, **kwargs):
         """The loss of a batch (B, C, H, W) with targets (B, L), and its logits (B, L)."""
@@ -139,12 +152,11 @@ def main():
         def trial(pixel_values):
             with accelerator.autocast():
                 return loss_of(
-                    network, pixel_values, torch.full((len(pixel_values), len(labels)), 1 / len(labels), device=device)
+                    model, pixel_values, torch.full((len(pixel_values), len(labels)), 1 / len(labels), device=device)
                 )[0]
 
-        network.train()
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):  # the run is the same without the trial
-            fitting = training.find_batch_size(network, trial, form, batch, device)
+        model.train()
+        fitting = training.find_batch_size(model, trial, form, batch, device)
         fitting = int(accelerator.gather(torch.tensor([fitting], device=device)).min())
         if fitting < batch:
             say(f"{batch} images do not fit in memory: {batch // fitting} x {fitting} instead, to the same effect")
@@ -157,17 +169,54 @@ def main():
         model, args.optimizer, args.learning_rate, args.weight_decay, betas, args.layer_decay
     )
     model, *optimizers = accelerator.prepare(model, *optimizers)
+    network = accelerator.unwrap_model(model)
+    average = training.AverageModel(network, args.ema_decay) if args.ema_decay > 0 else None
 
     together = batch * accumulation  # images a process and step
-    passes_an_epoch = None if stream else accumulation * max(1, len(train_images) // (together * world))
+    an_epoch = None if stream else max(1, len(train_images) // (together * world))  # steps
     if not stream and args.num_train_epochs is None:
         args.num_train_epochs = training.default_epochs(len(train_images), args.model_name_or_path is None)
-    total_steps = args.max_train_steps or max(1, round(args.num_train_epochs * passes_an_epoch / accumulation))
+    total_steps = args.max_train_steps or max(1, round(args.num_train_epochs * an_epoch))
     warmup_steps = round(args.warmup_ratio * total_steps)
     first_stage = round(args.first_stage * total_steps) if args.first_image_size else 0
 
-    trained = sum(p.numel() for p in network.parameters() if p.requires_grad)
-    parameters = sum(p.numel() for p in network.parameters())
+    # Where the run stands: at its beginning, or where a checkpoint left it
+    facts = {
+        "images_per_step": together * world,
+        "training_images": f"{stream.num_shards} shards" if stream else len(train_images),
+        "classes": len(labels),
+        "checksum_of_labels": zlib.crc32(
+            "\n".join(labels).encode() + (b"" if stream else train_images.labels.numpy().tobytes())
+        ),
+    }
+    step, epoch, scored_step, lives = 0, 0, 0, []  # lives: the steps that the run was taken up at
+    best, skipped_steps = None, []  # best: the scores of checkpoints/best-N
+    seconds = {"training": 0.0, "scoring": 0.0, "total": 0.0}  # of earlier lives
+    sums = torch.zeros(3, device=device)  # of the loss, of correct images, of images, since the last log line
+    if state is not None:
+        if changed := [name for name in facts if state["facts"][name] != facts[name]]:
+            raise ValueError(
+                f"{state['folder']} is of another run: "
+                + "; ".join(f"{name} was {state['facts'][name]} and is {facts[name]}" for name in changed)
+                + ". Wanted the same data, and as many processes x per_device_train_batch_size x gradient_accumulation_steps"
+            )
+        resume.restore(tensors, network, optimizers, average, accelerator)
+        step, epoch, scored_step, skipped_steps, seconds = (
+            state[name] for name in ("step", "epoch", "scored_step", "skipped_steps", "seconds")
+        )
+        lives = [*state["lives"], step]
+        if average is not None:
+            average.step = state["average_step"]
+        if accelerator.scaler is not None:
+            accelerator.scaler.load_state_dict(state["scaler"])
+        held = torch.tensor(state["sums"], device=device)  # (processes, 3)
+        sums = held[rank] if len(held) == world else held.sum(dim=0) * (rank == 0)
+        train_images.skipped.update(dict.fromkeys(state["skipped_images"]))
+        if stream:
+            train_images.lengths = {int(shard): length for shard, length in state["lengths"].items()}
+        say(f"going on from {state['folder']}")
+    saved_step = step
+
     say(
         f"{args.dataset_name}: {', '.join(labels[:10])}{' ...' if len(labels) > 10 else ''}\n"
         + ("a stream of images" if stream else f"{len(train_images):,} images")
@@ -175,201 +224,300 @@ def main():
         f"{parameters:,} parameters"
         + (f" ({trained:,} trained)" if trained < parameters else "")
         + f", {form.height}x{form.width} pixels, {total_steps:,} steps"
-        + ("" if stream else f" in {total_steps * accumulation / passes_an_epoch:.4g} epochs")
-        + f", on {device} x {world} (mixed precision: {accelerator.mixed_precision})"
+        + ("" if stream else f" in {total_steps / an_epoch:.4g} epochs")
+        + f", on {device} x {world}"
+        + (", sharded" if unsharded is not network else "")
+        + f" (mixed precision: {accelerator.mixed_precision})"
     )
     if accelerator.is_main_process:
-        for name in ("model", "last"):
-            shutil.rmtree(run / name, ignore_errors=True)
-        for name in ("metrics.jsonl", "results.json", "confusion_matrix.csv"):
-            (run / name).unlink(missing_ok=True)
-        run.mkdir(parents=True, exist_ok=True)
-        (run / "config.yaml").write_text(presets.as_yaml(args))
+        if state is None:
+            resume.clear(run)
+        else:
+            best = resume.take_over(Path(state["folder"]).parents[1], run, step)
+        resume.write_text(run / resume.STARTED, presets.as_yaml(args))
+    shared = [best and best[1]["metrics"]]
+    broadcast_object_list(shared)
+    best = shared[0]
+    if best is None and step == total_steps:
+        scored_step = 0  # its best weights are lost: score the last ones again
     if args.report_to != "none":
-        accelerator.init_trackers("hf_vit", {key: value for key, value in vars(args).items() if value is not None})
+        told = {key: value for key, value in vars(args).items() if value is not None}
+        accelerator.init_trackers("hf_vit", told, {"tensorboard": {"purge_step": step + 1}} if step else {})
 
-    def log(step, epoch, **values):
+    def note(**line):
         if accelerator.is_main_process:
             with open(run / "metrics.jsonl", "a") as file:
-                file.write(json.dumps({"step": step, "epoch": epoch, **values}) + "\n")
-        accelerator.log(values, step=step)
+                file.write(json.dumps(line) + "\n")
 
-    def train_batches(epoch):
-        """This process's batches of one epoch, as many for each step as it accumulates."""
+    def log(step, epoch, **values):
+        note(step=step, epoch=epoch, **values)
+        accelerator.log({key: value for key, value in values.items() if value is not None}, step=step)
+
+    def train_batches(first):
+        """(epoch, rows) of each pass from step number `first` on, without an end; the rows are this process's share."""
         starts = range(0, together, batch)
         if stream:
-            steps = train_images.batches(epoch, together, rank, world)
-            return (
-                {key: value[start : start + batch] for key, value in rows.items()}
-                for rows in steps
-                for start in starts
-            )
-        shares = train_images.labels.numpy() if args.balance == "sampling" else None
-        order = data.epoch_batches(
-            len(train_images), together, args.seed, epoch, rank, world, shares, args.augment_repeats
-        )
-        passes = [ids[start : start + batch] for ids in order for start in starts]
-        return data.loader(train_images, passes, workers)
+            for epoch, rows in train_images.batches(first, together, rank, world):
+                for start in starts:
+                    yield epoch, {key: value[start : start + batch] for key, value in rows.items()}
 
-    def evaluate():
-        share = data.batches_in_order(len(eval_images), args.per_device_eval_batch_size, rank, world)
-        logits, rows = training.predict(
-            network if average is None else average.model,
-            data.loader(eval_images, share, workers),
-            form,
-            accelerator,
-            len(eval_images),
-        )
-        return logits, eval_images.labels[rows]
+        def order():
+            shares = train_images.labels.numpy() if args.balance == "sampling" else None
+            for epoch in itertools.count(first // an_epoch):
+                steps = data.epoch_batches(
+                    len(train_images), together, args.seed, epoch, rank, world, shares, args.augment_repeats
+                )
+                for ids in itertools.islice(steps, max(0, first - epoch * an_epoch), None):
+                    yield from (ids[start : start + batch] for start in starts)
 
-    def save(folder):
+        for number, rows in enumerate(data.loader(train_images, order(), workers)):
+            yield (first + number // accumulation) // an_epoch, rows
+
+    @contextlib.contextmanager
+    def finished_model():
+        """The model to score and to save: with the averaged weights, where there are some, and whole on each process."""
+        with contextlib.nullcontext() if average is None else average.applied(network):
+            if unsharded is not network:
+                unsharded.load_state_dict(resume.weights_of(network))
+                unsharded.to(device)
+            yield unsharded
+            if unsharded is not network:
+                unsharded.cpu()
+
+    def write_model(model, folder):
+        training.save_model(model, folder, args.lora_save)
+        processor.save_pretrained(folder)
+
+    def checkpoint():
+        tensors = resume.collect(network, optimizers, average)
+        lengths = train_images.lengths if stream else {}
+        each = gather_object(
+            [{"sums": sums.tolist(), "skipped": list(train_images.skipped), "lengths": dict(lengths)}]
+        )
         if accelerator.is_main_process:
-            training.save_model(network if average is None else average.model, folder, args.lora_save)
-            processor.save_pretrained(folder)
+            now = time.monotonic()
+            state = {
+                "step": step,
+                "epoch": epoch,
+                "scored_step": scored_step,
+                "lives": lives,
+                "skipped_steps": skipped_steps,
+                "average_step": None if average is None else average.step,
+                "scaler": None if accelerator.scaler is None else accelerator.scaler.state_dict(),
+                "sums": [one["sums"] for one in each],
+                "skipped_images": sorted({text for one in each for text in one["skipped"]}),
+                "lengths": {shard: length for one in each for shard, length in one["lengths"].items()},
+                "seconds": {
+                    "training": seconds["training"] + now - training_began,
+                    "scoring": seconds["scoring"],
+                    "total": seconds["total"] + now - began,
+                },
+                "facts": facts,
+                "config": yaml.safe_load(presets.as_yaml(args)),
+            }
+            resume.save_checkpoint(run, tensors, state, args.checkpoints_total_limit)
 
     # A test split selects nothing: only a validation split, or a part of train, decides which weights are kept.
     selects = not scored.startswith("test")
     if not selects:
         say("test images select nothing: the last weights are kept (a split called validation would keep the best)")
-    step, best, answers = 0, None, None  # best: the metrics of model/; answers: the logits and labels behind them
-    loss_sum = torch.zeros(3, device=device)  # of the loss, of correct images, of images, since the last log line
-    gradient_norm = torch.zeros(())
-    scoring_seconds, training_began = 0.0, time.time()
-    since = training_began
+
+    def score():
+        """Score the weights, and keep them if they are the best; False where a signal came in between."""
+        nonlocal best
+        with finished_model() as model:
+            share = data.batches_in_order(len(eval_images), args.per_device_eval_batch_size, rank, world)
+            answers = training.predict(
+                model, data.loader(eval_images, share, workers), form, accelerator, len(eval_images),
+                stopped=lambda: signals.asked is not None,
+            )  # fmt: skip
+            if answers is None:
+                return False
+            logits, truth = answers[0], eval_images.labels[answers[1]]
+            metrics = {**training.score(logits, truth), "step": step, "epoch": epoch + 1}
+            say(
+                f"step {step:,}, epoch {epoch + 1}: {scored} accuracy {metrics['accuracy']:.2%}, loss {metrics['loss']:.4f}"
+            )
+            log(**{key if key in ("step", "epoch") else f"eval_{key}": value for key, value in metrics.items()})
+            merit = lambda metrics: (metrics["accuracy"], -metrics["loss"])
+            better = best is None or merit(metrics) > merit(best)
+            if better if selects else step == total_steps:
+                best = metrics
+                if accelerator.is_main_process:
+                    scores = {"metrics": metrics, "images": len(truth), **training.report(logits, truth, labels)}
+                    size = sum(parameter.nbytes for parameter in model.parameters())
+                    resume.save_best(run, step, scores, size, lambda folder: write_model(model, folder))
+        return True
+
+    def is_scored(step):
+        every = args.eval_steps if args.eval_steps is not None else args.eval_epochs * an_epoch
+        return step % every == 0 or step == total_steps
+
     bar = tqdm(
         total=total_steps,
+        initial=step,
         unit="step",
         mininterval=1 if sys.stderr.isatty() else 20,  # in a log file, a line now and then
         disable=not accelerator.is_main_process,
     )
+    batches = train_batches(step)
+    training_began = saved_at = logged_at = time.monotonic()
+    logged_step, wanted, stopped = step, False, False  # wanted: a checkpoint
+    settled = True  # whether weights, optimizers and counters are all of one step
+    signals.training = True
     try:
-        for epoch in itertools.count():
-            passes = 0
-            for number, rows in enumerate(train_batches(epoch)):
-                model.train()
-                if args.freeze_backbone:
-                    backbone.eval()  # no dropout in what is not trained
-                passes += 1
+        while True:
+            # Between two steps: score, save, leave
+            if scored_step < step and is_scored(step) and not stopped:
+                paused = time.monotonic()
+                stopped = not score()
+                if not stopped:
+                    scored_step = step
+                seconds["scoring"] += time.monotonic() - paused
+                logged_at += time.monotonic() - paused
+            if saved_step < step and (wanted or stopped or (step == total_steps and args.checkpointing_steps != 0)):
+                checkpoint()
+                saved_step, saved_at = step, time.monotonic()
+            if stopped:
+                say(
+                    f"stopped by {signals.asked or 'a signal'} after step {step:,}: the same command goes on from there"
+                )
+                accelerator.end_training()
+                sys.exit(resume.STOPPED)
+            if step == total_steps:
+                break
+
+            # One step: as many passes as it accumulates
+            model.train()
+            if args.freeze_backbone:
+                backbone.eval()  # no dropout in what is not trained
+            rate = training.learning_rate(
+                step, total_steps, warmup_steps, args.learning_rate, args.lr_scheduler_type, args.lr_decay_ratio, args.lr_stages
+            )  # fmt: skip
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = rate * group["lr_scale"]
+            step_sums, ids = torch.zeros(3, device=device), []
+            for number in range(accumulation):
+                epoch, rows = next(batches)
+                ids.append(rows["index"])
                 rows = {key: value.to(device, non_blocking=True) for key, value in rows.items()}
+                # The ids of a stream's images are others in each epoch.
+                time_and_place = (args.seed, 0, step) if stream else (args.seed, epoch, step % an_epoch)
                 pixel_values = augment(
-                    rows["images"], rows["index"], args.seed, epoch, form,
+                    rows["images"], rows["index"], *time_and_place[:2], form,
                     crop=args.crop, crop_scale=args.crop_scale, shift=args.shift, flip=args.flip,
                     auto_augment=args.auto_augment, magnitude=args.rand_magnitude, jitter=args.color_jitter, erase=args.erase,
                 )  # fmt: skip
                 targets = training.soft_targets(rows["labels"], len(labels), args.label_smoothing)
                 # All passes of one step are mixed alike: as one large batch would be.
-                pixel_values, targets = mix(
-                    pixel_values, targets, args.mixup, args.cutmix, args.seed, epoch, number // accumulation
-                )
+                pixel_values, targets = mix(pixel_values, targets, args.mixup, args.cutmix, *time_and_place)
                 sized = {}
                 if step < first_stage:
                     pixel_values = training.shrink(pixel_values, args.first_image_size)
                     sized = {"interpolate_pos_encoding": True}
-                rate = training.learning_rate(
-                    step, total_steps, warmup_steps, args.learning_rate,
-                    args.lr_scheduler_type, args.lr_decay_ratio, args.lr_stages,
-                )  # fmt: skip
-                for optimizer in optimizers:
-                    for group in optimizer.param_groups:
-                        group["lr"] = rate * group["lr_scale"]
-
+                training.seed_pass(args.seed, step, number, rank)
                 with accelerator.accumulate(model):
                     loss, logits = loss_of(model, pixel_values, targets, **sized)
                     accelerator.backward(loss)
-                    if accelerator.sync_gradients and args.max_grad_norm > 0:
-                        gradient_norm = accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm)
-                    for optimizer in optimizers:
-                        optimizer.step()
-                        optimizer.zero_grad()
-
                 with torch.no_grad():
                     correct = (logits.argmax(1) == rows["labels"]).sum()
-                    loss_sum += torch.stack(
+                    step_sums += torch.stack(
                         [loss.detach().float() * len(targets), correct, torch.full_like(correct, len(targets))]
                     )
-                if not accelerator.sync_gradients:
-                    continue
-                step += 1
-                bar.update()
+            norm = training.clip_gradients(accelerator, model, args.max_grad_norm)
+
+            # What all processes must agree on: whether the step is fit to be taken, and what comes after it
+            fit = step_sums[0].isfinite() & (norm.isfinite() | (accelerator.scaler is not None))  # fp16 scales anew
+            if args.checkpointing_steps is None:
+                wanted = time.monotonic() - saved_at > SECONDS_BETWEEN_CHECKPOINTS
+            else:
+                wanted = args.checkpointing_steps > 0 and (step + 1) % args.checkpointing_steps == 0
+            asked = torch.tensor([signals.asked is not None, wanted and accelerator.is_main_process], device=device)
+            unfit, stopped, wanted = (
+                count > 0 for count in accelerator.reduce(torch.cat([~fit.view(1), asked]).float(), "sum").tolist()
+            )
+            if unfit:
+                rows = gather_object(train_images.row_numbers(torch.cat(ids)))
+                if len(skipped_steps) == args.max_skipped_steps:
+                    raise FloatingPointError(
+                        f"the loss or its gradient was not finite in step {step + 1:,}"
+                        + (f", and before in {', '.join(map(str, skipped_steps))}" if skipped_steps else "")
+                        + f": learning rate {rate:.3g}, rows {', '.join(map(str, rows[:64]))}{' ...' if len(rows) > 64 else ''} of "
+                        "the training images. Look at these images, or begin a new run with a smaller --learning_rate; "
+                        "--max_skipped_steps allows more of such steps"
+                    )
+                skipped_steps.append(step + 1)
+                say(f"step {step + 1:,} is skipped: its loss or gradient is not finite")
+                note(step=step + 1, epoch=epoch + 1, skipped=True, learning_rate=rate, rows=rows)
+            settled = False
+            if not unfit:
+                for optimizer in optimizers:
+                    optimizer.step()
                 if average is not None:
                     average.update(network)
-                if step % args.log_steps == 0 or step == total_steps:
-                    total_loss, correct, seen = accelerator.reduce(loss_sum, reduction="sum").tolist()
-                    now = time.time()
-                    speed = seen / (now - since)
-                    bar.set_postfix(
-                        train_loss=f"{total_loss / seen:.3f}",
-                        train_accuracy=f"{correct / seen:.1%}",
-                        images_per_second=f"{speed:,.0f}",
-                        refresh=False,
-                    )
-                    log(
-                        step, epoch + 1, loss=total_loss / seen, accuracy=correct / seen, learning_rate=rate,
-                        gradient_norm=float(gradient_norm), images_per_second=speed,
-                    )  # fmt: skip
-                    loss_sum.zero_()
-                    since = now
+                sums += step_sums
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            step += 1
+            settled = True
+            bar.update()
 
-                if args.eval_steps is not None:
-                    due = step % args.eval_steps == 0
-                else:
-                    passes_a_scoring = args.eval_epochs * passes_an_epoch
-                    due = step * accumulation // passes_a_scoring > (step - 1) * accumulation // passes_a_scoring
-                if due or step == total_steps:
-                    paused = time.time()
-                    logits, truth = evaluate()
-                    metrics = {**training.score(logits, truth), "step": step, "epoch": epoch + 1}
-                    say(
-                        f"step {step:,}, epoch {epoch + 1}: {scored} accuracy {metrics['accuracy']:.2%}, "
-                        f"loss {metrics['loss']:.4f}"
-                    )
-                    log(
-                        **{key if key in ("step", "epoch") else f"eval_{key}": value for key, value in metrics.items()}
-                    )
-                    merit = lambda metrics: (metrics["accuracy"], -metrics["loss"])
-                    if not selects or best is None or merit(metrics) > merit(best):
-                        best, answers = metrics, (logits, truth)
-                        if selects:
-                            save(run / "model")
-                    since += time.time() - paused
-                    scoring_seconds += time.time() - paused
-                if step == total_steps:
-                    break
-            if passes == 0:
-                raise ValueError(f"the stream holds fewer than the {together * world} images of one step")
-            if step == total_steps:
-                break
-    except BaseException:
-        if step > 0:
+            if step % args.log_steps == 0 or step == total_steps:
+                total_loss, correct, seen = accelerator.reduce(sums, reduction="sum").tolist()
+                now = time.monotonic()
+                speed = (step - logged_step) * together * world / (now - logged_at)
+                mean = {} if seen == 0 else {"loss": total_loss / seen, "accuracy": correct / seen}
+                bar.set_postfix(
+                    **{f"train_{name}": f"{value:.3f}" for name, value in mean.items()},
+                    images_per_second=f"{speed:,.0f}",
+                    refresh=False,
+                )
+                log(
+                    step, epoch + 1, **mean, learning_rate=rate, gradient_norm=None if unfit else norm.item(),
+                    images_per_second=speed,
+                )  # fmt: skip
+                sums.zero_()
+                logged_step, logged_at = step, now
+    except Exception:
+        if settled and saved_step < step and world == 1:
             with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
-                save(run / "last")
-            say(f"stopped in step {step + 1}: the weights so far are in {run / 'last'}")
+                checkpoint()
+                saved_step = step
+        if saved_step > 0:
+            say(f"stopped in step {step + 1:,}: the same command goes on from step {saved_step:,}")
         raise
     finally:
+        batches.close()
         bar.close()
-    training_seconds = time.time() - training_began
+    training_seconds = seconds["training"] + time.monotonic() - training_began
 
     # The run's results, and the card that is made from them
-    if not selects:
-        save(run / "model")
-    elif best["step"] != total_steps:
-        save(run / "last")
     skipped = sorted(set(gather_object([*train_images.skipped, *eval_images.skipped])))
+    if selects and best["step"] != total_steps:
+        with finished_model() as model:
+            if accelerator.is_main_process:
+                with resume.whole_folder(run / "last") as folder:
+                    write_model(model, folder)
     if accelerator.is_main_process:
-        details = training.report(*answers, labels)
+        folder, details = resume.load_best(run)
+        resume.publish(folder, run / "model")
         with open(run / "confusion_matrix.csv", "w", newline="", encoding="utf-8") as file:
             rows = [[name, *counts] for name, counts in zip(labels, details.pop("confusion_matrix"), strict=True)]
             csv.writer(file).writerows([["true class", *labels], *rows])
+        scored_images = details.pop("images")
         results = {
-            "metrics": best,
+            "metrics": details.pop("metrics"),
             "metrics_of": f"{scored}, "
             + ("the best scoring, kept in model/" if selects else "the last scoring, in model/"),
             **details,
             "train_seconds": round(training_seconds, 1),
-            "total_seconds": round(time.time() - began, 1),
-            "images_per_second": round(step * accumulation * batch * world / (training_seconds - scoring_seconds), 1),
+            "total_seconds": round(seconds["total"] + time.monotonic() - began, 1),
+            "images_per_second": round(step * together * world / (training_seconds - seconds["scoring"]), 1),
             "steps": step,
-            "images_per_step": accumulation * batch * world,
+            "images_per_step": together * world,
+            "skipped_steps": skipped_steps,
+            "resumed_at_steps": lives,
             "image_size": [form.height, form.width],
             "parameters": parameters,
             "trained_parameters": trained,
@@ -383,7 +531,7 @@ def main():
                 "name": args.dataset_name,
                 "config": args.dataset_config,
                 "train_images": None if stream else len(train_images),
-                "scored_images": len(answers[1]),
+                "scored_images": scored_images,
                 "scored": scored,
                 "labels": labels,
                 "skipped_images": len(skipped),
@@ -391,13 +539,13 @@ def main():
                 "fingerprints": {} if stream else {name: part._fingerprint for name, part in splits.items()},
             },
         }
-        (run / "results.json").write_text(json.dumps(results, indent=2) + "\n")
         sharing.write_card(run / "model", TEMPLATE, results, presets.as_yaml(args), args.model_name_or_path)
+        resume.write_text(run / resume.FINISHED, json.dumps(results, indent=2) + "\n")
         if skipped:
             print(f"{len(skipped)} images could not be read and were skipped; {skipped[0]}")
         low, high = results["intervals"]["accuracy"]
         print(
-            f"accuracy on {scored}: {best['accuracy']:.2%} (95% interval {low:.2%} to {high:.2%}); "
+            f"accuracy on {scored}: {results['metrics']['accuracy']:.2%} (95% interval {low:.2%} to {high:.2%}); "
             f"the model is in {run / 'model'}"
         )
     accelerator.end_training()
@@ -406,5 +554,10 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except (ValueError, OSError, StrictDataclassError) as error:  # one sentence; a traceback would hide it
+    except (
+        ValueError,
+        OSError,
+        FloatingPointError,
+        StrictDataclassError,
+    ) as error:  # a traceback would hide the sentence
         sys.exit(f"error: {error}")

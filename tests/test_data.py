@@ -1,5 +1,6 @@
 """Claims about data sets, columns, splits, decoding and order."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -787,11 +788,17 @@ def stream_of(folder, seed=0, on_bad="stop", buffer=6, **how):
     return data.Stream(rows, names, form_of(), seed, buffer, on_bad)
 
 
-def seen_in(stream, *how):
-    """The pixels and the label of each image of an epoch, by its index, in their order."""
+def batches_of(stream, count, batch_size, rank=0, world=1, step=0):
+    """The first `count` batches from `step` on."""
+    with contextlib.closing(stream.batches(step, batch_size, rank, world)) as batches:
+        return [batch for _, batch in itertools.islice(batches, count)]
+
+
+def seen_in(stream, *how, **where):
+    """(id, (pixels, label)) of each image of some batches, in their order."""
     return [
         (index, (image.numpy().tobytes(), label))
-        for batch in stream.batches(*how)
+        for batch in batches_of(stream, *how, **where)
         for index, image, label in zip(batch["index"].tolist(), batch["images"], batch["labels"].tolist(), strict=True)
     ]
 
@@ -805,46 +812,53 @@ def test_a_streams_splits_are_the_training_stream_and_a_whole_split_to_score(sha
     assert_own(images.__getitems__([0, 1, 2, 3]), good_items(4), [0, 1, 0, 1])
 
 
-def test_a_streams_order_depends_on_seed_and_epoch_alone(shards):
-    first = seen_in(stream_of(shards), 1, 4)
-    stream = stream_of(shards)
-    other_epoch = seen_in(stream, 0, 4)
-    assert seen_in(stream, 1, 4) == first
-    assert [pixels for _, pixels in other_epoch] != [pixels for _, pixels in first]
-    assert [pixels for _, pixels in seen_in(stream_of(shards, seed=1), 1, 4)] != [pixels for _, pixels in first]
+def test_a_streams_order_depends_on_the_seed_alone(shards):
+    first = seen_in(stream_of(shards), 11, 4)
+    assert seen_in(stream_of(shards), 11, 4) == first
+    assert [pixels for _, pixels in seen_in(stream_of(shards, seed=1), 11, 4)] != [pixels for _, pixels in first]
+    assert [pixels for _, pixels in first[:COUNT]] != [pixels for _, pixels in first[COUNT : 2 * COUNT]]
 
 
-def test_an_epoch_of_a_stream_shows_every_image_once_but_those_left_over(shards):
+def test_each_pass_of_a_stream_shows_every_image_once_with_an_id_of_its_own(shards):
     known_pixels = {np.asarray(picture(n, (8, 12))).transpose(2, 0, 1).tobytes(): n for n in range(COUNT)}
+    seen = seen_in(stream_of(shards), 3 * COUNT, 1)
+    numbers = [known_pixels[pixels] for _, (pixels, _) in seen]
+    for start in range(0, 3 * COUNT, COUNT):
+        assert sorted(numbers[start : start + COUNT]) == list(range(COUNT))
+    assert [number % 2 for number in numbers] == [label for _, (_, label) in seen]
+    assert len({index for index, _ in seen}) == 3 * COUNT
+    pairs = {(number, index % data.PASS) for number, (index, _) in zip(numbers, seen, strict=True)}
+    assert len(pairs) == COUNT  # the place of an image is the same in each pass
+
+
+@pytest.mark.parametrize("together", [6, 10, 12])
+@pytest.mark.parametrize("world", [2, 4])
+def test_any_number_of_processes_sees_together_what_one_sees_of_a_stream(shards, together, world):
+    if together % world:
+        together *= 2
+    steps = 2 * COUNT // together + 1
+    whole = [index for index, _ in seen_in(stream_of(shards), steps, together)]
+    parts = [batches_of(stream_of(shards), steps, together // world, rank, world) for rank in range(world)]
+    assert [
+        index for step in zip(*parts, strict=True) for part in step for index in part["index"].tolist()
+    ] == whole
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_stream_goes_on_at_any_step_as_if_it_had_not_stopped(shards, knows):
     stream = stream_of(shards)
-    for batch_size, wanted in ((1, COUNT), (4, 20), (23, 0)):
-        seen = seen_in(stream, 0, batch_size)
-        numbers = [known_pixels[pixels] for _, (pixels, _) in seen]
-        assert len(numbers) == len(set(numbers)) == wanted
-        assert [number % 2 for number in numbers] == [label for _, (_, label) in seen]
-
-
-@pytest.mark.parametrize("batch_size", [3, 5])
-def test_two_processes_see_together_what_one_sees_of_a_stream(shards, batch_size):
-    whole = seen_in(stream_of(shards), 0, 2 * batch_size)
-    halves = [list(stream_of(shards).batches(0, batch_size, rank, 2)) for rank in range(2)]
-    assert len(halves[0]) == len(halves[1]) == COUNT // (2 * batch_size)
-    together = torch.cat([half["images"] for pair in zip(*halves, strict=True) for half in pair])
-    assert [image.numpy().tobytes() for image in together] == [pixels for _, (pixels, _) in whole]
-
-
-def test_the_index_of_a_streamed_image_is_its_place_in_every_epoch(shards):
-    stream = stream_of(shards)
-    first = seen_in(stream, 0, 1)
-    assert len(dict(first)) == COUNT
-    assert dict(seen_in(stream, 1, 1)) == dict(seen_in(stream, 2, 1)) == dict(first)
+    whole = [batch["index"].tolist() for batch in batches_of(stream, 24, 3)]
+    for step in range(24):
+        resumed = stream_of(shards)
+        resumed.lengths = dict(stream.lengths) if knows else {}
+        assert [batch["index"].tolist() for batch in batches_of(resumed, 24 - step, 3, step=step)] == whole[step:]
 
 
 def test_a_streamed_label_outside_the_names_is_an_error(tmp_path):
     for name, labels in (("train", [0, 1, 2]), ("validation", [0])):
         write_tar(tmp_path / f"{name}.tar", pictures(range(len(labels))), labels)
     with pytest.raises(ValueError, match=r"row 2 has the label 2, none of the 2 classes"):
-        list(stream_of(tmp_path).batches(0, 1))
+        batches_of(stream_of(tmp_path), 3, 1)
 
 
 def test_an_unknown_label_of_the_split_to_score_is_an_error(tmp_path):
@@ -858,7 +872,7 @@ def test_text_labels_of_a_stream_are_places_in_label_names(tmp_path):
     for name, numbers in (("train", range(4)), ("validation", [0, 1])):
         text = table_of(numbers).remove_columns("label").add_column("label", [animal(n) for n in numbers])
         text.to_parquet(tmp_path / f"{name}.parquet")
-    (batch,) = stream_of(tmp_path, label_names=["dog", "cat"]).batches(0, 4)
+    (batch,) = batches_of(stream_of(tmp_path, label_names=["dog", "cat"]), 1, 4)
     assert batch["labels"].tolist() == [1 - index % 2 for index in batch["index"].tolist()]
     with pytest.raises(ValueError, match=r"the labels \(label\) are bare string.*pass --label_names FILE"):
         stream_of(tmp_path, label_names=None)
@@ -884,22 +898,22 @@ def test_bad_images_of_a_stream_stop_it_or_are_skipped(tmp_path):
     write_tar(tmp_path / "train.tar", images, [n % 2 for n in range(8)])
     write_tar(tmp_path / "validation.tar", pictures([0]), [0])
     with pytest.raises(ValueError, match=r"row 5 .*cannot be read as an image.*--on_bad_image skip"):
-        list(stream_of(tmp_path).batches(0, 4))
+        batches_of(stream_of(tmp_path), 2, 4)
     stream = stream_of(tmp_path, on_bad="skip")
-    batches = list(stream.batches(0, 4))
+    batches = batches_of(stream, 2, 4)
     assert [len(batch["images"]) for batch in batches] == [4, 4]
     assert {index for batch in batches for index in batch["index"].tolist()} == set(range(8)) - {5}
     for batch in batches:
         assert_own(batch, good_items(8), [n % 2 for n in range(8)])
     assert len(stream.skipped) == 1
     with pytest.raises(ValueError, match="no image of a whole batch can be read; row 5"):
-        list(stream_of(tmp_path, on_bad="skip").batches(0, 1))
+        batches_of(stream_of(tmp_path, on_bad="skip"), 8, 1)
 
 
 def test_a_stream_of_tables_reads_the_files_they_name(photos, tmp_path):
     write_table(tmp_path / "train.csv", range(4), photos)
     write_table(tmp_path / "val.csv", [4, 5], photos)
-    (batch,) = stream_of(tmp_path, label_column="kind").batches(0, 4)
+    (batch,) = batches_of(stream_of(tmp_path, label_column="kind"), 1, 4)
     assert_own(batch, good_items(4), [n % 2 for n in range(4)])
 
 

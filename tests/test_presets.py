@@ -129,6 +129,7 @@ REFUSED = [
     ([*FINE_TUNE, "--freeze_backbone", "true", "--lora_rank", "8"], "--freeze_backbone", "--lora_rank"),
     ([*FINE_TUNE, "--freeze_layers", "2", "--lora_rank", "8"], "--freeze_layers", "--lora_rank"),
     ([*NEEDED, "--balance", "sampling", "--augment_repeats", "3"], "--balance sampling", "--augment_repeats"),
+    ([*NEEDED, "--overwrite", "true", "--resume", "runs/x"], "--overwrite", "--resume"),
     *[
         ([*NEEDED, flag, value], flag, "--model_name_or_path")
         for flag, value in (("--freeze_backbone", "true"), ("--freeze_layers", "2"), ("--lora_rank", "8"))

@@ -129,8 +129,10 @@ def test_average_equals_the_plain_formula(model):
         average.update(model)
         decay = min(0.9, (1 + step) / (10 + step))
         wanted = decay * wanted + (1 - decay) * model.vit.layernorm.weight
-    torch.testing.assert_close(average.model.get_parameter(name), wanted.detach())
-    assert not any(parameter.requires_grad for parameter in average.model.parameters())
+    last = model.get_parameter(name).detach().clone()
+    with average.applied(model):
+        torch.testing.assert_close(model.get_parameter(name).detach(), wanted.detach())
+    assert torch.equal(model.get_parameter(name), last)
 
 
 def test_scores_are_those_of_a_hand_count():

@@ -1,0 +1,455 @@
+"""A run that may be killed at any instant and goes on: one run a folder, files that are whole or absent, checkpoints, signals.
+
+What decides the rest of a run is its weights, their average, the optimizers' state and a few counters. Order, augmentation and
+the random numbers of a step are functions of (seed, step) and need no saving.
+"""
+
+import contextlib
+import ctypes
+import errno
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import torch
+import yaml
+from accelerate.utils import broadcast, broadcast_object_list
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers.utils import logging
+
+from . import presets
+
+
+logger = logging.get_logger(__name__)
+
+STOPPED = 75  # exit code after a signal: EX_TEMPFAIL of sysexits.h, "try again later"
+LOCK_SECONDS = 10  # a run that was told to stop may still be saving
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+STARTED = "config.yaml"  # is in a folder from a run's first step on
+FINISHED = "results.json"  # is written last
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Files that are whole or absent
+
+
+def _sync(path: Path):
+    """Have the disk keep a file, or the names in a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: Path, text: str):
+    """Replace a file as a whole: whatever happens, it then holds the old text or the new one."""
+    aside = path.with_name(f".{path.name}.part")
+    aside.write_text(text, encoding="utf-8")
+    _sync(aside)
+    os.replace(aside, path)
+    _sync(path.parent)
+
+
+@contextlib.contextmanager
+def whole_folder(folder: Path):
+    """Write a folder aside, sync it, and only then give it its name; yields the place to write to."""
+    aside = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        for path in (*aside.rglob("*"), aside):
+            _sync(path)
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.rename(aside, folder)
+        _sync(folder.parent)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def sealed_folder(folder: Path, needed: int):
+    """A `whole_folder` with a manifest of sizes and checksums, which `verify` holds it against.
+
+    Args:
+        needed: bytes that will be written.
+
+    Raises:
+        OSError: if the disk has no room for them; whatever was there before is as it was.
+    """
+    place = next(parent for parent in folder.parents if parent.exists())
+    try:
+        if shutil.disk_usage(place).free < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with whole_folder(folder) as aside:
+            yield aside
+            files = {path.relative_to(aside).as_posix(): path for path in aside.rglob("*") if path.is_file()}
+            manifest = {name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for name, path in files.items()}
+            (aside / "manifest.json").write_text(json.dumps({"files": manifest}, indent=2))
+    except (OSError, SafetensorError) as error:
+        full = getattr(error, "errno", None) in FULL or any(f"os error {number})" in str(error) for number in FULL)
+        if not full:
+            raise
+        free = shutil.disk_usage(place).free
+        raise OSError(
+            f"{folder} needs {needed / 1e6:,.1f} MB and {free / 1e6:,.1f} MB are free (or left of a quota): make room, and "
+            "the same command goes on from the last checkpoint"
+        ) from error
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def verify(folder: Path):
+    """Raise ValueError unless the files of `folder` are those that its manifest lists, byte for byte."""
+    try:
+        files = json.loads((folder / "manifest.json").read_text())["files"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"its manifest.json cannot be read ({error})") from error
+    for name, wanted in files.items():
+        path = folder / name
+        if not path.is_file():
+            raise ValueError(f"its {name} is missing")
+        if path.stat().st_size != wanted["bytes"]:
+            raise ValueError(f"its {name} holds {path.stat().st_size:,} of {wanted['bytes']:,} bytes")
+        if _sha256(path) != wanted["sha256"]:
+            raise ValueError(f"its {name} does not hold the bytes that were written")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One run a folder
+
+_locked = []  # open files; a lock lasts as long as its file is open
+
+
+def lock(run: Path):
+    """Keep other runs out of a folder until this process ends, however it ends.
+
+    The lock is the process's own (POSIX), so that decoding workers that outlive a killed run do not hold it.
+
+    Raises:
+        ValueError: if another run is at work there, and still is after some seconds.
+        OSError: if the folder cannot be written to.
+    """
+    import fcntl  # not on Windows
+
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        file = open(run / ".lock", "a+")  # noqa: SIM115
+    except OSError as error:
+        raise OSError(f"{run} cannot be written to ({error.strerror}): choose another --output_dir") from error
+    waited_until = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except (BlockingIOError, PermissionError) as error:  # which of them depends on the system
+            if time.monotonic() > waited_until:
+                file.seek(0)
+                raise ValueError(
+                    f"another run is at work in {run} ({file.read().strip()}): wait for its end, or choose another --output_dir"
+                ) from error
+            time.sleep(0.1)
+        except OSError as error:
+            logger.warning(
+                f"{run} lies on a disk without locks ({error.strerror}): see to it that no other run is there"
+            )
+            break
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}")
+    file.flush()
+    _locked.append(file)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Where to go on
+
+
+def begin(run: Path, args: presets.TrainArguments, accelerator) -> tuple[bool, dict | None, dict | None]:
+    """Take the folder, and find what is to be done in it: (whether the run is finished, state, tensors).
+
+    `state` is what `save_checkpoint` was given, None for a run from its beginning; `tensors` lie on the main process only.
+
+    Raises:
+        ValueError: if the folder holds another run, or one that may not be gone on with, or no readable checkpoint.
+        OSError: if it cannot be written to.
+        SystemExit: on the other processes, whose main process raised one of these.
+    """
+    found = [None]
+    if accelerator.is_main_process:
+        try:
+            lock(run)
+            found = [_find(run, args)]
+        except (ValueError, OSError) as error:
+            found = [error]
+    result = found[0]
+    shared = [result if isinstance(result, Exception) or result is None else (*result[:2], None)]
+    broadcast_object_list(shared)
+    if isinstance(shared[0], Exception):
+        raise shared[0] if accelerator.is_main_process else SystemExit(1)
+    return result if accelerator.is_main_process else shared[0]
+
+
+def _find(run: Path, args: presets.TrainArguments) -> tuple[bool, dict | None, dict | None]:
+    there = (run / STARTED).is_file()
+    new = "choose another --output_dir, or pass --overwrite true to begin anew"
+    if args.overwrite or (not there and args.resume in ("auto", "never")):
+        return False, None, None
+    state = f"{run} already holds {'a finished' if (run / FINISHED).exists() else 'an unfinished'} run"
+    if args.resume == "never":
+        raise ValueError(f"{state}: {new}")
+    if args.resume != "auto":
+        folder = Path(args.resume)
+        if not (folder / "manifest.json").is_file():
+            if not checkpoints_of(folder):
+                raise ValueError(f"--resume {folder}: wanted auto, never, a checkpoint or a run folder that has some")
+            folder = newest(folder)
+        if there and folder.resolve().parent.parent != run.resolve():
+            raise ValueError(f"{state}, and --resume {folder} is of another one: {new}")
+        try:
+            verify(folder)
+        except ValueError as error:
+            raise ValueError(f"--resume {folder}: {error}") from error
+    else:
+        saved = yaml.safe_load((run / STARTED).read_text())
+        if changes := presets.changes(saved, args):
+            raise ValueError(f"{state} of another configuration ({'; '.join(changes)}): {new}")
+        if (run / FINISHED).exists():
+            return True, None, None
+        folder = newest(run)
+        if folder is None:
+            return False, None, None
+    state = json.loads((folder / "state.json").read_text())
+    if changes := presets.changes(state["config"], args):
+        raise ValueError(
+            f"--resume {folder}: its run has another configuration ({'; '.join(changes)}): keep it, or begin a new run"
+        )
+    tensors = {file.stem: load_file(file) for file in sorted(folder.glob("*.safetensors"))}
+    return False, {**state, "folder": str(folder)}, tensors
+
+
+def checkpoints_of(run: Path) -> list[Path]:
+    """The checkpoints of a run, the oldest first."""
+    return sorted(run.glob("checkpoints/step-*"), key=_step_of)
+
+
+def _step_of(folder: Path) -> int:
+    return int(folder.name.partition("-")[2])
+
+
+def newest(run: Path) -> Path | None:
+    """The newest checkpoint that is whole; None where there is none at all. Broken ones are named in a warning.
+
+    Raises:
+        ValueError: if all are broken.
+    """
+    broken = []
+    for folder in reversed(checkpoints_of(run)):
+        try:
+            verify(folder)
+            return folder
+        except ValueError as error:
+            broken.append(f"{folder}: {error}")
+            logger.warning(f"a broken checkpoint is left out, {broken[-1]}")
+    if broken:
+        raise ValueError(
+            f"no checkpoint of {run} can be read ({'; '.join(broken)}): pass --overwrite true to begin anew"
+        )
+    return None
+
+
+def clear(run: Path):
+    """Take an earlier run out of a folder."""
+    for name in ("checkpoints", "model", "last"):
+        shutil.rmtree(run / name, ignore_errors=True)
+    for name in (STARTED, FINISHED, "metrics.jsonl", "confusion_matrix.csv"):
+        (run / name).unlink(missing_ok=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Checkpoints
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as one piece in this machine's memory; of a sharded one every process must ask."""
+    tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.detach().cpu().contiguous()
+
+
+def weights_of(model) -> dict[str, torch.Tensor]:
+    """All weights of a model by their names, whole, on CPU; every process must ask."""
+    return {name: _whole(tensor) for name, tensor in model.state_dict().items()}
+
+
+def collect(model, optimizers, average=None) -> dict[str, dict[str, torch.Tensor]]:
+    """{"model": ..., "optimizer": ..., "average": ...}: tensors by name, whole, on CPU; every process must ask.
+
+    The optimizers' state is named `parameter.key`, such as `classifier.weight.exp_avg`: it does not depend on how many
+    processes there are.
+    """
+    tensors = {"model": weights_of(model)}
+    tensors["optimizer"] = {
+        f"{name}.{key}": _whole(value)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for name, parameter in zip(group["names"], group["params"], strict=True)
+        for key, value in optimizer.state[parameter].items()
+    }
+    if average is not None:
+        with average.applied(model):
+            tensors["average"] = {name: value.clone() for name, value in weights_of(model).items()}  # not the model's own
+    return tensors
+
+
+def restore(tensors: dict | None, model, optimizers, average, accelerator):
+    """Put back what `collect` gave, from the main process to all, cut as the model is cut now."""
+    shapes = [
+        tensors
+        and {
+            file: {name: (value.shape, value.dtype) for name, value in part.items()} for file, part in tensors.items()
+        }
+    ]
+    broadcast_object_list(shapes)
+    if tensors is None:  # not the main process: what is received has the shape and type of this
+        tensors = {
+            file: {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in part.items()}
+            for file, part in shapes[0].items()
+        }
+
+    def received(value, like):
+        value = value.to(like.device)
+        if isinstance(like, DTensor) and value.shape == like.shape:
+            return distribute_tensor(value, like.device_mesh, like.placements)
+        return broadcast(value) if accelerator.num_processes > 1 else value
+
+    @torch.no_grad()
+    def fill(part):
+        for name, like in model.state_dict().items():
+            like.copy_(received(part[name], like))
+
+    if average is not None:
+        fill(tensors["average"])
+        average.take(model)
+    fill(tensors["model"])
+    for optimizer in optimizers:
+        parameters = [
+            pair for group in optimizer.param_groups for pair in zip(group["names"], group["params"], strict=True)
+        ]
+        states = {}
+        for index, (name, parameter) in enumerate(parameters):
+            own = {key: value for key, value in tensors["optimizer"].items() if key.rpartition(".")[0] == name}
+            states[index] = {key.rpartition(".")[2]: received(value, parameter) for key, value in own.items()}
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
+
+
+def save_checkpoint(run: Path, tensors: dict, state: dict, keep: int):
+    """Write `checkpoints/step-N`, N being `state["step"]`, and take away all but the last `keep`.
+
+    Raises:
+        OSError: if there is no room; the checkpoints before it are as they were.
+    """
+    folder = run / "checkpoints" / f"step-{state['step']:06d}"
+    needed = sum(value.nbytes for part in tensors.values() for value in part.values())
+    with sealed_folder(folder, needed) as aside:
+        for name, part in tensors.items():
+            save_file(part, aside / f"{name}.safetensors")
+        (aside / "state.json").write_text(json.dumps(state))
+    earlier = [other for other in checkpoints_of(run) if _step_of(other) < state["step"]]
+    for old in earlier[: max(0, len(earlier) - keep + 1)]:
+        shutil.rmtree(old)
+
+
+def save_best(run: Path, step: int, scores: dict, needed: int, write_model):
+    """Write `checkpoints/best-N`, a model folder with its scores, and take away the best one before.
+
+    Args:
+        scores: goes to scores.json.
+        needed: bytes of the model.
+        write_model: is called with the folder to write the model to.
+    """
+    folder = run / "checkpoints" / f"best-{step:06d}"
+    with sealed_folder(folder, needed) as aside:
+        write_model(aside)
+        (aside / "scores.json").write_text(json.dumps(scores))
+    for old in run.glob("checkpoints/best-*"):
+        if old != folder:
+            shutil.rmtree(old)
+
+
+def load_best(run: Path) -> tuple[Path, dict] | None:
+    """The folder and the scores that `save_best` wrote last; None if there are none. A broken one is named in a warning."""
+    for folder in sorted(run.glob("checkpoints/best-*"), reverse=True):
+        try:
+            verify(folder)
+            return folder, json.loads((folder / "scores.json").read_text())
+        except ValueError as error:
+            logger.warning(f"the best weights so far are lost, {folder}: {error}")
+    return None
+
+
+def take_over(origin: Path, run: Path, step: int) -> tuple[Path, dict] | None:
+    """Go on in `run` from step number `step` of `origin` (mostly the same folder): its log up to there, and its best weights,
+    which are returned as `load_best` does."""
+    lines = []
+    if (origin / "metrics.jsonl").is_file():
+        for line in (origin / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):  # half a line, at the instant of a kill
+                if json.loads(line)["step"] <= step:
+                    lines.append(line + "\n")
+    write_text(run / "metrics.jsonl", "".join(lines))
+    best = load_best(origin)
+    if best is not None and origin.resolve() != run.resolve():
+        with whole_folder(run / "checkpoints" / best[0].name) as aside:
+            shutil.copytree(best[0], aside, dirs_exist_ok=True)
+        best = load_best(run)
+    return best
+
+
+def publish(best: Path, folder: Path):
+    """Copy the model out of `checkpoints/best-N`."""
+    with whole_folder(folder) as aside:
+        shutil.copytree(best, aside, ignore=shutil.ignore_patterns("manifest.json", "scores.json"), dirs_exist_ok=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Signals
+
+
+class Signals:
+    """SIGTERM, SIGINT and SIGUSR1 as questions to the training loop: `asked` is the name of the first that came, or None.
+
+    Before `training` is True nothing is worth saving, and the process leaves at once with the exit code `STOPPED`; so it does
+    at a second SIGINT, as killed by it. Where a launcher started the process, the launcher's end counts as a SIGTERM:
+    `accelerate launch` does not pass signals on.
+    """
+
+    def __init__(self):
+        self.asked, self.training = None, False
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, self._ask)
+        launched = {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"} & set(os.environ)
+        if launched and sys.platform == "linux":
+            PR_SET_PDEATHSIG = 1
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    def _ask(self, number, frame):
+        if number == signal.SIGINT and self.asked is not None:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        self.asked = self.asked or signal.Signals(number).name
+        if not self.training:
+            print(f"stopped by {self.asked} before the first step", file=sys.stderr, flush=True)
+            os._exit(STOPPED)
