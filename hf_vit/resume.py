@@ -310,7 +310,9 @@ def collect(model, optimizers, average=None) -> dict[str, dict[str, torch.Tensor
     }
     if average is not None:
         with average.applied(model):
-            tensors["average"] = {name: value.clone() for name, value in weights_of(model).items()}  # not the model's own
+            tensors["average"] = {
+                name: value.clone() for name, value in weights_of(model).items()
+            }  # not the model's own
     return tensors
 
 

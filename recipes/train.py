@@ -349,6 +349,10 @@ def main():
                     resume.save_best(run, step, scores, size, lambda folder: write_model(model, folder))
         return True
 
+    def leave():
+        accelerator.wait_for_everyone()  # who leaves first would take the connections along
+        accelerator.end_training()
+
     def is_scored(step):
         every = args.eval_steps if args.eval_steps is not None else args.eval_epochs * an_epoch
         return step % every == 0 or step == total_steps
@@ -382,7 +386,7 @@ def main():
                 say(
                     f"stopped by {signals.asked or 'a signal'} after step {step:,}: the same command goes on from there"
                 )
-                accelerator.end_training()
+                leave()
                 sys.exit(resume.STOPPED)
             if step == total_steps:
                 break
@@ -548,7 +552,7 @@ def main():
             f"accuracy on {scored}: {results['metrics']['accuracy']:.2%} (95% interval {low:.2%} to {high:.2%}); "
             f"the model is in {run / 'model'}"
         )
-    accelerator.end_training()
+    leave()
 
 
 if __name__ == "__main__":

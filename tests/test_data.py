@@ -839,9 +839,7 @@ def test_any_number_of_processes_sees_together_what_one_sees_of_a_stream(shards,
     steps = 2 * COUNT // together + 1
     whole = [index for index, _ in seen_in(stream_of(shards), steps, together)]
     parts = [batches_of(stream_of(shards), steps, together // world, rank, world) for rank in range(world)]
-    assert [
-        index for step in zip(*parts, strict=True) for part in step for index in part["index"].tolist()
-    ] == whole
+    assert [index for step in zip(*parts, strict=True) for part in step for index in part["index"].tolist()] == whole
 
 
 @pytest.mark.parametrize("knows", [True, False])
