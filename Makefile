@@ -1,9 +1,10 @@
-# `make demo` trains, saves, reloads and classifies; `make test` runs the tests. Both set up .venv first, once.
+# `make demo` trains, saves, reloads and classifies; `make test` runs the tests; `make torture` kills runs and compares their end.
+# All set up .venv first, once.
 PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: demo test style clean
+.PHONY: demo test torture style clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hf_vit needs Python 3.11 or newer; make PYTHON=python3.12 demo")'
@@ -19,6 +20,9 @@ demo: .venv/installed
 
 test: .venv/installed
 	$(BIN)/python -m pytest
+
+torture: .venv/installed
+	$(BIN)/python tests/torture.py
 
 style: .venv/installed
 	$(BIN)/ruff check --fix .

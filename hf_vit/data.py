@@ -809,8 +809,8 @@ class Stream:
     """Training images that are read while training, without an end: shards and rows in an order of (seed, pass), decoded by
     threads.
 
-    The shards are dealt out to lanes, as many as divide both the shards and the images of a step. Each lane reads its shards
-    in random order, shuffles blocks of rows, gives the same places of every step, and begins anew when it is through. So a
+    The shards are dealt out to lanes, `lanes` of them or the most that divides it, the number of shards and the images of a
+    step. Each lane reads its shards in random order, shuffles blocks of rows, gives the same places of every step, and begins anew when it is through. So a
     process reads only the lanes that its places need, and how many processes there are changes nothing.
 
     The id of an image is its place in the stream as it lies, plus `PASS` for each pass before.
@@ -820,9 +820,18 @@ class Stream:
         buffer: rows that are shuffled at a time, by all lanes together.
     """
 
-    def __init__(self, rows: IterableDataset, names: list[str], form: ImageForm, seed: int, buffer: int, on_bad: str):
+    def __init__(
+        self,
+        rows: IterableDataset,
+        names: list[str],
+        form: ImageForm,
+        seed: int,
+        buffer: int,
+        on_bad: str = "stop",
+        lanes: int = 4,
+    ):
         self.rows, self.names, self.form, self.seed, self.on_bad = rows, names, form, seed, on_bad
-        self.buffer = buffer
+        self.buffer, self.lanes = buffer, lanes
         self.skipped: dict[str, None] = {}
         self.lengths: dict[
             int, int
@@ -878,7 +887,7 @@ class Stream:
             batch_size: images a process and step.
         """
         together = batch_size * world
-        lanes = math.gcd(self.rows.num_shards, together)
+        lanes = math.gcd(self.rows.num_shards, together, self.lanes)
         each = together // lanes
         first, last = rank * batch_size, (rank + 1) * batch_size
         mine = range(first // each, -(-last // each))

@@ -39,6 +39,9 @@ class TrainArguments:
     on_bad_image: Literal["stop", "skip"] = _("stop", "images that cannot be read; results.json counts the skipped")
     streaming: bool = _(False, "read the data while training, without a copy on this disk; needs max_train_steps")
     shuffle_buffer: int = _(2048, "rows of a stream that are shuffled at a time")
+    stream_lanes: int = _(
+        4, "shards of a stream that are read at a time; as many processes or more share them out, one reads all"
+    )
 
     model_name_or_path: str | None = _(None, "checkpoint to fine-tune; without it training starts from scratch")
     preset: str | None = _(None, "architecture to train from scratch, such as tiny-patch16-224")
@@ -133,7 +136,7 @@ RANGES = (
         (
             "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "max_train_steps",
             "log_steps", "eval_epochs", "eval_steps", "image_size", "first_image_size", "shots", "shuffle_buffer", "lr_stages",
-            "augment_repeats", "checkpoints_total_limit",
+            "augment_repeats", "checkpoints_total_limit", "stream_lanes",
         ),
         lambda value: value >= 1, "1 or more",
     ),

@@ -103,7 +103,9 @@ def main():
     say(f"reading {len(eval_rows) + (0 if stream else len(splits['train'])):,} images")
     eval_images = data.Images(eval_rows, form, args.on_bad_image)
     if stream:
-        train_images = data.Stream(stream, labels, train_form, args.seed, args.shuffle_buffer, args.on_bad_image)
+        train_images = data.Stream(
+            stream, labels, train_form, args.seed, args.shuffle_buffer, args.on_bad_image, args.stream_lanes
+        )
     else:
         train_images = data.Images(splits["train"], train_form, args.on_bad_image, fill=True)
     unscored = [label for index, label in enumerate(labels) if not (eval_images.labels == index).any()]

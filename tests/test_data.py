@@ -781,11 +781,11 @@ def shards(request, tmp_path_factory):
     return folder
 
 
-def stream_of(folder, seed=0, on_bad="stop", buffer=6, **how):
+def stream_of(folder, seed=0, on_bad="stop", buffer=6, lanes=4, **how):
     rows, _, names, _ = data.prepare_stream(
         data.load(str(folder), streaming=True), **{"label_names": list(ANIMALS), **how}
     )
-    return data.Stream(rows, names, form_of(), seed, buffer, on_bad)
+    return data.Stream(rows, names, form_of(), seed, buffer, on_bad, lanes)
 
 
 def batches_of(stream, count, batch_size, rank=0, world=1, step=0):
@@ -831,23 +831,24 @@ def test_each_pass_of_a_stream_shows_every_image_once_with_an_id_of_its_own(shar
     assert len(pairs) == COUNT  # the place of an image is the same in each pass
 
 
-@pytest.mark.parametrize("together", [6, 10, 12])
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize(("together", "world"), [(12, 2), (12, 4), (6, 3), (10, 2)])
 def test_any_number_of_processes_sees_together_what_one_sees_of_a_stream(shards, together, world):
-    if together % world:
-        together *= 2
     steps = 2 * COUNT // together + 1
-    whole = [index for index, _ in seen_in(stream_of(shards), steps, together)]
-    parts = [batches_of(stream_of(shards), steps, together // world, rank, world) for rank in range(world)]
+    whole = [index for index, _ in seen_in(stream_of(shards, lanes=3), steps, together)]
+    streams = [stream_of(shards, lanes=3) for _ in range(world)]
+    parts = [batches_of(stream, steps, together // world, rank, world) for rank, stream in enumerate(streams)]
     assert [index for step in zip(*parts, strict=True) for part in step for index in part["index"].tolist()] == whole
+    if world == 3:  # a process a shard
+        assert [list(stream.lengths) for stream in streams] == [[0], [1], [2]]
 
 
+@pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("knows", [True, False])
-def test_a_stream_goes_on_at_any_step_as_if_it_had_not_stopped(shards, knows):
-    stream = stream_of(shards)
+def test_a_stream_goes_on_at_any_step_as_if_it_had_not_stopped(shards, knows, lanes):
+    stream = stream_of(shards, lanes=lanes)
     whole = [batch["index"].tolist() for batch in batches_of(stream, 24, 3)]
     for step in range(24):
-        resumed = stream_of(shards)
+        resumed = stream_of(shards, lanes=lanes)
         resumed.lengths = dict(stream.lengths) if knows else {}
         assert [batch["index"].tolist() for batch in batches_of(resumed, 24 - step, 3, step=step)] == whole[step:]
 

@@ -1,0 +1,162 @@
+"""Kill a small training with SIGKILL again and again, at random instants and inside checkpoint writes, and compare its end.
+
+    make torture        (or python tests/torture.py [--runs 30] [--seed 0])
+
+Each run is killed one to three times and then left to finish. Its weights, the losses and scores in metrics.jsonl and the
+metrics in results.json must be those of a run that nobody touched, bit for bit.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+TRAIN = Path(__file__).resolve().parents[1] / "recipes" / "train.py"
+MOST_SECONDS = 300  # of one start
+
+
+def write_photos(folder: Path):
+    """Three classes of 24 small noisy images."""
+    rng = np.random.default_rng(0)
+    for label, color in {"red": (170, 90, 90), "green": (90, 170, 90), "blue": (90, 90, 170)}.items():
+        (folder / label).mkdir(parents=True)
+        for index in range(24):
+            pixels = np.clip(np.array(color) + rng.normal(0, 60, (16, 16, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / label / f"{index}.png")
+
+
+def command(photos: Path, run: Path) -> list[str]:
+    """A run with all that could go astray: dropout, drop path, mixing, averages, accumulation, a best that is selected."""
+    fields = dict(
+        image_size=16, patch_size=4, hidden_size=48, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96
+    )
+    fields |= dict(drop_path_rate=0.2, hidden_dropout_prob=0.1, patch_dropout_rate=0.25)
+    flags = dict(
+        dataset_name=photos, output_dir=run, preset="tiny-patch16-224", eval_fraction=0.25, max_train_steps=60,
+        config_overrides=",".join(f"{name}={value}" for name, value in fields.items()), per_device_train_batch_size=6,
+        gradient_accumulation_steps=2, ema_decay=0.9, mixup=0.2, cutmix=0.5, erase=0.3, color_jitter=0.2, log_steps=2, eval_steps=7,
+        checkpointing_steps=3, mixed_precision="no",
+    )  # fmt: skip
+    return [sys.executable, "-W", "ignore", str(TRAIN), *(f"--{name}={value}" for name, value in flags.items())]
+
+
+def outcome(run: Path) -> dict:
+    """What must not depend on how often a run was killed."""
+    logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "weights": (run / "model" / "model.safetensors").read_bytes(),
+        "last weights": [file.read_bytes() for file in run.glob("last/model.safetensors")],
+        "log": [{name: value for name, value in line.items() if name != "images_per_second"} for line in logged],
+        "metrics": json.loads((run / "results.json").read_text())["metrics"],
+        "checkpoints": sorted(path.name for path in (run / "checkpoints").iterdir()),
+    }
+
+
+def start(photos: Path, run: Path) -> subprocess.Popen:
+    with open(run.with_suffix(".log"), "a") as log:
+        return subprocess.Popen(command(photos, run), stdout=log, stderr=log, start_new_session=True)
+
+
+def finish(process: subprocess.Popen, run: Path):
+    if process.wait(MOST_SECONDS) != 0:
+        raise RuntimeError(f"{run} failed:\n{run.with_suffix('.log').read_text()[-3000:]}")
+
+
+def parts(run: Path) -> list[str]:
+    """Folders that are being written, or that a kill left half written."""
+    return [path.name for path in run.glob("checkpoints/.*.part")]
+
+
+def kill(process: subprocess.Popen, run: Path, where: str, rng: random.Random, span: float) -> str | None:
+    """SIGKILL at a random instant; what it hit, or None where the run was faster."""
+    latest = time.monotonic() + MOST_SECONDS
+
+    def wait_for(there) -> bool:
+        while process.poll() is None and time.monotonic() < latest and not there():
+            time.sleep(0.0005)
+        return process.poll() is None
+
+    def changed() -> int:
+        return (run / "metrics.jsonl").stat().st_mtime_ns if (run / "metrics.jsonl").exists() else 0
+
+    if where == "start":
+        time.sleep(rng.uniform(0.5, 5))
+    elif where == "training":
+        before = changed()
+        wait_for(lambda: changed() != before)
+        time.sleep(rng.uniform(0, span))
+    else:
+        wanted = rng.randint(1, 8)  # which write of those it will see
+        while wait_for(lambda: parts(run)):
+            wanted -= 1
+            if wanted <= 0:
+                time.sleep(rng.uniform(0, 0.004))
+                os.killpg(process.pid, signal.SIGSTOP)
+                time.sleep(0.01)
+                if parts(run):
+                    break
+                os.killpg(process.pid, signal.SIGCONT)
+            wait_for(lambda: not parts(run))
+    if process.poll() is not None:
+        return None
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    half = parts(run)
+    return f"while {', '.join(half)} was written" if half else f"at {where}"
+
+
+def torture(folder: Path, runs: int, seed: int, say=print) -> list[list[str]]:
+    """What hit each run; raises AssertionError at one that ends otherwise than the run that was left alone."""
+    rng = random.Random(seed)
+    photos, untouched = folder / "photos", folder / "untouched"
+    write_photos(photos)
+    process = start(photos, untouched)
+    while process.poll() is None and not (untouched / "config.yaml").exists():
+        time.sleep(0.01)
+    began = time.monotonic()
+    finish(process, untouched)
+    span = time.monotonic() - began
+    wanted, hits = outcome(untouched), []
+    for number in itertools.count():
+        if len(hits) == runs:
+            return hits
+        run, hit = folder / f"run-{number}", []
+        for where in rng.choices(["write", "training", "start"], [3, 3, 1], k=rng.randint(1, 3)):
+            if not (run / "results.json").exists():
+                hit += filter(None, [kill(start(photos, run), run, where, rng, span)])
+        finish(start(photos, run), run)
+        found = outcome(run)
+        differing = [name for name in wanted if found[name] != wanted[name]]
+        assert not differing, f"{run}, killed {hit}: {', '.join(differing)} differ"
+        if hit:  # else it was faster than all its kills
+            hits.append(hit)
+            say(f"run {len(hits)} of {runs}: killed {'; then '.join(hit)}: the same to the last bit", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
+    parser.add_argument("--runs", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0, help="decides the instants")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        hits = torture(Path(folder), args.runs, args.seed)
+    every = [one for hit in hits for one in hit]
+    inside = sum("was written" in one for one in every)
+    print(
+        f"{len(hits)} of {args.runs} runs ended as the one left alone; {len(every)} kills, {inside} inside checkpoint writes"
+    )
+
+
+if __name__ == "__main__":
+    main()
