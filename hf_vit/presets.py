@@ -281,11 +281,12 @@ def as_yaml(args: TrainArguments) -> str:
 
 def changes(saved: dict, args: TrainArguments) -> list[str]:
     """How `args` differ from those of a run, as `as_yaml` wrote them, a sentence each; what is `FREE` may differ."""
-    now, found = yaml.safe_load(as_yaml(args)), []
+    defaults, now, found = dataclasses.asdict(TrainArguments()), yaml.safe_load(as_yaml(args)), []
     for name in dict.fromkeys((*saved, *now)):
-        derived = name == "num_train_epochs" and name not in now  # the run chose them itself
-        if name not in FREE and not derived and saved.get(name) != now.get(name):
-            found.append(f"{name} was {saved.get(name)} and is {now.get(name)}")
+        was, value = saved.get(name, defaults.get(name)), now.get(name)
+        derived = name == "num_train_epochs" and value is None  # the run chose them itself
+        if name not in FREE and not derived and was != value:
+            found.append(f"{name} was {was} and is {value}")
     return found
 
 

@@ -1,8 +1,9 @@
-"""Write the tables of the two README.md from the JSON files of model_cards, so that no number is typed.
+"""Write the tables of the two README.md from the JSON files of model_cards and from the tests of faults, so that none is typed.
 
 Run it with `python recipes/tables.py`; a test fails while README and results differ.
 """
 
+import ast
 import json
 from pathlib import Path
 
@@ -77,7 +78,41 @@ def loader(house: Path) -> str:
     return "\n".join(lines)
 
 
-TABLES = {"results": results, "families": families, "presets": presets, "loader": loader}
+def costs(house: Path) -> str:
+    """What a checkpoint costs, and what ten times the data cost in memory."""
+    measured = json.loads((house / "model_cards" / "benchmark.json").read_text())
+    checkpoint, stream = measured["checkpoint"], measured["stream"]
+    growth = stream["megabytes_of_ten_times_as_many"] / stream["megabytes"] - 1
+    return (
+        "| what | measured |\n|---|---|\n"
+        f"| a training step of tiny-patch16-224, 64 images | {checkpoint['step_seconds']:.2f} s |\n"
+        f"| a checkpoint of it, {checkpoint['checkpoint_megabytes']:.0f} MB, written, synced and summed | "
+        f"{checkpoint['checkpoint_seconds']:.2f} s |\n"
+        f"| that, every 100 steps | {100 * checkpoint['cost_every_100_steps']:.2f}% of the run |\n"
+        f"| peak memory of an epoch over a stream of {stream['images']:,} photos | {stream['megabytes']:.0f} MB |\n"
+        f"| the same over ten times as many | {stream['megabytes_of_ten_times_as_many']:.0f} MB ({100 * growth:+.1f}%) |\n\n"
+        f"On {measured['hardware']}, commit {measured['commit'][:7]}."
+    )
+
+
+def faults(house: Path) -> str:
+    """One row a fault that a test brings about: its docstring, `fault | what happens`."""
+    lines = ["| fault | what happens |", "|---|---|"]
+    for file in sorted(house.glob("tests/test_*.py")):
+        functions = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)]
+        said = [ast.get_docstring(function) or "" for function in functions if function.name.startswith("test_")]
+        lines += [f"| {' '.join(text.split()).rstrip('.')} |" for text in said if " | " in text]
+    return "\n".join(lines)
+
+
+TABLES = {
+    "results": results,
+    "families": families,
+    "presets": presets,
+    "loader": loader,
+    "costs": costs,
+    "faults": faults,
+}
 PAGES = ("README.md", "recipes/README.md")
 
 

@@ -24,12 +24,17 @@ import itertools
 import json
 import os
 import shlex
+import signal
 import sys
 import time
 import zlib
 from datetime import timedelta
 from pathlib import Path
 
+
+if __name__ == "__main__":  # the imports take seconds, and nothing is worth saving yet
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, lambda *_: os._exit(75))
 
 # This folder holds evaluate.py, which would hide the library of that name.
 sys.path = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
@@ -82,7 +87,7 @@ def main():
     finished, state, tensors = resume.begin(run, args, accelerator)
     if finished:
         say(f"{run} is finished: its results.json and model/ are there; --overwrite true trains anew")
-        return
+        return accelerator.end_training()
 
     # Data: uint8 images in memory where they fit, else decoded by workers
     columns = {key: getattr(args, key) for key in ("train_split", "eval_split", "image_column", "label_column")}
@@ -351,9 +356,13 @@ def main():
                     resume.save_best(run, step, scores, size, lambda folder: write_model(model, folder))
         return True
 
-    def leave():
+    def leave(code):
         accelerator.wait_for_everyone()  # who leaves first would take the connections along
         accelerator.end_training()
+        if world > 1:  # gloo now and then hangs where the model and its connections are taken apart
+            sys.stdout.flush()
+            os._exit(code)
+        sys.exit(code)
 
     def is_scored(step):
         every = args.eval_steps if args.eval_steps is not None else args.eval_epochs * an_epoch
@@ -388,8 +397,7 @@ def main():
                 say(
                     f"stopped by {signals.asked or 'a signal'} after step {step:,}: the same command goes on from there"
                 )
-                leave()
-                sys.exit(resume.STOPPED)
+                leave(resume.STOPPED)
             if step == total_steps:
                 break
 
@@ -554,7 +562,7 @@ def main():
             f"accuracy on {scored}: {results['metrics']['accuracy']:.2%} (95% interval {low:.2%} to {high:.2%}); "
             f"the model is in {run / 'model'}"
         )
-    leave()
+    leave(0)
 
 
 if __name__ == "__main__":
