@@ -4,6 +4,7 @@ import contextlib
 import glob
 import itertools
 import math
+import multiprocessing.connection
 import os
 import signal
 import threading
@@ -716,7 +717,7 @@ def loader(images: Images, batches: Iterable[list[int]], num_workers: int) -> It
             yield ids
 
     while True:
-        again = list(waiting)
+        again, others = list(waiting), set(multiprocessing.active_children())
         waiting.clear()
         arriving = iter(
             DataLoader(
@@ -724,31 +725,38 @@ def loader(images: Images, batches: Iterable[list[int]], num_workers: int) -> It
                 worker_init_fn=_leave_signals,
             )
         )  # fmt: skip
+        mine = set(multiprocessing.active_children()) - others
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise in the midst of a step
-        while True:
-            try:
-                batch = next(arriving, None)
-            except RuntimeError as error:
-                if not str(error).startswith("DataLoader worker"):
-                    raise
-                deaths += 1
-                if deaths > MOST_DEATHS:
-                    raise OSError(
-                        f"{deaths} processes that decode images died, at last: {error}. Mostly they are killed because memory is "
-                        f"short: pass a --num_workers below {num_workers}"
-                    ) from error
-                logger.warning(f"a process that decodes images died and is replaced: {error}")
-                break
-            if batch is None:
-                return
-            waiting.popleft()
-            bad = batch.pop("bad")
-            images.skip(bad)
-            if batch:
-                yield batch
-            elif images.fill:
-                raise ValueError(f"no image of a whole batch of {len(bad)} can be read; {bad[0]}")
+        try:
+            while (batch := next(arriving, None)) is not None:
+                waiting.popleft()
+                bad = batch.pop("bad")
+                images.skip(bad)
+                if batch:
+                    yield batch
+                elif images.fill:
+                    raise ValueError(f"no image of a whole batch of {len(bad)} can be read; {bad[0]}")
+            return
+        except (
+            RuntimeError,
+            ConnectionError,
+            EOFError,
+            FileNotFoundError,
+        ) as error:  # whatever a cut connection raises
+            if not multiprocessing.connection.wait([worker.sentinel for worker in mine], timeout=5):
+                raise  # none of them died
+            deaths += 1
+            if deaths > MOST_DEATHS:
+                raise OSError(
+                    f"{deaths} processes that decode images died, at last: {error}. Mostly they are killed because memory is "
+                    f"short: pass a --num_workers below {num_workers}"
+                ) from error
+            logger.warning(f"a process that decodes images died and is replaced: {error}")
+        finally:
+            del arriving
+            for worker in mine:  # one that hangs in a file does not keep this process
+                worker.kill()
 
 
 def _leave_signals(worker: int):

@@ -159,8 +159,10 @@ def lock(run: Path):
         except (BlockingIOError, PermissionError) as error:  # which of them depends on the system
             if time.monotonic() > waited_until:
                 file.seek(0)
+                holder = file.read().strip()
+                file.close()
                 raise ValueError(
-                    f"another run is at work in {run} ({file.read().strip()}): wait for its end, or choose another --output_dir"
+                    f"another run is at work in {run} ({holder}): wait for its end, or choose another --output_dir"
                 ) from error
             time.sleep(0.1)
         except OSError as error:
@@ -186,7 +188,7 @@ def begin(run: Path, args: presets.TrainArguments, accelerator) -> tuple[bool, d
     Raises:
         ValueError: if the folder holds another run, or one that may not be gone on with, or no readable checkpoint.
         OSError: if it cannot be written to.
-        SystemExit: on the other processes, whose main process raised one of these.
+        The other processes end, without a word, where the main process raises one of these.
     """
     found = [None]
     if accelerator.is_main_process:
@@ -199,7 +201,9 @@ def begin(run: Path, args: presets.TrainArguments, accelerator) -> tuple[bool, d
     shared = [result if isinstance(result, Exception) or result is None else (*result[:2], None)]
     broadcast_object_list(shared)
     if isinstance(shared[0], Exception):
-        raise shared[0] if accelerator.is_main_process else SystemExit(1)
+        if not accelerator.is_main_process:
+            os._exit(1)  # one sentence is enough, and the connections are gone
+        raise shared[0]
     return result if accelerator.is_main_process else shared[0]
 
 
@@ -224,7 +228,10 @@ def _find(run: Path, args: presets.TrainArguments) -> tuple[bool, dict | None, d
         except ValueError as error:
             raise ValueError(f"--resume {folder}: {error}") from error
     else:
-        saved = yaml.safe_load((run / STARTED).read_text())
+        try:
+            saved = dict(yaml.safe_load((run / STARTED).read_text()))
+        except (yaml.YAMLError, TypeError, ValueError) as error:
+            raise ValueError(f"{run / STARTED} cannot be read: {new}") from error
         if changes := presets.changes(saved, args):
             raise ValueError(f"{state} of another configuration ({'; '.join(changes)}): {new}")
         if (run / FINISHED).exists():

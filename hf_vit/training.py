@@ -13,6 +13,7 @@ import evaluate
 import numpy as np
 import psutil
 import torch
+from accelerate import PartialState
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, LoggerType
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
@@ -429,7 +430,7 @@ def shard_on_cpu(accelerator):
     asked = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
     if asked and accelerator.distributed_type == DistributedType.MULTI_CPU:
         accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
-        accelerator.state.distributed_type = DistributedType.FSDP
+        accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
 
 
 def seed_pass(seed: int, step: int, number: int, rank: int):

@@ -46,6 +46,7 @@ import yaml
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs, broadcast_object_list, gather_object, set_seed
 from huggingface_hub.errors import StrictDataclassError
+from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
 from hf_vit import data, presets, resume, sharing, training
@@ -202,6 +203,8 @@ def main():
     sums = torch.zeros(3, device=device)  # of the loss, of correct images, of images, since the last log line
     if state is not None:
         if changed := [name for name in facts if state["facts"][name] != facts[name]]:
+            if not accelerator.is_main_process:
+                os._exit(1)  # one sentence is enough
             raise ValueError(
                 f"{state['folder']} is of another run: "
                 + "; ".join(f"{name} was {state['facts'][name]} and is {facts[name]}" for name in changed)
@@ -233,7 +236,7 @@ def main():
         + f", {form.height}x{form.width} pixels, {total_steps:,} steps"
         + ("" if stream else f" in {total_steps / an_epoch:.4g} epochs")
         + f", on {device} x {world}"
-        + (", sharded" if unsharded is not network else "")
+        + (", sharded" if isinstance(network, FSDPModule) else "")
         + f" (mixed precision: {accelerator.mixed_precision})"
     )
     if accelerator.is_main_process:
@@ -568,10 +571,6 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except (
-        ValueError,
-        OSError,
-        FloatingPointError,
-        StrictDataclassError,
-    ) as error:  # a traceback would hide the sentence
-        sys.exit(f"error: {error}")
+    except (ValueError, OSError, FloatingPointError, StrictDataclassError) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)  # a traceback would hide the sentence
+        os._exit(1) if torch.distributed.is_initialized() else sys.exit(1)
