@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from itertools import chain, islice
 from multiprocessing import active_children
@@ -812,6 +813,21 @@ def test_a_killed_worker_is_replaced_and_every_batch_comes_once_in_order(uncache
     assert all(torch.equal(one["images"], other["images"]) for one, other in zip(wanted, got, strict=True))
     assert len(said) == 1
     assert "died and is replaced" in said[0]
+
+
+def test_a_worker_killed_while_its_batch_is_fetched_is_replaced_too(uncached, said):
+    """The connection is then cut before anyone sees that the worker is dead."""
+    images, ids = uncached
+    got = []
+    for batch in data.loader(images, ids, 2):
+        if not got:
+            time.sleep(0.5)  # so that finished batches lie ready
+            worker = active_children()[0]
+            os.kill(worker.pid, signal.SIGSTOP)
+            threading.Timer(0.3, worker.kill).start()
+        got.append(batch)
+    assert [batch["index"].tolist() for batch in got] == ids
+    assert len(said) == 1
 
 
 def test_workers_that_die_again_and_again_stop_the_run_with_advice(uncached, monkeypatch, said):
