@@ -215,19 +215,18 @@ def _find(run: Path, args: presets.TrainArguments) -> tuple[bool, dict | None, d
     state = f"{run} already holds {'a finished' if (run / FINISHED).exists() else 'an unfinished'} run"
     if args.resume == "never":
         raise ValueError(f"{state}: {new}")
-    if args.resume != "auto":
-        folder = Path(args.resume)
-        if not (folder / "manifest.json").is_file():
-            if not checkpoints_of(folder):
-                raise ValueError(f"--resume {folder}: wanted auto, never, a checkpoint or a run folder that has some")
-            folder = newest(folder)
-        if there and folder.resolve().parent.parent != run.resolve():
-            raise ValueError(f"{state}, and --resume {folder} is of another one: {new}")
+    named = None if args.resume == "auto" else Path(args.resume)
+    if named is not None and not (named / "manifest.json").is_file():
+        if not checkpoints_of(named):
+            raise ValueError(f"--resume {named}: wanted auto, never, a checkpoint or a run folder that has some")
+        named = newest(named)
+    if named is not None and (not there or named.resolve().parents[1] == run.resolve()):
+        folder = named
         try:
             verify(folder)
         except ValueError as error:
             raise ValueError(f"--resume {folder}: {error}") from error
-    else:
+    else:  # also where the run that began with another run's checkpoint is already there
         try:
             saved = dict(yaml.safe_load((run / STARTED).read_text()))
         except (yaml.YAMLError, TypeError, ValueError) as error:
@@ -400,7 +399,7 @@ def save_best(run: Path, step: int, scores: dict, needed: int, write_model):
 
 def load_best(run: Path) -> tuple[Path, dict] | None:
     """The folder and the scores that `save_best` wrote last; None if there are none. A broken one is named in a warning."""
-    for folder in sorted(run.glob("checkpoints/best-*"), reverse=True):
+    for folder in sorted(run.glob("checkpoints/best-*"), key=_step_of, reverse=True):
         try:
             verify(folder)
             return folder, json.loads((folder / "scores.json").read_text())

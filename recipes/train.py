@@ -211,6 +211,7 @@ def main():
                 + ". Wanted the same data, and as many processes x per_device_train_batch_size x gradient_accumulation_steps"
             )
         resume.restore(tensors, network, optimizers, average, accelerator)
+        del tensors  # as large as the model and its optimizers
         step, epoch, scored_step, skipped_steps, seconds = (
             state[name] for name in ("step", "epoch", "scored_step", "skipped_steps", "seconds")
         )

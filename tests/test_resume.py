@@ -275,6 +275,10 @@ def test_a_checkpoint_goes_on_in_another_folder_and_leaves_its_own_as_it_was(kil
     train(other, "--resume", origin / "checkpoints" / "step-000006")
     assert_same(other, whole)
     assert results_of(other)["resumed_at_steps"] == [6]
+    (other / "results.json").unlink()  # as if killed at the very end: the same command goes on with the folder's own run
+    train(other, "--resume", origin / "checkpoints" / "step-000006")
+    assert_same(other, whole)
+    assert results_of(other)["resumed_at_steps"] == [6, 12]
     assert files_of(origin) == before
 
 
