@@ -817,9 +817,9 @@ class Stream:
     """Training images that are read while training, without an end: shards and rows in an order of (seed, pass), decoded by
     threads.
 
-    The shards are dealt out to lanes, `lanes` of them or the most that divides it, the number of shards and the images of a
-    step. Each lane reads its shards in random order, shuffles blocks of rows, gives the same places of every step, and begins anew when it is through. So a
-    process reads only the lanes that its places need, and how many processes there are changes nothing.
+    The shards are dealt out to lanes, as many as divide `lanes`, the number of shards and the images of a step. Each lane
+    reads its shards in random order, shuffles blocks of rows, gives the same places of every step, and begins anew when it is
+    through. So a process reads only the lanes that its places need, and how many processes there are changes nothing.
 
     The id of an image is its place in the stream as it lies, plus `PASS` for each pass before.
 
@@ -841,9 +841,8 @@ class Stream:
         self.rows, self.names, self.form, self.seed, self.on_bad = rows, names, form, seed, on_bad
         self.buffer, self.lanes = buffer, lanes
         self.skipped: dict[str, None] = {}
-        self.lengths: dict[
-            int, int
-        ] = {}  # rows of each shard that was read to its end: a resumed run skips those whole
+        # Rows of each shard that was read to its end: a resumed run skips those whole.
+        self.lengths: dict[int, int] = {}
 
     skip = Images.skip
 
@@ -908,13 +907,22 @@ class Stream:
                 rows = rows[first - mine.start * each :][:batch_size]
                 yield rows, [pool.submit(decode_rows, [row], self.form) for _, row in rows]
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool, ThreadPoolExecutor(1) as reader:
+        if lanes < min(self.lanes, world):
+            logger.warning(
+                f"{self.rows.num_shards} shards and {together} images a step are split among {lanes} of the {world} processes "
+                "and no more: the others read the same shards; numbers with larger common divisors are faster"
+            )
+        pool, reader = ThreadPoolExecutor(os.cpu_count()), ThreadPoolExecutor(1)
+        try:
             coming = steps(pool)
             ahead = deque(reader.submit(next, coming) for _ in range(3))
             while True:
                 rows, decoded = ahead.popleft().result()
                 ahead.append(reader.submit(next, coming))
                 yield rows[0][0], self._finish(rows, [future.result() for future in decoded], index_of)
+        finally:  # without waiting: the network may be slow
+            reader.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _finish(self, numbered, decoded, index_of):
         self.skip([text for _, bad in decoded for text in bad])

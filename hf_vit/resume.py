@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -33,7 +34,8 @@ logger = logging.get_logger(__name__)
 STOPPED = 75  # exit code after a signal: EX_TEMPFAIL of sysexits.h, "try again later"
 LOCK_SECONDS = 10  # a run that was told to stop may still be saving
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-STARTED = "config.yaml"  # is in a folder from a run's first step on
+FOLDERS = ("checkpoints", "model", "last")  # of a run
+STARTED = "config.yaml"  # is in a run's folder from its first step on
 FINISHED = "results.json"  # is written last
 
 
@@ -46,6 +48,9 @@ def _sync(path: Path):
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOSYS)):  # some network disks cannot
+            raise
     finally:
         os.close(descriptor)
 
@@ -64,7 +69,7 @@ def whole_folder(folder: Path):
     """Write a folder aside, sync it, and only then give it its name; yields the place to write to."""
     aside = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
-    aside.mkdir(parents=True)
+    aside.mkdir(parents=True, exist_ok=True)
     try:
         yield aside
         for path in (*aside.rglob("*"), aside):
@@ -180,6 +185,26 @@ def lock(run: Path):
 # Where to go on
 
 
+def on_main(accelerator, act):
+    """What `act()` gives, on the main process (None on the others); where it fails, all processes end.
+
+    Raises:
+        ValueError, OSError: on the main process, as `act` does; the others leave at once and without a word.
+    """
+    result, shared = None, [None]
+    if accelerator.is_main_process:
+        try:
+            result = act()
+        except (ValueError, OSError) as error:
+            shared = [error]
+    broadcast_object_list(shared)
+    if shared[0] is not None:
+        if not accelerator.is_main_process:
+            os._exit(1)
+        raise shared[0]
+    return result
+
+
 def begin(run: Path, args: presets.TrainArguments, accelerator) -> tuple[bool, dict | None, dict | None]:
     """Take the folder, and find what is to be done in it: (whether the run is finished, state, tensors).
 
@@ -188,39 +213,34 @@ def begin(run: Path, args: presets.TrainArguments, accelerator) -> tuple[bool, d
     Raises:
         ValueError: if the folder holds another run, or one that may not be gone on with, or no readable checkpoint.
         OSError: if it cannot be written to.
-        The other processes end, without a word, where the main process raises one of these.
     """
-    found = [None]
-    if accelerator.is_main_process:
-        try:
-            lock(run)
-            found = [_find(run, args)]
-        except (ValueError, OSError) as error:
-            found = [error]
-    result = found[0]
-    shared = [result if isinstance(result, Exception) or result is None else (*result[:2], None)]
+
+    def find():
+        lock(run)
+        return _find(run, args)
+
+    finished, state, tensors = on_main(accelerator, find) or (None, None, None)
+    shared = [finished, state]
     broadcast_object_list(shared)
-    if isinstance(shared[0], Exception):
-        if not accelerator.is_main_process:
-            os._exit(1)  # one sentence is enough, and the connections are gone
-        raise shared[0]
-    return result if accelerator.is_main_process else shared[0]
+    return shared[0], shared[1], tensors
 
 
 def _find(run: Path, args: presets.TrainArguments) -> tuple[bool, dict | None, dict | None]:
     there = (run / STARTED).is_file()
     new = "choose another --output_dir, or pass --overwrite true to begin anew"
+    if not there and not args.overwrite and (others := [name for name in FOLDERS if (run / name).exists()]):
+        raise ValueError(f"{run} holds {', '.join(others)} and no run: {new}")
     if args.overwrite or (not there and args.resume in ("auto", "never")):
         return False, None, None
     state = f"{run} already holds {'a finished' if (run / FINISHED).exists() else 'an unfinished'} run"
     if args.resume == "never":
         raise ValueError(f"{state}: {new}")
-    named = None if args.resume == "auto" else Path(args.resume)
+    named = None if args.resume == "auto" else Path(args.resume).resolve()
     if named is not None and not (named / "manifest.json").is_file():
         if not checkpoints_of(named):
-            raise ValueError(f"--resume {named}: wanted auto, never, a checkpoint or a run folder that has some")
+            raise ValueError(f"--resume {args.resume}: wanted auto, never, a checkpoint or a run folder that has some")
         named = newest(named)
-    if named is not None and (not there or named.resolve().parents[1] == run.resolve()):
+    if named is not None and (not there or named.parents[1] == run.resolve()):
         folder = named
         try:
             verify(folder)
@@ -233,9 +253,9 @@ def _find(run: Path, args: presets.TrainArguments) -> tuple[bool, dict | None, d
             raise ValueError(f"{run / STARTED} cannot be read: {new}") from error
         if changes := presets.changes(saved, args):
             raise ValueError(f"{state} of another configuration ({'; '.join(changes)}): {new}")
-        if (run / FINISHED).exists():
-            return True, None, None
         folder = newest(run)
+        if (run / FINISHED).exists() and (folder is None or (run / "model" / "config.json").is_file()):
+            return True, None, None
         if folder is None:
             return False, None, None
     state = json.loads((folder / "state.json").read_text())
@@ -249,7 +269,12 @@ def _find(run: Path, args: presets.TrainArguments) -> tuple[bool, dict | None, d
 
 def checkpoints_of(run: Path) -> list[Path]:
     """The checkpoints of a run, the oldest first."""
-    return sorted(run.glob("checkpoints/step-*"), key=_step_of)
+    return _numbered(run, "step")
+
+
+def _numbered(run: Path, kind: str) -> list[Path]:
+    folders = [folder for folder in run.glob(f"checkpoints/{kind}-*") if folder.name.partition("-")[2].isdigit()]
+    return sorted(folders, key=_step_of)
 
 
 def _step_of(folder: Path) -> int:
@@ -266,10 +291,11 @@ def newest(run: Path) -> Path | None:
     for folder in reversed(checkpoints_of(run)):
         try:
             verify(folder)
+            for one in broken:
+                logger.warning(f"a broken checkpoint is left out, {one}")
             return folder
         except ValueError as error:
             broken.append(f"{folder}: {error}")
-            logger.warning(f"a broken checkpoint is left out, {broken[-1]}")
     if broken:
         raise ValueError(
             f"no checkpoint of {run} can be read ({'; '.join(broken)}): pass --overwrite true to begin anew"
@@ -278,47 +304,54 @@ def newest(run: Path) -> Path | None:
 
 
 def clear(run: Path):
-    """Take an earlier run out of a folder."""
-    for name in ("checkpoints", "model", "last"):
-        shutil.rmtree(run / name, ignore_errors=True)
-    for name in (STARTED, FINISHED, "metrics.jsonl", "confusion_matrix.csv"):
+    """Take an earlier run out of a folder; killed in between, what is left is an unfinished run."""
+    for name in (FINISHED, "metrics.jsonl", "confusion_matrix.csv"):
         (run / name).unlink(missing_ok=True)
+    for name in FOLDERS:
+        if (run / name).exists():
+            shutil.rmtree(run / name)
+    (run / STARTED).unlink(missing_ok=True)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Checkpoints
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as one piece in this machine's memory; of a sharded one every process must ask."""
-    tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return tensor.detach().cpu().contiguous()
+def _whole(tensors: Iterable[tuple[str, torch.Tensor]], wanted: bool) -> dict[str, torch.Tensor]:
+    """Named tensors as one piece each, in this machine's memory, where they are `wanted`: sharded ones every process must
+    help to put together."""
+    whole = {}
+    for name, tensor in tensors:
+        tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if wanted:
+            whole[name] = tensor.detach().cpu().contiguous()
+    return whole
 
 
-def weights_of(model) -> dict[str, torch.Tensor]:
-    """All weights of a model by their names, whole, on CPU; every process must ask."""
-    return {name: _whole(tensor) for name, tensor in model.state_dict().items()}
+def weights_of(model, wanted: bool = True) -> dict[str, torch.Tensor]:
+    """All weights of a model by their names, whole, on CPU; every process must ask, whether it wants them or not."""
+    return _whole(model.state_dict().items(), wanted)
 
 
-def collect(model, optimizers, average=None) -> dict[str, dict[str, torch.Tensor]]:
+def collect(model, optimizers, average=None, wanted: bool = True) -> dict[str, dict[str, torch.Tensor]]:
     """{"model": ..., "optimizer": ..., "average": ...}: tensors by name, whole, on CPU; every process must ask.
 
     The optimizers' state is named `parameter.key`, such as `classifier.weight.exp_avg`: it does not depend on how many
     processes there are.
     """
-    tensors = {"model": weights_of(model)}
-    tensors["optimizer"] = {
-        f"{name}.{key}": _whole(value)
+    tensors = {"model": weights_of(model, wanted)}
+    states = (
+        (f"{name}.{key}", value)
         for optimizer in optimizers
         for group in optimizer.param_groups
         for name, parameter in zip(group["names"], group["params"], strict=True)
         for key, value in optimizer.state[parameter].items()
-    }
+    )
+    tensors["optimizer"] = _whole(states, wanted)
     if average is not None:
         with average.applied(model):
-            tensors["average"] = {
-                name: value.clone() for name, value in weights_of(model).items()
-            }  # not the model's own
+            # Copies: on CPU these tensors are the model's own, which go back to what they were.
+            tensors["average"] = {name: value.clone() for name, value in weights_of(model, wanted).items()}
     return tensors
 
 
@@ -338,7 +371,7 @@ def restore(tensors: dict | None, model, optimizers, average, accelerator):
         }
 
     def received(value, like):
-        value = value.to(like.device)
+        value = value.to(like.device, copy=True)  # not the memory-mapped file, which will be deleted
         if isinstance(like, DTensor) and value.shape == like.shape:
             return distribute_tensor(value, like.device_mesh, like.placements)
         return broadcast(value) if accelerator.num_processes > 1 else value
@@ -371,13 +404,15 @@ def save_checkpoint(run: Path, tensors: dict, state: dict, keep: int):
     """
     folder = run / "checkpoints" / f"step-{state['step']:06d}"
     needed = sum(value.nbytes for part in tensors.values() for value in part.values())
+    if (run / "metrics.jsonl").exists():
+        _sync(run / "metrics.jsonl")  # a run that goes on from here will not write its lines again
     with sealed_folder(folder, needed) as aside:
         for name, part in tensors.items():
             save_file(part, aside / f"{name}.safetensors")
         (aside / "state.json").write_text(json.dumps(state))
     earlier = [other for other in checkpoints_of(run) if _step_of(other) < state["step"]]
     for old in earlier[: max(0, len(earlier) - keep + 1)]:
-        shutil.rmtree(old)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def save_best(run: Path, step: int, scores: dict, needed: int, write_model):
@@ -392,14 +427,14 @@ def save_best(run: Path, step: int, scores: dict, needed: int, write_model):
     with sealed_folder(folder, needed) as aside:
         write_model(aside)
         (aside / "scores.json").write_text(json.dumps(scores))
-    for old in run.glob("checkpoints/best-*"):
+    for old in _numbered(run, "best"):
         if old != folder:
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def load_best(run: Path) -> tuple[Path, dict] | None:
     """The folder and the scores that `save_best` wrote last; None if there are none. A broken one is named in a warning."""
-    for folder in sorted(run.glob("checkpoints/best-*"), key=_step_of, reverse=True):
+    for folder in reversed(_numbered(run, "best")):
         try:
             verify(folder)
             return folder, json.loads((folder / "scores.json").read_text())
@@ -410,7 +445,13 @@ def load_best(run: Path) -> tuple[Path, dict] | None:
 
 def take_over(origin: Path, run: Path, step: int) -> tuple[Path, dict] | None:
     """Go on in `run` from step number `step` of `origin` (mostly the same folder): its log up to there, and its best weights,
-    which are returned as `load_best` does."""
+    which are returned as `load_best` does. What the folder holds beyond that step, broken or given up, goes."""
+    (run / FINISHED).unlink(missing_ok=True)
+    for part in run.glob("checkpoints/.*.part"):
+        shutil.rmtree(part, ignore_errors=True)
+    for later in checkpoints_of(run):
+        if _step_of(later) > step:
+            shutil.rmtree(later)
     lines = []
     if (origin / "metrics.jsonl").is_file():
         for line in (origin / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
@@ -439,25 +480,36 @@ def publish(best: Path, folder: Path):
 class Signals:
     """SIGTERM, SIGINT and SIGUSR1 as questions to the training loop: `asked` is the name of the first that came, or None.
 
-    Before `training` is True nothing is worth saving, and the process leaves at once with the exit code `STOPPED`; so it does
-    at a second SIGINT, as killed by it. Where a launcher started the process, the launcher's end counts as a SIGTERM:
+    Before `training` is True nothing is worth saving, and the process leaves at once with the exit code `STOPPED`. A SIGINT
+    after any of them kills it at once. Where a launcher started the process, the launcher's end counts as a SIGTERM:
     `accelerate launch` does not pass signals on.
     """
 
     def __init__(self):
         self.asked, self.training = None, False
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            signal.signal(number, self._ask)
+        self.answer(self._ask)
         launched = {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"} & set(os.environ)
         if launched and sys.platform == "linux":
             PR_SET_PDEATHSIG = 1
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    @staticmethod
+    def answer(handler):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, handler)
 
     def _ask(self, number, frame):
         if number == signal.SIGINT and self.asked is not None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
         self.asked = self.asked or signal.Signals(number).name
-        if not self.training:
-            print(f"stopped by {self.asked} before the first step", file=sys.stderr, flush=True)
+        if self.training:
+            self._say(f"{self.asked}: saving after this step; Ctrl-C leaves at once")
+        else:
+            self._say(f"stopped by {self.asked} before the first step")
             os._exit(STOPPED)
+
+    @staticmethod
+    def _say(text: str):
+        if os.environ.get("RANK", "0") == "0":
+            os.write(2, f"\n{text}\n".encode())  # print might be at work just now

@@ -32,9 +32,14 @@ from datetime import timedelta
 from pathlib import Path
 
 
-if __name__ == "__main__":  # the imports take seconds, and nothing is worth saving yet
+def leave_at_once(*_):
+    os.write(2, b"stopped before anything was begun\n")
+    os._exit(75)
+
+
+if __name__ == "__main__":  # the imports take seconds
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, lambda *_: os._exit(75))
+        signal.signal(number, leave_at_once)
 
 # This folder holds evaluate.py, which would hide the library of that name.
 sys.path = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
@@ -69,6 +74,11 @@ def main():
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=6))],  # one process may download for hours
     )
     training.shard_on_cpu(accelerator)
+    kind = accelerator.distributed_type
+    if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM) or (
+        kind == DistributedType.FSDP and not accelerator.is_fsdp2
+    ):
+        raise ValueError(f"{kind} is not known here: use FSDP 2 (recipes/accelerate/fsdp2.yaml) or DDP (ddp.yaml)")
     if accelerator.device.type == "cpu":
         training.use_all_cores()
     set_seed(args.seed)
@@ -191,31 +201,35 @@ def main():
     # Where the run stands: at its beginning, or where a checkpoint left it
     facts = {
         "images_per_step": together * world,
+        "steps": total_steps,
+        "mixed_precision": accelerator.mixed_precision,
         "training_images": f"{stream.num_shards} shards" if stream else len(train_images),
         "classes": len(labels),
         "checksum_of_labels": zlib.crc32(
             "\n".join(labels).encode() + (b"" if stream else train_images.labels.numpy().tobytes())
         ),
     }
-    step, epoch, scored_step, lives = 0, 0, 0, []  # lives: the steps that the run was taken up at
+    step, epoch, scored_step, resumed_at = 0, 0, 0, []  # resumed_at: the steps that the run was taken up at
     best, skipped_steps = None, []  # best: the scores of checkpoints/best-N
-    seconds = {"training": 0.0, "scoring": 0.0, "total": 0.0}  # of earlier lives
+    seconds = {"training": 0.0, "scoring": 0.0, "total": 0.0}  # of earlier resumed_at
     sums = torch.zeros(3, device=device)  # of the loss, of correct images, of images, since the last log line
     if state is not None:
-        if changed := [name for name in facts if state["facts"][name] != facts[name]]:
+        if changed := [name for name in facts if state["facts"].get(name) != facts[name]]:
             if not accelerator.is_main_process:
                 os._exit(1)  # one sentence is enough
+            fitting = state["facts"]["images_per_step"] / (world * accumulation)
             raise ValueError(
-                f"{state['folder']} is of another run: "
-                + "; ".join(f"{name} was {state['facts'][name]} and is {facts[name]}" for name in changed)
-                + ". Wanted the same data, and as many processes x per_device_train_batch_size x gradient_accumulation_steps"
+                f"{state['folder']} does not fit: "
+                + "; ".join(f"{name} was {state['facts'].get(name)} and is {facts[name]}" for name in changed)
+                + ". Wanted the same data, length and precision, and as many images a step"
+                + (f": --per_device_train_batch_size {fitting:g}" if "images_per_step" in changed else "")
             )
         resume.restore(tensors, network, optimizers, average, accelerator)
         del tensors  # as large as the model and its optimizers
         step, epoch, scored_step, skipped_steps, seconds = (
             state[name] for name in ("step", "epoch", "scored_step", "skipped_steps", "seconds")
         )
-        lives = [*state["lives"], step]
+        resumed_at = [*state["resumed_at"], step]
         if average is not None:
             average.step = state["average_step"]
         if accelerator.scaler is not None:
@@ -225,7 +239,7 @@ def main():
         train_images.skipped.update(dict.fromkeys(state["skipped_images"]))
         if stream:
             train_images.lengths = {int(shard): length for shard, length in state["lengths"].items()}
-        say(f"going on from {state['folder']}")
+        say(f"going on after step {step:,}, from {state['folder']}")
     saved_step = step
 
     say(
@@ -300,33 +314,32 @@ def main():
         processor.save_pretrained(folder)
 
     def checkpoint():
-        tensors = resume.collect(network, optimizers, average)
+        tensors = resume.collect(network, optimizers, average, wanted=accelerator.is_main_process)
         lengths = train_images.lengths if stream else {}
         each = gather_object(
             [{"sums": sums.tolist(), "skipped": list(train_images.skipped), "lengths": dict(lengths)}]
         )
-        if accelerator.is_main_process:
-            now = time.monotonic()
-            state = {
-                "step": step,
-                "epoch": epoch,
-                "scored_step": scored_step,
-                "lives": lives,
-                "skipped_steps": skipped_steps,
-                "average_step": None if average is None else average.step,
-                "scaler": None if accelerator.scaler is None else accelerator.scaler.state_dict(),
-                "sums": [one["sums"] for one in each],
-                "skipped_images": sorted({text for one in each for text in one["skipped"]}),
-                "lengths": {shard: length for one in each for shard, length in one["lengths"].items()},
-                "seconds": {
-                    "training": seconds["training"] + now - training_began,
-                    "scoring": seconds["scoring"],
-                    "total": seconds["total"] + now - began,
-                },
-                "facts": facts,
-                "config": yaml.safe_load(presets.as_yaml(args)),
-            }
-            resume.save_checkpoint(run, tensors, state, args.checkpoints_total_limit)
+        now = time.monotonic()
+        state = {
+            "step": step,
+            "epoch": epoch,
+            "scored_step": scored_step,
+            "resumed_at": resumed_at,
+            "skipped_steps": skipped_steps,
+            "average_step": None if average is None else average.step,
+            "scaler": None if accelerator.scaler is None else accelerator.scaler.state_dict(),
+            "sums": [one["sums"] for one in each],
+            "skipped_images": sorted({text for one in each for text in one["skipped"]}),
+            "lengths": {shard: length for one in each for shard, length in one["lengths"].items()},
+            "seconds": {
+                "training": seconds["training"] + now - training_began,
+                "scoring": seconds["scoring"],
+                "total": seconds["total"] + now - began,
+            },
+            "facts": facts,
+            "config": yaml.safe_load(presets.as_yaml(args)),
+        }
+        resume.on_main(accelerator, lambda: resume.save_checkpoint(run, tensors, state, args.checkpoints_total_limit))
 
     # A test split selects nothing: only a validation split, or a part of train, decides which weights are kept.
     selects = not scored.startswith("test")
@@ -346,27 +359,30 @@ def main():
                 return False
             logits, truth = answers[0], eval_images.labels[answers[1]]
             metrics = {**training.score(logits, truth), "step": step, "epoch": epoch + 1}
+            merit = lambda metrics: (metrics["accuracy"], -metrics["loss"])
+            better = best is None or merit(metrics) > merit(best)
+            if better if selects else step == total_steps:
+                scores = {"metrics": metrics, "images": len(truth), **training.report(logits, truth, labels)}
+                size = sum(parameter.nbytes for parameter in model.parameters())
+                resume.on_main(
+                    accelerator,
+                    lambda: resume.save_best(run, step, scores, size, lambda folder: write_model(model, folder)),
+                )
+                best = metrics
             say(
                 f"step {step:,}, epoch {epoch + 1}: {scored} accuracy {metrics['accuracy']:.2%}, loss {metrics['loss']:.4f}"
             )
             log(**{key if key in ("step", "epoch") else f"eval_{key}": value for key, value in metrics.items()})
-            merit = lambda metrics: (metrics["accuracy"], -metrics["loss"])
-            better = best is None or merit(metrics) > merit(best)
-            if better if selects else step == total_steps:
-                best = metrics
-                if accelerator.is_main_process:
-                    scores = {"metrics": metrics, "images": len(truth), **training.report(logits, truth, labels)}
-                    size = sum(parameter.nbytes for parameter in model.parameters())
-                    resume.save_best(run, step, scores, size, lambda folder: write_model(model, folder))
         return True
 
     def leave(code):
+        signals.answer(signal.SIG_IGN)
         accelerator.wait_for_everyone()  # who leaves first would take the connections along
         accelerator.end_training()
-        if world > 1:  # gloo now and then hangs where the model and its connections are taken apart
+        if world > 1 or code:  # gloo may hang where connections are taken apart, a stream where it is read
             sys.stdout.flush()
+            sys.stderr.flush()
             os._exit(code)
-        sys.exit(code)
 
     def is_scored(step):
         every = args.eval_steps if args.eval_steps is not None else args.eval_epochs * an_epoch
@@ -457,7 +473,7 @@ def main():
             )
             if unfit:
                 rows = gather_object(train_images.row_numbers(torch.cat(ids)))
-                if len(skipped_steps) == args.max_skipped_steps:
+                if len(skipped_steps) >= args.max_skipped_steps:
                     raise FloatingPointError(
                         f"the loss or its gradient was not finite in step {step + 1:,}"
                         + (f", and before in {', '.join(map(str, skipped_steps))}" if skipped_steps else "")
@@ -475,6 +491,8 @@ def main():
                 if average is not None:
                     average.update(network)
                 sums += step_sums
+            elif accelerator.scaler is not None:
+                accelerator.scaler.update()  # which the optimizer's step would have done
             for optimizer in optimizers:
                 optimizer.zero_grad()
             step += 1
@@ -492,14 +510,14 @@ def main():
                     refresh=False,
                 )
                 log(
-                    step, epoch + 1, **mean, learning_rate=rate, gradient_norm=None if unfit else norm.item(),
+                    step, epoch + 1, **mean, learning_rate=rate, gradient_norm=norm.item() if norm.isfinite() else None,
                     images_per_second=speed,
                 )  # fmt: skip
                 sums.zero_()
                 logged_step, logged_at = step, now
     except Exception:
         if settled and saved_step < step and world == 1:
-            with contextlib.suppress(OSError):  # a full disk must not hide what went wrong
+            with contextlib.suppress(Exception):  # it must not hide what went wrong
                 checkpoint()
                 saved_step = step
         if saved_step > 0:
@@ -518,7 +536,9 @@ def main():
                 with resume.whole_folder(run / "last") as folder:
                     write_model(model, folder)
     if accelerator.is_main_process:
-        folder, details = resume.load_best(run)
+        if (found := resume.load_best(run)) is None:
+            raise OSError("the best weights cannot be read back: the same command scores the last ones again")
+        folder, details = found
         resume.publish(folder, run / "model")
         with open(run / "confusion_matrix.csv", "w", newline="", encoding="utf-8") as file:
             rows = [[name, *counts] for name, counts in zip(labels, details.pop("confusion_matrix"), strict=True)]
@@ -535,7 +555,7 @@ def main():
             "steps": step,
             "images_per_step": together * world,
             "skipped_steps": skipped_steps,
-            "resumed_at_steps": lives,
+            "resumed_at_steps": resumed_at,
             "image_size": [form.height, form.width],
             "parameters": parameters,
             "trained_parameters": trained,

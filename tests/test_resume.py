@@ -253,7 +253,7 @@ def test_a_run_killed_in_the_midst_of_an_epoch_ends_as_if_nothing_had_happened(k
     """killed after a checkpoint, in the midst of an epoch, other --num_workers and --checkpointing_steps later | the same command goes on from there: same weights, losses and scores to the bit."""
     run = killed(9)
     printed = train(run, "--num_workers", 0, "--checkpointing_steps", 2)
-    assert f"going on from {run}/checkpoints/step-000009" in printed
+    assert f"going on after step 9, from {run}/checkpoints/step-000009" in printed
     assert_same(run, whole)
     assert results_of(run)["resumed_at_steps"] == [9]
     assert [folder.name for folder in resume.checkpoints_of(run)][-2:] == ["step-000010", "step-000012"]
@@ -275,11 +275,44 @@ def test_a_checkpoint_goes_on_in_another_folder_and_leaves_its_own_as_it_was(kil
     train(other, "--resume", origin / "checkpoints" / "step-000006")
     assert_same(other, whole)
     assert results_of(other)["resumed_at_steps"] == [6]
-    (other / "results.json").unlink()  # as if killed at the very end: the same command goes on with the folder's own run
+    (
+        other / "results.json"
+    ).unlink()  # as if killed at the very end: the same command goes on with the folder's own run
     train(other, "--resume", origin / "checkpoints" / "step-000006")
     assert_same(other, whole)
     assert results_of(other)["resumed_at_steps"] == [6, 12]
     assert files_of(origin) == before
+
+
+def test_a_finished_run_without_its_model_writes_it_again(train, whole, tmp_path):
+    """model/ of a finished run deleted | the same command writes it again, without training."""
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    shutil.rmtree(run / "model")
+    train(run)
+    assert_same(run, whole)
+
+
+def test_a_folder_that_holds_other_things_is_left_alone(train, tmp_path):
+    """--output_dir where model/ is something else | refused; nothing in it is touched."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.py").touch()
+    printed = train(tmp_path, code=1)
+    assert "holds model and no run" in printed
+    assert (tmp_path / "model" / "mine.py").exists()
+
+
+def test_what_lies_beyond_the_step_that_a_run_goes_on_from_goes(tmp_path):
+    for step in (3, 6, 9):
+        save(tmp_path, step, keep=3)
+    (tmp_path / "checkpoints" / ".step-000008.part").mkdir()
+    (tmp_path / "results.json").touch()
+    lines = ['{"step": 3}\n', '{"step": 6}\n', '{"step": 7}\n', '{"st']
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    resume.take_over(tmp_path, tmp_path, 6)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-000003", "step-000006"]
+    assert not (tmp_path / "results.json").exists()
+    assert (tmp_path / "metrics.jsonl").read_text() == "".join(lines[:2])
 
 
 def test_order_and_augmentation_differ_between_epochs_and_not_between_lives():
@@ -317,7 +350,7 @@ def test_a_finished_run_says_so_and_is_left_alone(train, whole, tmp_path):
         (("--resume", "never"), ["already holds an unfinished run", "--overwrite true"]),
         (
             ("--per_device_train_batch_size", 8),
-            ["images_per_step was 4 and is 8", "step-000009 is of another run", "gradient_accumulation_steps"],
+            ["images_per_step was 4 and is 8", "step-000009 does not fit", "--per_device_train_batch_size 4"],
         ),
         (("--resume", "photos"), ["--resume photos: wanted auto, never, a checkpoint or a run folder"]),
     ],
@@ -415,7 +448,7 @@ def test_a_flipped_byte_in_the_newest_checkpoint_is_named_and_the_one_before_is_
     flip(run / "checkpoints" / "step-000009" / "optimizer.safetensors", 500)
     printed = train(run)
     assert f"{run}/checkpoints/step-000009: its optimizer.safetensors does not hold the bytes" in printed
-    assert f"going on from {run}/checkpoints/step-000006" in printed
+    assert f"going on after step 6, from {run}/checkpoints/step-000006" in printed
     assert_same(run, whole)
 
 
