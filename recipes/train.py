@@ -211,7 +211,7 @@ def main():
     }
     step, epoch, scored_step, resumed_at = 0, 0, 0, []  # resumed_at: the steps that the run was taken up at
     best, skipped_steps = None, []  # best: the scores of checkpoints/best-N
-    seconds = {"training": 0.0, "scoring": 0.0, "total": 0.0}  # of earlier resumed_at
+    seconds = {"training": 0.0, "scoring": 0.0, "total": 0.0}  # before this start
     sums = torch.zeros(3, device=device)  # of the loss, of correct images, of images, since the last log line
     if state is not None:
         if changed := [name for name in facts if state["facts"].get(name) != facts[name]]:
@@ -254,13 +254,17 @@ def main():
         + (", sharded" if isinstance(network, FSDPModule) else "")
         + f" (mixed precision: {accelerator.mixed_precision})"
     )
-    if accelerator.is_main_process:
+
+    def open_folder():
         if state is None:
             resume.clear(run)
+            found = None
         else:
-            best = resume.take_over(Path(state["folder"]).parents[1], run, step)
+            found = resume.take_over(Path(state["folder"]).parents[1], run, step)
         resume.write_text(run / resume.STARTED, presets.as_yaml(args))
-    shared = [best and best[1]["metrics"]]
+        return found and found[1]["metrics"]
+
+    shared = [resume.on_main(accelerator, open_folder)]
     broadcast_object_list(shared)
     best = shared[0]
     if best is None and step == total_steps:
