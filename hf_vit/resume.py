@@ -186,23 +186,23 @@ def lock(run: Path):
 
 
 def on_main(accelerator, act):
-    """What `act()` gives, on the main process (None on the others); where it fails, all processes end.
+    """What `act()` gives on the main process, to all; where it fails, all processes end.
 
     Raises:
         ValueError, OSError: on the main process, as `act` does; the others leave at once and without a word.
     """
-    result, shared = None, [None]
+    result = [None]
     if accelerator.is_main_process:
         try:
-            result = act()
+            result = [act()]
         except (ValueError, OSError) as error:
-            shared = [error]
-    broadcast_object_list(shared)
-    if shared[0] is not None:
+            result = [error]
+    broadcast_object_list(result)
+    if isinstance(result[0], Exception):
         if not accelerator.is_main_process:
             os._exit(1)
-        raise shared[0]
-    return result
+        raise result[0]
+    return result[0]
 
 
 def begin(run: Path, args: presets.TrainArguments, accelerator) -> tuple[bool, dict | None, dict | None]:
@@ -219,19 +219,20 @@ def begin(run: Path, args: presets.TrainArguments, accelerator) -> tuple[bool, d
         lock(run)
         return _find(run, args)
 
-    finished, state, tensors = on_main(accelerator, find) or (None, None, None)
-    shared = [finished, state]
-    broadcast_object_list(shared)
-    return shared[0], shared[1], tensors
+    finished, state = on_main(accelerator, find)
+    if state is None or not accelerator.is_main_process:
+        return finished, state, None
+    files = sorted(Path(state["folder"]).glob("*.safetensors"))
+    return finished, state, {file.stem: load_file(file) for file in files}
 
 
-def _find(run: Path, args: presets.TrainArguments) -> tuple[bool, dict | None, dict | None]:
+def _find(run: Path, args: presets.TrainArguments) -> tuple[bool, dict | None]:
     there = (run / STARTED).is_file()
     new = "choose another --output_dir, or pass --overwrite true to begin anew"
     if not there and not args.overwrite and (others := [name for name in FOLDERS if (run / name).exists()]):
         raise ValueError(f"{run} holds {', '.join(others)} and no run: {new}")
     if args.overwrite or (not there and args.resume in ("auto", "never")):
-        return False, None, None
+        return False, None
     state = f"{run} already holds {'a finished' if (run / FINISHED).exists() else 'an unfinished'} run"
     if args.resume == "never":
         raise ValueError(f"{state}: {new}")
@@ -255,16 +256,15 @@ def _find(run: Path, args: presets.TrainArguments) -> tuple[bool, dict | None, d
             raise ValueError(f"{state} of another configuration ({'; '.join(changes)}): {new}")
         folder = newest(run)
         if (run / FINISHED).exists() and (folder is None or (run / "model" / "config.json").is_file()):
-            return True, None, None
+            return True, None
         if folder is None:
-            return False, None, None
+            return False, None
     state = json.loads((folder / "state.json").read_text())
     if changes := presets.changes(state["config"], args):
         raise ValueError(
             f"--resume {folder}: its run has another configuration ({'; '.join(changes)}): keep it, or begin a new run"
         )
-    tensors = {file.stem: load_file(file) for file in sorted(folder.glob("*.safetensors"))}
-    return False, {**state, "folder": str(folder)}, tensors
+    return False, {**state, "folder": str(folder)}
 
 
 def checkpoints_of(run: Path) -> list[Path]:

@@ -49,7 +49,7 @@ import torch
 import transformers
 import yaml
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, InitProcessGroupKwargs, broadcast_object_list, gather_object, set_seed
+from accelerate.utils import DistributedType, InitProcessGroupKwargs, gather_object, set_seed
 from huggingface_hub.errors import StrictDataclassError
 from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
@@ -264,9 +264,7 @@ def main():
         resume.write_text(run / resume.STARTED, presets.as_yaml(args))
         return found and found[1]["metrics"]
 
-    shared = [resume.on_main(accelerator, open_folder)]
-    broadcast_object_list(shared)
-    best = shared[0]
+    best = resume.on_main(accelerator, open_folder)
     if best is None and step == total_steps:
         scored_step = 0  # its best weights are lost: score the last ones again
     if args.report_to != "none":
@@ -366,12 +364,13 @@ def main():
             merit = lambda metrics: (metrics["accuracy"], -metrics["loss"])
             better = best is None or merit(metrics) > merit(best)
             if better if selects else step == total_steps:
-                scores = {"metrics": metrics, "images": len(truth), **training.report(logits, truth, labels)}
-                size = sum(parameter.nbytes for parameter in model.parameters())
-                resume.on_main(
-                    accelerator,
-                    lambda: resume.save_best(run, step, scores, size, lambda folder: write_model(model, folder)),
-                )
+
+                def keep():
+                    scores = {"metrics": metrics, "images": len(truth), **training.report(logits, truth, labels)}
+                    size = sum(parameter.nbytes for parameter in model.parameters())
+                    resume.save_best(run, step, scores, size, lambda folder: write_model(model, folder))
+
+                resume.on_main(accelerator, keep)
                 best = metrics
             say(
                 f"step {step:,}, epoch {epoch + 1}: {scored} accuracy {metrics['accuracy']:.2%}, loss {metrics['loss']:.4f}"
