@@ -31,6 +31,7 @@ from datasets import (
 )
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from datasets.utils.file_utils import xopen
+from huggingface_hub import DatasetCard
 from PIL import Image as PILImage
 from PIL import ImageOps, UnidentifiedImageError
 from torch.utils.data import DataLoader
@@ -103,6 +104,22 @@ def load(name: str, config: str | None = None, streaming: bool = False) -> Datas
         if not pictures or any(isinstance(kind, Image) for kind in columns):
             return splits
     return _load_folder(path, config, streaming)
+
+
+def license_of(name: str) -> str | None:
+    """The licence that the card of a data set names, its README.md in its folder or on the Hub; None where nothing says it."""
+    path = EMBEDDED.get(name, Path(name).expanduser())
+    try:
+        if not path.exists():
+            card = DatasetCard.load(name)
+        elif (text := (path / "README.md").read_text(encoding="utf-8")).startswith("---"):
+            card = DatasetCard(text)
+        else:
+            return None
+    except (OSError, ValueError):  # no card, no such data set, or no Hub
+        return None
+    found = card.data.to_dict().get("license")
+    return ", ".join(found) if isinstance(found, list) else found
 
 
 def _load_files(files: list[Path], streaming: bool):

@@ -305,7 +305,7 @@ def newest(run: Path) -> Path | None:
 
 def clear(run: Path):
     """Take an earlier run out of a folder; killed in between, what is left is an unfinished run."""
-    for name in (FINISHED, "metrics.jsonl", "confusion_matrix.csv"):
+    for name in (FINISHED, "metrics.jsonl", "confusion_matrix.csv", "samples.safetensors"):
         (run / name).unlink(missing_ok=True)
     for name in FOLDERS:
         if (run / name).exists():
@@ -467,10 +467,10 @@ def take_over(origin: Path, run: Path, step: int) -> tuple[Path, dict] | None:
     return best
 
 
-def publish(best: Path, folder: Path):
-    """Copy the model out of `checkpoints/best-N`."""
+def publish(best: Path, folder: Path, leave_out: tuple[str, ...]):
+    """Copy the model out of `checkpoints/best-N`, without its manifest and the files named in `leave_out`."""
     with whole_folder(folder) as aside:
-        shutil.copytree(best, aside, ignore=shutil.ignore_patterns("manifest.json", "scores.json"), dirs_exist_ok=True)
+        shutil.copytree(best, aside, ignore=shutil.ignore_patterns("manifest.json", *leave_out), dirs_exist_ok=True)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

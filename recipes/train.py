@@ -12,6 +12,7 @@ happened. The run folder then holds
     last/           the last weights, where model/ holds those of an earlier, better scoring
     results.json    metrics with their intervals, scores of each class, times, seed, commit, command, hardware, versions, data
     confusion_matrix.csv   a row a true class, a column an answer
+    samples.safetensors    a few of the scored images, drawn at random, with label and logits
 
 Exit codes: 0 when the run is finished, 75 when SIGTERM, SIGINT or SIGUSR1 stopped it and it can go on, 1 after an error, 2 for a
 flag that is wrong. `accelerate launch` makes a 1 of all but 0.
@@ -24,6 +25,7 @@ import itertools
 import json
 import os
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -51,10 +53,12 @@ import yaml
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs, gather_object, set_seed
 from huggingface_hub.errors import StrictDataclassError
+from PIL import Image
+from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
-from hf_vit import data, presets, resume, sharing, training
+from hf_vit import data, figures, presets, resume, sharing, training
 from hf_vit.augment import augment, mix
 
 
@@ -368,7 +372,19 @@ def main():
                 def keep():
                     scores = {"metrics": metrics, "images": len(truth), **training.report(logits, truth, labels)}
                     size = sum(parameter.nbytes for parameter in model.parameters())
-                    resume.save_best(run, step, scores, size, lambda folder: write_model(model, folder))
+                    drawn = torch.Generator().manual_seed(args.seed)
+                    drawn = torch.randperm(len(truth), generator=drawn)[: sharing.NUM_SAMPLES]
+                    samples = {
+                        "images": eval_images.__getitems__(answers[1][drawn].tolist())["images"],
+                        "labels": truth[drawn],
+                        "logits": logits[drawn],
+                    }
+
+                    def write(folder):
+                        write_model(model, folder)
+                        save_file(samples, folder / sharing.SAMPLES)
+
+                    resume.save_best(run, step, scores, size, write)
 
                 resume.on_main(accelerator, keep)
                 best = metrics
@@ -542,10 +558,22 @@ def main():
         if (found := resume.load_best(run)) is None:
             raise OSError("the best weights cannot be read back: the same command scores the last ones again")
         folder, details = found
-        resume.publish(folder, run / "model")
+        resume.publish(folder, run / "model", leave_out=("scores.json", sharing.SAMPLES))
+        shutil.copy(folder / sharing.SAMPLES, run)
+        matrix = details.pop("confusion_matrix")
         with open(run / "confusion_matrix.csv", "w", newline="", encoding="utf-8") as file:
-            rows = [[name, *counts] for name, counts in zip(labels, details.pop("confusion_matrix"), strict=True)]
+            rows = [[name, *counts] for name, counts in zip(labels, matrix, strict=True)]
             csv.writer(file).writerows([["true class", *labels], *rows])
+        log_lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        samples = load_file(run / sharing.SAMPLES)
+        pictures = run / "model" / "figures"
+        pictures.mkdir()
+        figures.save(figures.curves(log_lines), pictures / "curves.png")
+        figures.save(figures.confusion(matrix, labels), pictures / "confusion.png")
+        if form.channels in (1, 3):
+            figures.save(figures.predictions(**samples, names=labels), pictures / "predictions.png")
+            example = samples["images"][0].permute(1, 2, 0).squeeze(2)  # (C, H, W) -> (H, W, 3) or (H, W)
+            Image.fromarray(example.numpy()).save(run / "model" / "example.png")
         scored_images = details.pop("images")
         results = {
             "metrics": details.pop("metrics"),
@@ -571,6 +599,7 @@ def main():
             "data": {
                 "name": args.dataset_name,
                 "config": args.dataset_config,
+                "license": data.license_of(args.dataset_name),
                 "train_images": None if stream else len(train_images),
                 "scored_images": scored_images,
                 "scored": scored,
@@ -580,7 +609,8 @@ def main():
                 "fingerprints": {} if stream else {name: part._fingerprint for name, part in splits.items()},
             },
         }
-        sharing.write_card(run / "model", TEMPLATE, results, presets.as_yaml(args), args.model_name_or_path)
+        answer = sharing.in_words(samples["logits"][0], labels)
+        sharing.write_card(run / "model", TEMPLATE, results, presets.as_yaml(args), answer=answer)
         resume.write_text(run / resume.FINISHED, json.dumps(results, indent=2) + "\n")
         if skipped:
             print(f"{len(skipped)} images could not be read and were skipped; {skipped[0]}")

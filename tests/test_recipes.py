@@ -68,9 +68,10 @@ def run(photos):
 
 
 def test_a_run_leaves_what_its_documentation_lists(run):
-    assert {"config.yaml", "metrics.jsonl", "model", "results.json"} <= set(os.listdir(run))
+    assert {"config.yaml", "metrics.jsonl", "model", "results.json", "samples.safetensors"} <= set(os.listdir(run))
     assert {
         "README.md", "config.json", "model.safetensors", "preprocessor_config.json", "configuration_hf_vit.py", "modeling_hf_vit.py",
+        "example.png", "figures",
     } == set(os.listdir(run / "model"))  # fmt: skip
     results = json.loads((run / "results.json").read_text())
     wanted = (

@@ -539,7 +539,7 @@ def test_of_the_best_weights_only_the_newest_stay(tmp_path):
         resume.save_best(tmp_path, step, scores, 0, lambda folder: (folder / "weights").write_text("some"))
     assert os.listdir(tmp_path / "checkpoints") == ["best-000008"]
     assert resume.load_best(tmp_path) == (tmp_path / "checkpoints" / "best-000008", {"step": 8})
-    resume.publish(tmp_path / "checkpoints" / "best-000008", tmp_path / "model")
+    resume.publish(tmp_path / "checkpoints" / "best-000008", tmp_path / "model", leave_out=("scores.json",))
     assert os.listdir(tmp_path / "model") == ["weights"]
 
 
