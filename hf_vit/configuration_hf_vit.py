@@ -1,6 +1,7 @@
 """Every architecture number of a plain Vision Transformer, with its checks. This file is copied to the Hub with the weights."""
 
 import difflib
+import os
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
@@ -28,6 +29,27 @@ TRANSFORMERS_KEYS = {
     "attn_implementation", "auto_map", "experts_implementation", "model_type", "name_or_path", "num_labels",
     "output_attentions", "quantization_config", "torch_dtype", "transformers_weights",
 }  # fmt: skip
+
+
+# Far above anything published. A config.json that asks for more is a mistake or an attack: building it would fill the memory.
+LARGEST = {
+    "image_size": 2**16, "patch_size": 2**16, "num_channels": 2**16, "hidden_size": 2**16, "intermediate_size": 2**20,
+    "num_hidden_layers": 1000, "num_attention_heads": 2**12, "num_register_tokens": 2**16, "representation_size": 2**20,
+    "num_labels": 10**6,
+}  # fmt: skip
+LARGEST_TABLE = 2**28  # numbers in a table of positions, 1 GiB
+LARGEST_FILE = 2**25  # bytes of a config.json, enough for the names of LARGEST["num_labels"] labels
+
+
+def check_sizes(fields: dict):
+    """Raise ValueError for numbers that no model has; what is no number is left to others."""
+    for name, largest in LARGEST.items():
+        value = fields.get(name)
+        for number in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(number, (int, float)) and number > largest:
+                raise ValueError(
+                    f"{name} is {value}; the largest that is accepted is {largest:,}: is this config.json whole, and to be trusted?"
+                )
 
 
 def as_pair(size) -> tuple[int, int]:
@@ -161,6 +183,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
                 raise ValueError(
                     f"out_indices {stages[1]} are not all within 0 to {last}, or -1 to {-last - 1}"
                 ) from error
+        check_sizes(kwargs)  # num_labels, before it becomes as many names
         unknown = [key for key in kwargs if key not in TRANSFORMERS_KEYS and not key.startswith("_")]
         if unknown:
             raise ValueError(no_such_field(unknown[0]))
@@ -188,6 +211,8 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         loading = kwargs.pop("_loading", "")  # while a model loads: "model" or "classifier"
         download = dict(kwargs)
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        for part in (config_dict, config_dict.get("vision_config")):
+            check_sizes(part if isinstance(part, dict) else {})
         if not config_dict:
             raise OSError(
                 f"{pretrained_model_name_or_path} has no config.json: give a folder or repo with a saved model"
@@ -208,6 +233,15 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         return cls.checkpoints.translate(config_dict, loading, pretrained_model_name_or_path, download), kwargs
 
     @classmethod
+    def _dict_from_json_file(cls, json_file):
+        if (size := os.path.getsize(json_file)) > LARGEST_FILE:
+            raise ValueError(f"{json_file} is {size:,} bytes; a config.json of at most {LARGEST_FILE:,} was wanted")
+        try:
+            return super()._dict_from_json_file(json_file)
+        except RecursionError as error:
+            raise ValueError(f"{json_file} is nested too deeply to be a config.json") from error
+
+    @classmethod
     def from_dict(cls, config_dict, **kwargs):
         """As in transformers, but overrides are in place before the checks run, so `image_size=` is checked too."""
         config_dict = dict(config_dict)
@@ -225,6 +259,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         """Raise ValueError for numbers that do not fit each other; models call it again before they are built."""
         from transformers.activations import ACT2FN  # here, because it makes transformers import accelerate
 
+        check_sizes({name: getattr(self, name) for name in LARGEST})
         for name in ("num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
@@ -240,6 +275,11 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
             raise ValueError(
                 f"patch_size {self.patch_size} does not divide image_size {self.image_size}; "
                 f"use image_size {fitting} or another patch_size"
+            )
+        if (height // patch_height) * (width // patch_width) * self.hidden_size > LARGEST_TABLE:
+            raise ValueError(
+                f"image_size {self.image_size} has {(height // patch_height) * (width // patch_width):,} patches of "
+                f"{self.hidden_size} channels: their positions would not fit in memory"
             )
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(

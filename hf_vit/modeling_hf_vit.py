@@ -904,10 +904,22 @@ def with_rules(model, state_dict, checkpoint_files, load_config):
         origin.leaves_out = family.leaves_out or origin.leaves_out
     tensors = list((state_dict or {}).items())
     for file in checkpoint_files if state_dict is None else ():
+        folder = os.path.normpath(origin.source)
+        if os.path.isdir(folder) and not os.path.normpath(file).startswith(os.path.join(folder, "")):
+            raise ValueError(
+                f"the index of {origin.source} names {file}, which lies outside: the repository is not to be trusted"
+            )
         try:
             tensors += load_state_dict(file, map_location="meta").items()  # names and shapes alone
         except (KeyError, IndexError, TypeError, AttributeError, UnicodeDecodeError) as error:  # of the unpickler
             raise ValueError(f"{file} is no checkpoint: wanted a dict of tensors as torch.save writes it") from error
+    held = sum(tensor.numel() for _, tensor in tensors)
+    wanted = sum(tensor.numel() for name, tensor in model.named_parameters() if not name.startswith("classifier."))
+    if wanted > 2 * held + 2**24:  # memory for what is missing would be taken before anybody could say so
+        raise ValueError(
+            f"the config of {origin.source} describes a model of {wanted:,} numbers, its files hold {held:,}: they do not belong "
+            "together"
+        )
     renamings = [rule for rule in load_config.weight_mapping if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in load_config.weight_mapping if isinstance(rule, WeightConverter)]
     known, renamed = model.state_dict(), 0

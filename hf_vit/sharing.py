@@ -4,7 +4,6 @@ A repository that is pushed from here holds `probes.safetensors`: images as the 
 the checksum of its weights. `verify` holds what somebody loads against it.
 """
 
-import contextlib
 import hashlib
 import json
 import os
@@ -33,7 +32,7 @@ from huggingface_hub import (
     set_client_factory,
     snapshot_download,
 )
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, AutoModelForImageClassification
@@ -125,10 +124,10 @@ def write_card(
         layout: a sentence on how it is stored and why, see `choose_layout`.
         trusted: whether it takes `trust_remote_code=True` to load it.
         license: of the weights, an id such as apache-2.0.
-        export: what is in `onnx/`, see `exported`.
+        export: what export.json of recipes/export.py holds, where its files go along.
     """
     data, base_model = results["data"], yaml.safe_load(config).get("model_name_or_path")
-    name, where = Path(data["name"]).name, repo or str(folder)
+    name, where = Path(data["name"]).name or "images", repo or str(folder)
     title = f"Vision Transformer on {name}"
     known_data, known_base = is_repo_id(data["name"]), is_repo_id(base_model)
     percent = lambda value: f"{100 * value:.2f}%"
@@ -239,40 +238,60 @@ def in_words(logits: torch.Tensor, labels: list[str]) -> str:
     return f"{labels[index]} ({chance:.0%})"
 
 
+def split_card(text: str) -> tuple[dict, str]:
+    """A card's metadata and what follows them.
+
+    Raises:
+        ValueError: if the metadata are not YAML, or no mapping.
+    """
+    found = re.match(r"\s*---[ \t]*\r?\n(.*?)^---[ \t]*$", text, re.DOTALL | re.MULTILINE)
+    try:
+        metadata = {} if found is None else yaml.safe_load(found.group(1)) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(
+            f"the metadata of README.md cannot be read ({' '.join(str(error).split())}): mend them first"
+        ) from error
+    if not isinstance(metadata, dict):
+        raise ValueError(
+            f"the metadata of README.md are a {type(metadata).__name__}, not keys with values: mend them first"
+        )
+    return metadata, text if found is None else text[found.end() :]
+
+
 def merge_cards(ours: str, theirs: str, license: str | None = None) -> str:
     """The card that is there, with our part of it replaced, or put behind it where it has none.
 
     Of the metadata, the owner's win where the card was written by hand; where an earlier push wrote it, the new ones do. Keys
-    and tags that only one of them has are kept. The scores in model-index are always the new ones.
+    and tags that only one of them has are kept. The scores of this model in model-index are always the new ones.
+
+    Args:
+        ours: as `write_card` makes it.
+        theirs: the README.md that is there; "" for none.
+        license: wins over that of either.
 
     Raises:
-        ValueError: if the metadata of the card that is there cannot be read.
+        ValueError: if the metadata that are there cannot be read.
     """
-    try:
-        there = ModelCard(theirs, ignore_metadata_errors=False)
-    except (ValueError, yaml.YAMLError) as error:
-        raise ValueError(
-            f"the README.md that is there has metadata that cannot be read ({' '.join(str(error).split())}): mend it first"
-        ) from error
-    here = ModelCard(ours)
-    new, old = (dict(yaml.safe_load(card.data.to_yaml()) or {}) for card in (here, there))
-    by_hand = BEGIN not in theirs or END not in theirs
+    (new, part), (old, text) = split_card(ours), split_card(theirs)
+    by_hand = BEGIN not in text or END not in text
     merged = {**new, **old} if by_hand else {**old, **new}
-    as_list = lambda value: value if isinstance(value, list) else [value] if value else []
-    merged["tags"] = list(dict.fromkeys([*as_list(old.get("tags")), *as_list(new.get("tags"))]))
-    names = {entry["name"] for entry in new["model-index"]}
-    kept = [entry for entry in as_list(old.get("model-index")) if entry.get("name") not in names]
+    as_list = lambda value: value if isinstance(value, list) else [] if value is None else [value]
+    merged["tags"] = list(dict.fromkeys([*as_list(old.get("tags")), *new["tags"]]))
+    names = [entry["name"] for entry in new["model-index"]]
+    kept = [
+        entry
+        for entry in as_list(old.get("model-index"))
+        if isinstance(entry, dict) and entry.get("name") not in names
+    ]
     merged["model-index"] = [*kept, *new["model-index"]]
     if license is not None:
         merged["license"] = license
-    part = here.text.strip()
     if by_hand:
-        text = f"{there.text.strip()}\n\n{part}".strip()
+        text = f"{text.strip()}\n\n{part.strip()}"
     else:
-        before, _, rest = there.text.partition(BEGIN)
-        _, _, after = rest.partition(END)
-        text = f"{before}{part}{after}".strip()
-    return f"---\n{yaml.safe_dump(merged, sort_keys=False, allow_unicode=True)}---\n\n{text}\n"
+        before, _, rest = text.partition(BEGIN)
+        text = before + part.strip() + rest.partition(END)[2]
+    return f"---\n{yaml.safe_dump(merged, sort_keys=False, allow_unicode=True)}---\n\n{text.strip()}\n"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -422,12 +441,13 @@ def _compare(logits: torch.Tensor, expected: torch.Tensor, tolerance: float, wha
 
 
 def _exported(run: Path, folder: Path) -> dict | None:
-    """Copy what recipes/export.py made of these very weights, and say of it what the card says."""
+    """Copy the ONNX files that recipes/export.py made of these very weights; returns its export.json, None where there is none."""
     file = run / "export" / "export.json"
     if not file.is_file():
         return None
     made = json.loads(file.read_text())
-    if made["weights_sha256"] != checksum(run / "model" / WEIGHTS):
+    weights = run / "model" / WEIGHTS
+    if not weights.is_file() or made["weights_sha256"] != checksum(weights):
         raise ValueError(
             f"{run / 'export'} was made of other weights than those in {run / 'model'}: run recipes/export.py again, or delete it"
         )
@@ -478,19 +498,14 @@ def set_timeout(seconds: float):
     set_client_factory(make)
 
 
-def inspect_repo(repo: str, revision: str | None) -> tuple[object, str | None]:
-    """What is on the Hub: its info, and its README.md; (None, None) where there is no such repository or revision."""
-    try:
-        info = HfApi().model_info(repo, revision=revision)
-    except HfHubHTTPError as error:
-        if error.response.status_code in (401, 404):  # the Hub's answer for what is not there, or not to be seen
-            return None, None
-        raise
-    if "README.md" not in [file.rfilename for file in info.siblings]:
-        return info, None
-    with tempfile.TemporaryDirectory() as cache, contextlib.suppress(EntryNotFoundError):
-        return info, Path(hf_hub_download(repo, "README.md", revision=info.sha, cache_dir=cache)).read_text("utf-8")
-    return info, None
+def inspect_repo(repo: str, revision: str | None = None) -> tuple[object, str]:
+    """What is on the Hub: the repository's info, and its README.md, "" where it has none."""
+    info = HfApi().model_info(repo, revision=revision)
+    if "README.md" not in [file.rfilename for file in info.siblings or ()]:
+        return info, ""
+    with tempfile.TemporaryDirectory() as cache:
+        file = hf_hub_download(repo, "README.md", revision=info.sha or revision, cache_dir=cache)
+        return info, Path(file).read_text(encoding="utf-8")
 
 
 def push(
@@ -521,12 +536,11 @@ def push(
                 HfApi().create_branch(repo, branch=revision, exist_ok=True)
             info, there = inspect_repo(repo, revision)
             stage = "committing"
-            text = card if there is None else merge_cards(card, there, license)
-            (folder / "README.md").write_text(text, encoding="utf-8")
+            (folder / "README.md").write_text(merge_cards(card, there, license), encoding="utf-8")
             files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
             gone = [
                 file.rfilename
-                for file in (info.siblings if info is not None else ())
+                for file in info.siblings or ()
                 if re.fullmatch(OURS, file.rfilename) and file.rfilename not in files
             ]
             commit = HfApi().create_commit(
@@ -538,7 +552,7 @@ def push(
                 commit_message=f"Vision Transformer, pushed by hf_vit {version('hf_vit')}",
                 revision=revision,
                 create_pr=create_pr,
-                parent_commit=info.sha if info is not None else None,
+                parent_commit=info.sha,
             )
             break
         except Exception as error:
@@ -573,7 +587,8 @@ def _wait(error, attempt: int) -> float | None:
     status = _status(error)
     if status is not None and status not in (408, 409, 412, 429, 500, 502, 503, 504):
         return None
-    if isinstance(error, OSError) and not isinstance(error, (HfHubHTTPError, ConnectionError, TimeoutError)):
+    passing = (NETWORK_ERROR, ConnectionError, TimeoutError, LocalEntryNotFoundError)  # the last: tried again, in vain
+    if isinstance(error, OSError) and not isinstance(error, passing):
         return None  # of this machine
     asked = error.response.headers.get("Retry-After", "") if status is not None else ""
     wait = float(asked) if asked.isdigit() else 2.0 ** (attempt - 1)

@@ -1,0 +1,168 @@
+"""Show what a finished run would be on the Hub, or push it there, and hold what came back against what was sent.
+
+python recipes/publish.py runs/mine --repo USER/NAME            (shows files, sizes, card and destination; sends nothing)
+python recipes/publish.py runs/mine --repo USER/NAME --push     (one commit; private, unless --public)
+python recipes/publish.py --verify USER/NAME                    (whether a repository gives what was saved)
+
+The token is that of `hf auth login`, or HF_TOKEN; HF_ENDPOINT names another Hub. The run's folder is only read. Stopped or failed,
+the same command goes on. Exit codes: 0, 1 after an error, 2 for a flag that is wrong.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+
+# This folder holds evaluate.py, which would hide the library of that name.
+sys.path = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
+if "HF_ENDPOINT" in os.environ:  # Xet is a protocol of the one Hub; every other speaks that of git LFS
+    os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
+
+import huggingface_hub
+from huggingface_hub import constants, get_token
+from huggingface_hub.errors import (
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+    StrictDataclassError,
+)
+from huggingface_hub.utils import disable_progress_bars, validate_repo_id
+from transformers.utils import logging
+
+from hf_vit import sharing
+
+
+TEMPLATE = Path(__file__).resolve().parents[1] / "model_cards" / "template.md"
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="folder of a finished run")
+    parser.add_argument("--repo", help="where to: USER/NAME or ORGANISATION/NAME")
+    parser.add_argument("--push", action="store_true", help="send it; without, it is only shown")
+    parser.add_argument("--public", action="store_true", help="a new repository may be seen by everybody")
+    parser.add_argument(
+        "--revision", help="branch to commit to, which is made where it is not there; main if not given"
+    )
+    parser.add_argument("--create_pr", action="store_true", help="open a pull request instead of committing to main")
+    parser.add_argument(
+        "--layout",
+        choices=("native", "code"),
+        help="native: as a model of transformers itself, which loads without trust_remote_code; code: with the code of the "
+        "model beside the weights. Native where it can be, if not given",
+    )
+    parser.add_argument("--license", help="of the weights, as the Hub calls it: apache-2.0, mit, cc-by-4.0, ...")
+    parser.add_argument("--data_license", help="of the images, where their own card does not say it")
+    parser.add_argument(
+        "--without_images", action="store_true", help="keep the sample images of the run here, where they are private"
+    )
+    parser.add_argument(
+        "--output_dir", type=Path, help="keep the folder that would be pushed, to look at; must be new"
+    )
+    parser.add_argument("--timeout", type=float, default=60, help="seconds that the Hub may be silent")
+    parser.add_argument("--verify", metavar="REPO", help="hold a repository (or folder) against the probes in it")
+    args = parser.parse_args(argv)
+    if args.verify is None and (args.run is None or args.repo is None):
+        parser.error("wanted RUN and --repo USER/NAME, or --verify USER/NAME")
+    if args.verify is not None and (args.run is not None or args.repo is not None or args.push):
+        parser.error("--verify goes alone, or with --revision")
+    if args.create_pr and args.revision is not None:
+        parser.error("--create_pr asks for a merge into main: leave --revision out")
+    if args.timeout <= 0:
+        parser.error(f"--timeout is {args.timeout:g}; wanted seconds above 0")
+    return args
+
+
+def show(folder: Path, reason: str, args):
+    """What would be sent, and where to."""
+    print((folder / "README.md").read_text(encoding="utf-8"))
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    for path in files:
+        print(f"{path.stat().st_size:>13,}  {path.relative_to(folder).as_posix()}")
+    print(f"{sum(path.stat().st_size for path in files):>13,}  bytes in {len(files)} files\n\n{reason}")
+    if args.license is None:
+        print("The card names no licence of the weights: --license apache-2.0 (or another) lets others use them.")
+    if not args.without_images:
+        print("A few of the scored images go along (example.png, figures/predictions.png, probes.safetensors); where they "
+              "are private, pass --without_images.")  # fmt: skip
+    place = "a new pull request" if args.create_pr else f"branch {args.revision or 'main'}"
+    print(f"To: {constants.ENDPOINT}/{args.repo}, {place}, in one commit")
+
+
+def destination(args, folder: Path) -> str:
+    """What is on the Hub already, in a sentence; its README.md is merged into the one in `folder`, as a push would."""
+    try:
+        info, there = sharing.inspect_repo(args.repo, args.revision)
+    except RepositoryNotFoundError:
+        return f"not there yet, or not shown to this token: it will be {'public' if args.public else 'private'}"
+    except RevisionNotFoundError:
+        return "a branch that is not there yet"
+    except (OSError, sharing.NETWORK_ERROR) as error:
+        return f"perhaps there already: the Hub could not be asked ({' '.join(str(error).split())[:120]})"
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    (folder / "README.md").write_text(sharing.merge_cards(card, there, args.license), encoding="utf-8")
+    return f"there, {'private' if info.private else 'PUBLIC'}, and stays so; its README.md is merged, other files are kept"
+
+
+def main(args: argparse.Namespace):
+    logging.disable_progress_bar()
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    sharing.set_timeout(args.timeout)
+    if args.verify is not None:
+        difference = sharing.verify(args.verify, args.revision)
+        print(f"{args.verify} gives the logits that were saved with it (largest difference {difference:.1e})")
+        return
+    validate_repo_id(args.repo)
+    if "/" not in args.repo:
+        raise ValueError(
+            f"--repo {args.repo}: wanted USER/NAME, with your name or that of an organisation before the slash"
+        )
+    if args.push and get_token() is None:
+        raise ValueError("there is no token: log in with `hf auth login`, or set HF_TOKEN to one that may write")
+    if args.output_dir is not None and args.output_dir.exists():
+        raise ValueError(f"--output_dir {args.output_dir} is there already: name a new folder")
+
+    with tempfile.TemporaryDirectory(prefix="hf_vit-") as temporary:
+        folder = args.output_dir or Path(temporary) / "repository"
+        reason = sharing.assemble(
+            args.run, folder, TEMPLATE, args.repo, layout=args.layout, license=args.license,
+            data_license=args.data_license, with_images=not args.without_images,
+        )  # fmt: skip
+        if not args.push:
+            there = destination(args, folder)
+            show(folder, reason, args)
+            print(f"which is {there}.\nNothing was sent; --push sends it.")
+            return
+        print(reason)
+        commit = sharing.push(
+            folder,
+            args.repo,
+            public=args.public,
+            revision=args.revision,
+            create_pr=args.create_pr,
+            license=args.license,
+        )
+    print(
+        f"pushed as {commit.oid[:12]} to {commit.pr_url or f'{constants.ENDPOINT}/{args.repo}'}; read back, it has the same bytes "
+        "and gives the same logits"
+    )
+
+
+if __name__ == "__main__":
+    warnings.formatwarning = lambda message, *_, **__: f"{message}\n"
+    huggingface_hub.utils.logging.set_verbosity_warning()
+    try:
+        main(parse())
+    except KeyboardInterrupt:
+        sys.exit("stopped: nothing on this disk has changed; the same command goes on")
+    except (
+        ValueError,
+        OSError,
+        HFValidationError,
+        StrictDataclassError,
+    ) as error:  # one sentence; a traceback would hide it
+        sys.exit(f"error: {' '.join(str(error).split())}")

@@ -1,0 +1,316 @@
+"""Claims about recipes/export.py: the exported files compute what torch computes, and the command leaves all or nothing."""
+
+import hashlib
+import json
+import os
+import runpy
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
+
+from hf_vit import data, sharing
+
+
+HOUSE = Path(__file__).parents[1]
+sys.path.insert(0, str(HOUSE / "recipes"))  # export.py takes it out again
+import export  # noqa: E402
+
+
+DIALECTS = {
+    "class token, learned": {},
+    "mean pool, sincos2d": dict(pooling="mean", use_class_token=False, position_embedding="sincos2d"),
+    "registers, layer scale, gated": dict(
+        num_register_tokens=4, layerscale_value=0.1, gated_mlp=True, hidden_act="silu", qk_norm=True
+    ),
+    "rotary": dict(position_embedding="rotary", num_register_tokens=2, pooling="mean"),
+    "no positions": dict(position_embedding="none", patch_size=(4, 2)),
+    "map pooling": dict(num_hidden_layers=2, pooling="map", use_class_token=False),
+    "tanh layer": dict(representation_size=24, num_channels=1),
+    "norm linear norm": dict(patch_projection="norm_linear_norm", num_register_tokens=1),
+}
+
+
+@pytest.fixture(scope="module")
+def exported(tiny_config, randomize, tmp_path_factory):
+    """exported(dialect) -> (model, folder with model.onnx and model.pt2); each is made once."""
+    from hf_vit import HFViTForImageClassification
+
+    made = {}
+
+    def make(dialect):
+        if dialect not in made:
+            torch.manual_seed(0)
+            model = randomize(
+                HFViTForImageClassification(tiny_config(**{"num_hidden_layers": 1, **DIALECTS[dialect]}))
+            )
+            model.requires_grad_(False)
+            folder = tmp_path_factory.mktemp("exported")
+            traced = export.trace(model)
+            torch.export.save(traced, folder / "model.pt2")
+            export.to_onnx(traced, model.config, folder / "model.onnx")
+            made[dialect] = model, folder
+        return made[dialect]
+
+    return make
+
+
+def command(*flags, cwd, env=None, fails=False):
+    """Run the command as a user would; what it printed."""
+    line = [sys.executable, "-W", "error::UserWarning", str(HOUSE / "recipes" / "export.py"), *map(str, flags)]
+    result = subprocess.run(line, capture_output=True, text=True, cwd=cwd, env={**os.environ, **(env or {})})
+    assert (result.returncode == 1) is fails, result.stdout + result.stderr
+    if fails:
+        assert result.stderr.startswith("error: ")
+        assert result.stderr.count("\n") == 1, result.stderr
+        assert result.stdout == ""
+    return result.stdout + result.stderr
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The files compute what the model computes
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_onnx_and_program_give_torchs_logits(exported, pixels, dialect, batch):
+    model, folder = exported(dialect)
+    images = [pixels(batch, channels=model.config.num_channels)]
+    assert export.difference(model, export.session(folder / "model.onnx"), images)["relative"] < 1e-5
+    assert export.difference(model, export.program(folder / "model.pt2"), images)["relative"] < 1e-5
+
+
+@pytest.mark.parametrize("dialect", ["rotary", "no positions"])
+@pytest.mark.parametrize("size", [(16, 24), (32, 12), (8, 8)])
+def test_without_a_table_of_positions_other_sizes_give_torchs_logits(exported, pixels, dialect, size):
+    model, folder = exported(dialect)
+    images = [pixels(2, *size)]
+    assert export.difference(model, export.session(folder / "model.onnx"), images)["relative"] < 1e-5
+    assert export.difference(model, export.program(folder / "model.pt2"), images)["relative"] < 1e-5
+
+
+def test_with_a_table_of_positions_another_size_is_refused(exported, pixels):
+    _, folder = exported("class token, learned")
+    with pytest.raises(InvalidArgument, match="pixel_values"):
+        export.session(folder / "model.onnx")(pixels(1, 16, 24))
+    with pytest.raises(AssertionError, match="pixel_values"):
+        export.program(folder / "model.pt2")(pixels(1, 16, 24))
+
+
+def test_what_fills_no_patch_is_cut_off_in_onnx_and_refused_in_the_program(exported, pixels):
+    _, folder = exported("no positions")
+    images = pixels(2, 18, 25)
+    inside = export.session(folder / "model.onnx")(images[:, :, :16, :24])
+    torch.testing.assert_close(export.session(folder / "model.onnx")(images), inside)
+    with pytest.raises(AssertionError, match="pixel_values"):
+        export.program(folder / "model.pt2")(images)
+
+
+def test_the_program_loads_with_torch_alone(exported, pixels, tmp_path):
+    model, folder = exported("registers, layer scale, gated")
+    images = pixels(5)
+    torch.save(images, tmp_path / "images.pt")
+    script = (
+        "import sys, torch\n"
+        f"logits = torch.export.load({str(folder / 'model.pt2')!r}).module()(torch.load('images.pt'))\n"
+        "torch.save(logits, 'logits.pt')\n"
+        "assert 'hf_vit' not in sys.modules and 'transformers' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], cwd=tmp_path, check=True)
+    torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), model(images).logits)
+
+
+def test_no_file_holds_a_path_of_this_machine(exported):
+    _, folder = exported("rotary")
+    with zipfile.ZipFile(folder / "model.pt2") as archive:
+        parts = [archive.read(name) for name in archive.namelist()]
+    assert not [part for part in [(folder / "model.onnx").read_bytes(), *parts] if str(HOUSE).encode() in part]
+
+
+def test_the_onnx_file_is_whole_and_says_what_may_change(exported):
+    _, folder = exported("rotary")
+    model = onnx.load(folder / "model.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", export.OPSET)]
+    assert [value.name for value in model.graph.input] == ["pixel_values"]
+    assert [value.name for value in model.graph.output] == ["logits"]
+    dimensions = [size.dim_param or size.dim_value for size in model.graph.input[0].type.tensor_type.shape.dim]
+    assert dimensions == ["batch", 3, "4*rows", "4*columns"]
+
+
+@pytest.mark.parametrize("dialect", ["class token, learned", "norm linear norm"])
+def test_every_product_with_a_weight_is_int8_and_the_answers_stay_near(exported, pixels, tmp_path, dialect):
+    model, folder = exported(dialect)
+    export.quantize(folder / "model.onnx", tmp_path / "small.onnx")
+    count = lambda file, kind: sum(node.op_type == kind for node in onnx.load(file).graph.node)
+    dense = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
+    assert count(tmp_path / "small.onnx", "MatMulInteger") == dense
+    images = pixels(4)
+    expected = model(images).logits
+    found = export.session(tmp_path / "small.onnx")(images)
+    assert 0 < (found - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+def test_weights_beyond_one_files_size_lie_beside_it(exported, pixels, tmp_path, monkeypatch):
+    model, _ = exported("class token, learned")
+    monkeypatch.setattr(export, "LARGEST_FILE", 0)
+    export.to_onnx(export.trace(model), model.config, tmp_path / "model.onnx")
+    export.quantize(tmp_path / "model.onnx", tmp_path / "small.onnx")
+    assert {file.name for file in tmp_path.iterdir()} == {"model.onnx", "model.onnx.data", "small.onnx"}
+    assert export.difference(model, export.session(tmp_path / "model.onnx"), [pixels(2)])["relative"] < 1e-5
+    assert export.session(tmp_path / "small.onnx")(pixels(2)).shape == (2, 3)
+
+
+def test_another_computation_is_refused(tiny_model, pixels):
+    model = tiny_model().requires_grad_(False)
+    with pytest.raises(ValueError, match=r"differ from torch's by 1\.0e-03"):
+        export.difference(model, lambda images: model(images).logits * 1.001, [pixels(2)])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The command
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of two steps on a part of train, a fifth of it scored."""
+    folder = tmp_path_factory.mktemp("runs")
+    rows = data.load("fashion-mnist-mini")["train"].select(range(0, 10_000, 40))
+    rows.to_parquet(folder / "some.parquet")
+    flags = [
+        "--dataset_name", "some.parquet", "--preset", "tiny-patch16-224", "--output_dir", "run", "--max_train_steps", "2",
+        "--config_overrides", "image_size=14,patch_size=7,hidden_size=32,num_hidden_layers=1,num_attention_heads=2,intermediate_size=32",
+        "--eval_fraction", "0.2", "--per_device_train_batch_size", "16", "--seed", "3", "--num_workers", "0",
+    ]  # fmt: skip
+    line = [sys.executable, "-W", "ignore", str(HOUSE / "recipes" / "train.py"), *flags]
+    subprocess.run(line, cwd=folder, check=True, capture_output=True)
+    return folder / "run"
+
+
+def test_a_run_is_exported_and_scored_on_the_images_that_it_scored(run):
+    printed = command("run", cwd=run.parent)
+    assert "warn" not in printed.lower()
+    output = run / "export"
+    told = json.loads((output / "export.json").read_text())
+    files = ("onnx/model.onnx", "onnx/model_quantized.onnx", "model.pt2")
+    assert {str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()} == {*files, "export.json"}
+    assert set(told["files"]) == set(files)
+    for name in files:
+        assert told["files"][name]["megabytes"] == pytest.approx((output / name).stat().st_size / 1e6, abs=1e-3)
+        assert name in printed
+    results = json.loads((run / "results.json").read_text())
+    assert results["data"]["scored"] == "part of train"
+    assert told["data"] == {
+        "name": "some.parquet", "config": None, "split": "part of train", "images": results["data"]["scored_images"],
+        "skipped_images": 0, "batch_size": export.BATCH,
+    }  # fmt: skip
+    assert told["files"]["onnx/model.onnx"]["accuracy"] == results["metrics"]["accuracy"]  # the very same images
+    assert told["files"]["onnx/model.onnx"]["interval"] == results["intervals"]["accuracy"]
+    low, high = told["files"]["onnx/model_quantized.onnx"]["interval"]
+    assert low <= told["files"]["onnx/model_quantized.onnx"]["accuracy"] <= high
+    for name in ("onnx/model.onnx", "model.pt2"):
+        assert told["files"][name]["difference"]["relative"] <= 1e-4
+    assert told["compared_on"]["shapes"] == [[1, 3, 14, 14], [3, 3, 14, 14]]
+    assert told["weights_sha256"] == hashlib.sha256((run / "model" / "model.safetensors").read_bytes()).hexdigest()
+    assert told["input"] == {"name": "pixel_values", "shape": ["batch", 3, 14, 14]}
+    assert {"onnx", "onnxruntime", "torch"} <= set(told["versions"])
+    assert told["hardware"] == sharing.circumstances("cpu", 1, "no")["hardware"]
+
+
+@pytest.fixture(scope="module")
+def native(tiny_fields, randomize, tmp_path_factory):
+    """A folder with a native ViT, and nothing of ours."""
+    folder = tmp_path_factory.mktemp("native") / "vit"
+    randomize(ViTForImageClassification(ViTConfig(**tiny_fields))).save_pretrained(folder)
+    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
+    return folder
+
+
+def test_an_earlier_export_is_replaced_as_a_whole_or_not_at_all(native, tmp_path, monkeypatch, pixels, capsys):
+    """And a native model without data gives no int8 file, which one line says."""
+    output = tmp_path / "out"
+    (output / "onnx").mkdir(parents=True)
+    for name in ("export.json", "onnx/model_quantized.onnx"):
+        (output / name).write_text("earlier")
+    monkeypatch.setattr(sys, "argv", ["export.py", str(native), "--output_dir", str(output)])
+    monkeypatch.setattr(export, "LARGEST_DIFFERENCE", -1.0)
+    with pytest.raises(ValueError, match="nothing is written"):
+        export.main()
+    files = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {"out/export.json": "earlier", "out/onnx/model_quantized.onnx": "earlier"}
+
+    monkeypatch.setattr(export, "LARGEST_DIFFERENCE", 1e-4)
+    capsys.readouterr()
+    export.main()
+    assert capsys.readouterr().out.count("no int8 file is written") == 1
+    told = json.loads((output / "export.json").read_text())
+    assert set(told["files"]) == {"onnx/model.onnx", "model.pt2"}
+    assert told["data"] is None
+    assert told["compared_on"]["images"] == "random"
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {"out/export.json", "out/onnx/model.onnx", "out/model.pt2"}
+    model, computed = ViTForImageClassification.from_pretrained(native), export.session(output / "onnx" / "model.onnx")
+    assert export.difference(model, computed, [pixels(2)])["relative"] < 1e-5
+
+
+def refusal(monkeypatch, tmp_path, *flags) -> str:
+    """The text with which the command exits (Python makes a 1 of that) where it cannot follow its flags; it leaves `tmp_path` as it is."""
+    monkeypatch.setattr(sys, "argv", ["export.py", *map(str, flags)])
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with pytest.raises(SystemExit, match=r"^error: .*; wanted ") as stopped:
+        runpy.run_path(str(HOUSE / "recipes" / "export.py"), run_name="__main__")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert "\n" not in stopped.value.code
+    return stopped.value.code
+
+
+def test_a_run_whose_data_changed_is_refused(run, tmp_path, monkeypatch):
+    data.load("fashion-mnist-mini")["train"].select(range(0, 10_000, 50)).to_parquet(tmp_path / "some.parquet")
+    monkeypatch.chdir(tmp_path)
+    said = refusal(monkeypatch, tmp_path, run, "--output_dir", "out")
+    assert "part of train" in said
+    assert "--dataset_name" in said
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path, monkeypatch):
+    assert "no such folder" in refusal(monkeypatch, tmp_path, tmp_path / "vit", "--output_dir", tmp_path / "out")
+
+
+def test_a_model_folder_needs_an_output_dir(native, tmp_path, monkeypatch):
+    assert "--output_dir" in refusal(monkeypatch, tmp_path, native)
+
+
+def test_a_folder_in_the_way_is_refused(native, tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    assert "thesis.txt" in refusal(monkeypatch, tmp_path, native, "--output_dir", tmp_path / "mine")
+    (tmp_path / "mine" / "export.json").write_text("{}")
+    assert "thesis.txt" in refusal(monkeypatch, tmp_path, native, "--output_dir", tmp_path / "mine")
+    assert "a file" in refusal(monkeypatch, tmp_path, native, "--output_dir", tmp_path / "mine" / "thesis.txt")
+
+
+def test_a_model_without_a_head_is_refused(native, tiny_config, tmp_path, monkeypatch):
+    from hf_vit import HFViTModel
+
+    HFViTModel(tiny_config()).save_pretrained(tmp_path / "tower")
+    assert "no classifier" in refusal(monkeypatch, tmp_path, tmp_path / "tower", "--output_dir", tmp_path / "out")
+
+
+def test_a_missing_package_is_one_line(native, tmp_path):
+    blocker = tmp_path / "blocker"
+    blocker.mkdir()
+    (blocker / "onnxscript.py").write_text(
+        "raise ModuleNotFoundError('No module named onnxscript', name='onnxscript')"
+    )
+    said = command(
+        native, "--output_dir", tmp_path / "out", cwd=tmp_path, env={"PYTHONPATH": str(blocker)}, fails=True
+    )
+    assert "onnxscript" in said
+    assert 'pip install -e ".[export]"' in said
+    assert [path.name for path in tmp_path.iterdir()] == ["blocker"]
