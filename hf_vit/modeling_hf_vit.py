@@ -915,7 +915,7 @@ def with_rules(model, state_dict, checkpoint_files, load_config):
             raise ValueError(f"{file} is no checkpoint: wanted a dict of tensors as torch.save writes it") from error
     held = sum(tensor.numel() for _, tensor in tensors)
     wanted = sum(tensor.numel() for name, tensor in model.named_parameters() if not name.startswith("classifier."))
-    if wanted > 2 * held + 2**24:  # memory for what is missing would be taken before anybody could say so
+    if wanted > 4 * held + 2**24:  # memory for what is missing would be taken before anybody could say so
         raise ValueError(
             f"the config of {origin.source} describes a model of {wanted:,} numbers, its files hold {held:,}: they do not belong "
             "together"

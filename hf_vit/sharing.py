@@ -298,18 +298,24 @@ def merge_cards(ours: str, theirs: str, license: str | None = None) -> str:
 # The folder to push
 
 
+def read_for_others(file: Path) -> str:
+    """A text file of a run, with ~ for the home directory, which may hold the name of a person."""
+    text = file.read_text(encoding="utf-8")
+    return text.replace(str(Path.home()), "~") if len(Path.home().parts) > 1 else text
+
+
 def read_run(run: Path) -> tuple[dict, str]:
-    """results.json and config.yaml of a run.
+    """results.json and config.yaml of a run, as `read_for_others` gives them.
 
     Raises:
         ValueError: if the run is not there or not finished.
     """
-    missing = [name for name in ("results.json", "config.yaml", "model/config.json") if not (run / name).is_file()]
+    missing = [name for name in (*EVIDENCE, "model/config.json") if not (run / name).is_file()]
     if missing:
         raise ValueError(
             f"{run} holds no {' and no '.join(missing)}: wanted the folder of a finished run, as recipes/train.py leaves it"
         )
-    return json.loads((run / "results.json").read_text()), (run / "config.yaml").read_text()
+    return json.loads(read_for_others(run / "results.json")), read_for_others(run / "config.yaml")
 
 
 def load_whole(folder: Path):
@@ -332,24 +338,21 @@ def choose_layout(model, asked: str | None = None) -> tuple[object, str]:
     Raises:
         ValueError: if "native" was asked for and no native architecture expresses the model.
     """
-    if asked == "code":
-        return model, (
-            "The code of the model lies beside its weights, as was asked for; loading it takes `trust_remote_code=True`, or "
-            "the package: after `import hf_vit` it loads without."
-        )
-    try:
-        native = model.to_transformers().eval()
-    except ValueError as error:
-        reason = str(error).partition(";")[0]
-        if asked == "native":
-            raise ValueError(f"--layout native: {error}; --layout code publishes it") from error
-        return model, (
-            f"The code of the model lies beside its weights, because {reason}; loading it takes `trust_remote_code=True`, or "
-            "the package: after `import hf_vit` it loads without."
-        )
-    return native, (
-        f"It is stored as the native `{native.config.model_type}` of transformers, which computes the same: no code comes "
-        "with it, and no `trust_remote_code` is needed."
+    why = "as was asked for"
+    if asked != "code":
+        try:
+            native = model.to_transformers().eval()
+            return native, (
+                f"It is stored as the native `{native.config.model_type}` of transformers, which computes the same: no code "
+                "comes with it, and no `trust_remote_code` is needed."
+            )
+        except ValueError as error:
+            if asked == "native":
+                raise ValueError(f"--layout native: {error}; --layout code publishes it") from error
+            why = f"because {error}".partition(" (the closest")[0]
+    return model, (
+        f"The code of the model lies beside its weights, {why}; loading it takes `trust_remote_code=True`, or the package: "
+        "after `import hf_vit` it loads without."
     )
 
 
@@ -390,39 +393,40 @@ def assemble(
             fields["auto_map"][auto] = f"modeling_hf_vit.{ours}"
         file.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
     shutil.copy(run / "model" / "preprocessor_config.json", folder)
+    (folder / "training").mkdir()
     for name in EVIDENCE:
-        (folder / "training").mkdir(exist_ok=True)
-        shutil.copy(run / name, folder / "training")
+        (folder / "training" / name).write_text(read_for_others(run / name), encoding="utf-8")
     if (run / "model" / "figures").is_dir():
         hidden = shutil.ignore_patterns(*([] if with_images else ["predictions.png"]))
         shutil.copytree(run / "model" / "figures", folder / "figures", ignore=hidden)
 
     if with_images:
-        pixel_values, logits = _samples(run, model)
+        pixel_values, logits = _samples(run)
         if (run / "model" / "example.png").is_file():
             shutil.copy(run / "model" / "example.png", folder)
-        given = model(pixel_values).logits
         exact = results["mixed_precision"] == "no"
-        _compare(given, logits, 1e-3 if exact else 0.1, f"{run / 'model'} does not give the logits of its run")
+        what = f"the logits of {run / 'model'} are not those of its run"
+        _compare(model(pixel_values).logits, logits, 1e-3 if exact else 0.1, what)
     else:
         generator = torch.Generator().manual_seed(0)
         size = (NUM_PROBES, _channels(run / "model"), *results["image_size"])
         pixel_values = torch.randn(size, generator=generator)
     pixel_values = pixel_values[:NUM_PROBES].contiguous()
     weights = {WEIGHTS: checksum(folder / WEIGHTS)}
-    save_file({"pixel_values": pixel_values, "logits": model(pixel_values).logits}, folder / PROBES, metadata=weights)
+    logits = model(pixel_values).logits
+    save_file({"pixel_values": pixel_values, "logits": logits}, folder / PROBES, metadata=weights)
     verify(folder)
     write_card(
         folder, template, results, config, repo=repo, layout=reason, trusted=not is_native, license=license,
-        export=_exported(run, folder), answer=in_words(model(pixel_values[:1]).logits[0], results["data"]["labels"]),
+        export=_exported(run, folder), answer=in_words(logits[0], results["data"]["labels"]),
     )  # fmt: skip
     return reason
 
 
-def _samples(run: Path, model) -> tuple[torch.Tensor, torch.Tensor]:
+def _samples(run: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """The run's sample images as the model takes them (n, C, H, W), and the logits that the run gave them (n, L)."""
     if not (run / SAMPLES).is_file():
-        raise ValueError(f"{run} holds no {SAMPLES}: pass --without_images true, or train it again with this version")
+        raise ValueError(f"{run} holds no {SAMPLES}: pass --without_images, or train it again with this version")
     samples = load_file(run / SAMPLES)
     processor = AutoImageProcessor.from_pretrained(run / "model")
     shape = (1, -1, 1, 1)
@@ -484,7 +488,7 @@ def verify(source: str | Path, revision: str | None = None) -> float:
         )
     probes = load_file(folder / PROBES)
     logits = _load(folder)(probes["pixel_values"]).logits
-    return _compare(logits, probes["logits"], 1e-5, f"{source} does not give the logits that were saved with it")
+    return _compare(logits, probes["logits"], 1e-5, f"the logits of {source} are not those that were saved with it")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

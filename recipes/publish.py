@@ -121,6 +121,8 @@ def main(args: argparse.Namespace):
         raise ValueError(
             f"--repo {args.repo}: wanted USER/NAME, with your name or that of an organisation before the slash"
         )
+    if args.push and constants.HF_HUB_OFFLINE:
+        raise ValueError("HF_HUB_OFFLINE is set: unset it to push")
     if args.push and get_token() is None:
         raise ValueError("there is no token: log in with `hf auth login`, or set HF_TOKEN to one that may write")
     if args.output_dir is not None and args.output_dir.exists():

@@ -9,22 +9,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hub import Hub
 from PIL import Image
 from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTImageProcessorPil, ViTModel
 
-from hf_vit import HFViTForImageClassification, data
+from hf_vit import data
 
 
 HOUSE = Path(__file__).parents[1]
 README = (HOUSE / "README.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 PAGES = [README, (HOUSE / "recipes" / "README.md").read_text()]
-RUNS = ("accelerate launch --quiet recipes/", "python recipes/classify.py")
+RUNS = ("accelerate launch --quiet recipes/", "python recipes/")
 COMMANDS = [[line.strip() for line in page.splitlines() if line.strip().startswith(RUNS)] for page in PAGES]
+TINY = "image_size=28,patch_size=7,hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=32,position_embedding=sincos2d"
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory, tiny_fields, tiny_config):
+def desk(tmp_path_factory, tiny_fields):
     """A folder in which the README's relative paths and repository ids exist: small things under the real names."""
     desk = tmp_path_factory.mktemp("desk")
     (desk / "recipes").symlink_to(HOUSE / "recipes")
@@ -34,10 +36,9 @@ def desk(tmp_path_factory, tiny_fields, tiny_config):
     processor.save_pretrained(google)
     dinov2 = Dinov2Config(image_size=518, patch_size=14, hidden_size=384, num_hidden_layers=12, num_attention_heads=6)
     Dinov2Model(dinov2).save_pretrained(desk / "facebook" / "dinov2-small")
-    demo = desk / "runs" / "demo" / "model"
-    names = dict(enumerate(data.load("fashion-mnist-mini")["test"].features["label"].names))
-    HFViTForImageClassification(tiny_config(num_labels=10, id2label=names)).save_pretrained(demo)
-    processor.save_pretrained(demo)
+    tiny = ["--config_overrides", TINY, "--max_train_steps", "2", "--train_fraction", "0.05"]
+    train = ["recipes/train.py", "--config", "recipes/configs/demo.yaml", *tiny]
+    subprocess.run([sys.executable, "-W", "ignore", *train], cwd=desk, capture_output=True, check=True)
     rng = np.random.default_rng(0)
     for label in ("cat", "dog"):
         (desk / "photos" / label).mkdir(parents=True)
@@ -49,6 +50,12 @@ def desk(tmp_path_factory, tiny_fields, tiny_config):
     return desk
 
 
+@pytest.fixture(scope="module")
+def hub():
+    with Hub() as hub:
+        yield hub
+
+
 @pytest.mark.parametrize("block", PYTHON, ids=range(len(PYTHON)))
 def test_python_blocks_run(block, desk, monkeypatch, capsys):
     monkeypatch.chdir(desk)
@@ -57,11 +64,21 @@ def test_python_blocks_run(block, desk, monkeypatch, capsys):
         assert capsys.readouterr().out.strip() in data.load("fashion-mnist-mini")["test"].features["label"].names
 
 
-@pytest.mark.parametrize(("commands", "count"), list(zip(COMMANDS, (3, 5), strict=True)), ids=["README", "recipes"])
-def test_commands_run_in_their_order(commands, count, desk):
+@pytest.mark.parametrize(("commands", "count"), list(zip(COMMANDS, (7, 5), strict=True)), ids=["README", "recipes"])
+def test_commands_run_in_their_order(commands, count, desk, hub, tmp_path):
     assert len(commands) == count
     for command in commands:
-        script, *flags = shlex.split(command)[3 if command.startswith("accelerate") else 1 :]
+        script, *flags = shlex.split(command.replace("USER/", "alice/"))[
+            3 if command.startswith("accelerate") else 1 :
+        ]
+        environment = dict(os.environ)
+        if "publish.py" in script:
+            environment |= {
+                "HF_ENDPOINT": hub.url,
+                "HF_TOKEN": hub.token,
+                "HF_HUB_OFFLINE": "0",
+                "HF_HOME": str(tmp_path),
+            }
         if "train.py" in script:
             flags += ["--max_train_steps", "1", "--per_device_train_batch_size", "4"]
         result = subprocess.run(
@@ -69,6 +86,6 @@ def test_commands_run_in_their_order(commands, count, desk):
             cwd=desk,
             capture_output=True,
             text=True,
-            env=dict(os.environ),
+            env=environment,
         )
         assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
