@@ -33,6 +33,7 @@ from huggingface_hub import (
     snapshot_download,
 )
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.utils import hf_raise_for_status
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, AutoModelForImageClassification
@@ -244,7 +245,8 @@ def split_card(text: str) -> tuple[dict, str]:
     Raises:
         ValueError: if the metadata are not YAML, or no mapping.
     """
-    found = re.match(r"\s*---[ \t]*\r?\n(.*?)^---[ \t]*$", text, re.DOTALL | re.MULTILINE)
+    text = text.removeprefix("\ufeff")
+    found = re.match(r"\s*---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", text, re.DOTALL | re.MULTILINE)
     try:
         metadata = {} if found is None else yaml.safe_load(found.group(1)) or {}
     except yaml.YAMLError as error:
@@ -273,7 +275,8 @@ def merge_cards(ours: str, theirs: str, license: str | None = None) -> str:
         ValueError: if the metadata that are there cannot be read.
     """
     (new, part), (old, text) = split_card(ours), split_card(theirs)
-    by_hand = BEGIN not in text or END not in text
+    before, _, rest = text.partition(BEGIN)
+    by_hand = END not in rest
     merged = {**new, **old} if by_hand else {**old, **new}
     as_list = lambda value: value if isinstance(value, list) else [] if value is None else [value]
     merged["tags"] = list(dict.fromkeys([*as_list(old.get("tags")), *new["tags"]]))
@@ -289,7 +292,6 @@ def merge_cards(ours: str, theirs: str, license: str | None = None) -> str:
     if by_hand:
         text = f"{text.strip()}\n\n{part.strip()}"
     else:
-        before, _, rest = text.partition(BEGIN)
         text = before + part.strip() + rest.partition(END)[2]
     return f"---\n{yaml.safe_dump(merged, sort_keys=False, allow_unicode=True)}---\n\n{text.strip()}\n"
 
@@ -477,8 +479,10 @@ def verify(source: str | Path, revision: str | None = None) -> float:
     if not folder.is_dir():
         wanted = ["*.json", WEIGHTS, PROBES]
         folder = Path(snapshot_download(str(source), revision=revision, allow_patterns=wanted))
-    if not (folder / PROBES).is_file():
-        raise ValueError(f"{source} has no {PROBES}: it was not pushed by recipes/publish.py, nothing can be verified")
+    if missing := [name for name in (PROBES, WEIGHTS) if not (folder / name).is_file()]:
+        raise ValueError(
+            f"{source} has no {' and no '.join(missing)}: it is not whole, or was not pushed by recipes/publish.py"
+        )
     with safe_open(folder / PROBES, "pt") as opened:
         noted = opened.metadata() or {}
     if (found := checksum(folder / WEIGHTS)) != noted.get(WEIGHTS):
@@ -496,10 +500,27 @@ def verify(source: str | Path, revision: str | None = None) -> float:
 
 
 def set_timeout(seconds: float):
-    """Have huggingface_hub give up a request whose other end is silent for so long; by itself it waits for ever."""
+    """Have huggingface_hub give up a request whose other end is silent for so long, or asks to wait longer than `LONGEST_WAIT`.
+
+    By itself it waits for ever on most requests, and sleeps as long as a Retry-After says.
+    """
     usual = get_session()
-    make = lambda: type(usual)(event_hooks=usual.event_hooks, follow_redirects=True, timeout=seconds)
-    set_client_factory(make)
+
+    def limit(request):  # the library asks for other limits, or none, request by request
+        request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), seconds)
+
+    def refuse(response):
+        if response.status_code == 429 and (_retry_after(response) or 0) > LONGEST_WAIT:
+            response.read()
+            hf_raise_for_status(response)
+
+    hooks = {"request": [*usual.event_hooks["request"], limit], "response": [*usual.event_hooks["response"], refuse]}
+    set_client_factory(lambda: type(usual)(event_hooks=hooks, follow_redirects=True, timeout=seconds))
+
+
+def _retry_after(response) -> float | None:
+    asked = response.headers.get("Retry-After", "")
+    return float(asked) if asked.isdigit() else None
 
 
 def inspect_repo(repo: str, revision: str | None = None) -> tuple[object, str]:
@@ -509,7 +530,10 @@ def inspect_repo(repo: str, revision: str | None = None) -> tuple[object, str]:
         return info, ""
     with tempfile.TemporaryDirectory() as cache:
         file = hf_hub_download(repo, "README.md", revision=info.sha or revision, cache_dir=cache)
-        return info, Path(file).read_text(encoding="utf-8")
+        try:
+            return info, Path(file).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"the README.md of {repo} is no UTF-8 text ({error}): mend it first") from error
 
 
 def push(
@@ -531,48 +555,85 @@ def push(
         OSError: if the Hub refuses, cannot be reached, or gives back something else than was sent; one line, with what to do.
     """
     card = (folder / "README.md").read_text(encoding="utf-8")
-    began, stage = time.monotonic(), "reading"
+    files, stage = [], "reading"
+
+    def act():
+        nonlocal files, stage
+        stage = "reading"
+        HfApi().create_repo(repo, private=not public, exist_ok=True)
+        if revision is not None:
+            HfApi().create_branch(repo, branch=revision, exist_ok=True)
+        info, there = inspect_repo(repo, revision)
+        (folder / "README.md").write_text(merge_cards(card, there, license), encoding="utf-8")
+        files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        there = [file.rfilename for file in info.siblings or ()]
+        gone = [name for name in there if re.fullmatch(OURS, name) and name not in files]
+        stage = "committing"
+        return HfApi().create_commit(
+            repo,
+            [
+                *(CommitOperationAdd(name, folder / name) for name in files),
+                *(CommitOperationDelete(name, is_folder=False) for name in gone),
+            ],
+            commit_message=f"Vision Transformer, pushed by hf_vit {version('hf_vit')}",
+            revision=revision,
+            create_pr=create_pr,
+            parent_commit=info.sha,
+        )
+
+    def arrived(error):  # perhaps: a second pull request would be one too many
+        return create_pr and stage == "committing" and _status(error) is None
+
+    commit = _patiently(act, lambda error, times: explain(error, repo, folder, times), say, give_up=arrived)
+    where = f"{repo} at commit {commit.oid[:12]}"
+    for _ in range(2):
+        wrong = _patiently(
+            lambda: _read_back(folder, repo, commit.oid, files),
+            lambda error, times: (
+                f"{where} was pushed but could not be read back ({_what(error)}), {times} times: check it "
+                f"with --verify {repo}"
+            ),
+            say,
+        )
+        if not wrong:
+            return commit
+    raise OSError(
+        f"{where} gives back other bytes than were sent ({', '.join(wrong)}), twice: do not use it; push it again, and check "
+        f"it with --verify {repo}"
+    )
+
+
+def _read_back(folder: Path, repo: str, revision: str, files: list[str]) -> list[str]:
+    """Download what was pushed; returns the files that differ from those in `folder`."""
+    with tempfile.TemporaryDirectory() as cache:
+        back = Path(snapshot_download(repo, revision=revision, cache_dir=cache, max_workers=2))
+        wrong = [
+            name for name in files if not (back / name).is_file() or checksum(back / name) != checksum(folder / name)
+        ]
+        if not wrong:
+            verify(back)
+        return wrong
+
+
+def _patiently(act, explain, say, give_up=lambda error: False):
+    """What `act()` gives, which is tried again where it fails in passing.
+
+    Args:
+        explain: (error, number of times) -> the sentence of the OSError that is raised in the end.
+        give_up: whether an error must not be tried again, although it passes.
+    """
+    began = time.monotonic()
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            stage = "creating"
-            HfApi().create_repo(repo, private=not public, exist_ok=True)
-            if revision is not None and not create_pr:
-                HfApi().create_branch(repo, branch=revision, exist_ok=True)
-            info, there = inspect_repo(repo, revision)
-            stage = "committing"
-            (folder / "README.md").write_text(merge_cards(card, there, license), encoding="utf-8")
-            files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-            gone = [
-                file.rfilename
-                for file in info.siblings or ()
-                if re.fullmatch(OURS, file.rfilename) and file.rfilename not in files
-            ]
-            commit = HfApi().create_commit(
-                repo,
-                [
-                    *(CommitOperationAdd(name, folder / name) for name in files),
-                    *(CommitOperationDelete(name, is_folder=False) for name in gone),
-                ],
-                commit_message=f"Vision Transformer, pushed by hf_vit {version('hf_vit')}",
-                revision=revision,
-                create_pr=create_pr,
-                parent_commit=info.sha,
-            )
-            break
-        except Exception as error:
+            return act()
+        except (NETWORK_ERROR, OSError, json.JSONDecodeError, KeyError, RuntimeError) as error:
             cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ is not None else error
-            if isinstance(cause, ValueError) and not isinstance(cause, (HfHubHTTPError, json.JSONDecodeError)):
-                raise  # what the Hub, or we, have against the card or a name
-            if not isinstance(cause, (NETWORK_ERROR, OSError, json.JSONDecodeError, RuntimeError)):
-                raise
             wait = _wait(cause, attempt)
-            lost = not isinstance(cause, HfHubHTTPError) and create_pr and stage == "committing"  # may have arrived
-            if wait is None or lost or attempt == ATTEMPTS or time.monotonic() - began > LONGEST_WAIT:
-                raise OSError(explain(cause, repo, folder, attempt)) from error
+            tired = attempt == ATTEMPTS or time.monotonic() - began > LONGEST_WAIT
+            if wait is None or tired or give_up(cause):
+                raise OSError(explain(cause, attempt)) from error
             say(f"{_what(cause)}: trying again in {wait:g} s ({attempt} of {ATTEMPTS})")
             time.sleep(wait)
-    _read_back(folder, repo, commit, files)
-    return commit
 
 
 def _status(error) -> int | None:
@@ -594,8 +655,8 @@ def _wait(error, attempt: int) -> float | None:
     passing = (NETWORK_ERROR, ConnectionError, TimeoutError, LocalEntryNotFoundError)  # the last: tried again, in vain
     if isinstance(error, OSError) and not isinstance(error, passing):
         return None  # of this machine
-    asked = error.response.headers.get("Retry-After", "") if status is not None else ""
-    wait = float(asked) if asked.isdigit() else 2.0 ** (attempt - 1)
+    asked = None if status is None else _retry_after(error.response)
+    wait = 2.0 ** (attempt - 1) if asked is None else asked
     return wait if wait <= LONGEST_WAIT else None
 
 
@@ -634,31 +695,6 @@ def explain(error, repo: str, folder: Path, attempts: int) -> str:
         return f"{hub} gave no answer in time, {attempts} times: look at the connection, or allow more by --timeout; {again}"
     if status is None and isinstance(error, (NETWORK_ERROR, ConnectionError)):
         return f"{hub} cannot be reached, or broke off ({_what(error)}), {attempts} times: look at the connection and at HF_ENDPOINT; {again}"
-    return f"{repo} was not pushed: {_what(error)}; {again}"
-
-
-def _read_back(folder: Path, repo: str, commit, files: list[str]):
-    """Download what was pushed and hold it against what was sent, byte for byte and logit for logit."""
-    where = f"{repo} at commit {commit.oid[:12]}"
-    for attempt in (1, 2):
-        with tempfile.TemporaryDirectory() as cache:
-            try:
-                back = Path(snapshot_download(repo, revision=commit.oid, cache_dir=cache, max_workers=2))
-            except (OSError, NETWORK_ERROR) as error:
-                if attempt == 1:
-                    continue
-                raise OSError(
-                    f"{where} was pushed but could not be read back ({_what(error)}): check it with --verify {repo}"
-                ) from error
-            wrong = [
-                name
-                for name in files
-                if not (back / name).is_file() or checksum(back / name) != checksum(folder / name)
-            ]
-            if not wrong:
-                verify(back)
-                return
-    raise OSError(
-        f"{where} gives back other bytes than were sent ({', '.join(wrong)}), twice: do not use it; push it again, and check "
-        f"with --verify {repo}"
-    )
+    if isinstance(error, (json.JSONDecodeError, KeyError)):
+        return f"{hub} does not answer as a Hub does: look at HF_ENDPOINT; {kept}"
+    return f"{repo} was not pushed: {_what(error)}; {kept}"

@@ -100,7 +100,7 @@ def destination(args, folder: Path) -> str:
         return f"not there yet, or not shown to this token: it will be {'public' if args.public else 'private'}"
     except RevisionNotFoundError:
         return "a branch that is not there yet"
-    except (OSError, sharing.NETWORK_ERROR) as error:
+    except (OSError, ValueError, sharing.NETWORK_ERROR) as error:
         return f"perhaps there already: the Hub could not be asked ({' '.join(str(error).split())[:120]})"
     card = (folder / "README.md").read_text(encoding="utf-8")
     (folder / "README.md").write_text(sharing.merge_cards(card, there, args.license), encoding="utf-8")

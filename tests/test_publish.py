@@ -1,0 +1,890 @@
+"""Claims about recipes/publish.py: what is pushed to a Hub on loopback, what loads from there, and what faults come to."""
+
+import hashlib
+import http.server
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hub import Hub, check_card
+from huggingface_hub import constants, set_client_factory
+from huggingface_hub.utils import _http
+from packaging.requirements import Requirement
+from safetensors.torch import load_file, save_file
+from transformers import AutoImageProcessor
+
+from hf_vit import HFViTConfig, HFViTForImageClassification, sharing
+
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Warnings while validating metadata"),  # the Hub's advice to name a licence
+    pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning"),  # huggingface_hub 2.4 to httpx2
+]
+HOUSE = Path(__file__).parents[1]
+sys.path.insert(0, str(HOUSE / "recipes"))  # publish.py takes it out again
+import publish  # noqa: E402
+
+
+TINY = (
+    "image_size=28,patch_size=7,hidden_size=32,num_hidden_layers=2,num_attention_heads=4,intermediate_size=64,"
+    "position_embedding=sincos2d,pooling=mean,use_class_token=false"
+)
+TOKEN, FOR_EVER = "hf_loopback_token", 1_000_000
+CODE = ["configuration_hf_vit.py", "modeling_hf_vit.py"]
+
+
+def command(*flags, cwd, **environment):
+    """Run recipes/publish.py as a user would."""
+    line = [sys.executable, str(HOUSE / "recipes" / "publish.py"), *map(str, flags)]
+    return subprocess.run(
+        line, capture_output=True, text=True, cwd=cwd, timeout=120, env={**os.environ, **environment}
+    )
+
+
+def at(hub, home, token=TOKEN):
+    """The environment of a process whose Hub this is."""
+    return dict(
+        HF_ENDPOINT=hub.url, HF_TOKEN=token, HF_HOME=str(home), HF_HUB_DISABLE_XET="1", HF_HUB_OFFLINE="0", TRANSFORMERS_OFFLINE="0"
+    )  # fmt: skip
+
+
+@contextmanager
+def talking_to(url, home):
+    """The Hub client of this process talks to `url`, as in the command; what it would wait is written down, not waited."""
+    waits = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "ENDPOINT", url)
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+        patch.setattr(constants, "HF_HUB_OFFLINE", False)
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        patch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+        for name in ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):  # put back what set_timeout may set
+            patch.setattr(constants, name, getattr(constants, name))
+        patch.setenv("HF_TOKEN", TOKEN)
+        patch.setattr(time, "sleep", waits.append)
+        set_client_factory(_http.default_client_factory)
+        sharing.set_timeout(60)
+        yield waits
+    set_client_factory(_http.default_client_factory)
+
+
+def content(folder):
+    """Every file below a folder, by name."""
+    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@contextmanager
+def one_line(error, match):
+    """What is done here raises this error, whose sentence is one line, without traceback and token."""
+    with pytest.raises(error, match=match) as caught:
+        yield caught
+    assert not re.search(f"\n|Traceback|{TOKEN}", str(caught.value))
+
+
+def refused(folder, repo="alice/model", **options):
+    """What a push that fails says."""
+    with one_line(OSError, "nothing on this disk has changed") as error:
+        sharing.push(folder, repo, say=lambda _: None, **options)
+    return str(error.value)
+
+
+def with_model(run, folder, fill, **overrides):
+    """A copy of a run with another model."""
+    shutil.copytree(run, folder, ignore=shutil.ignore_patterns("checkpoints"))
+    model = fill(HFViTForImageClassification(HFViTConfig.from_pretrained(run / "model", **overrides)))
+    model.save_pretrained(folder / "model")
+    samples = load_file(folder / "samples.safetensors")
+    inputs = AutoImageProcessor.from_pretrained(folder / "model")(list(samples["images"]), return_tensors="pt")
+    with torch.no_grad():
+        samples["logits"] = model(**inputs).logits
+    save_file(samples, folder / "samples.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory, randomize):
+    """native: of recipes/train.py; code: with a model that no native architecture expresses; large: 4 MB of weights."""
+    home = tmp_path_factory.mktemp("runs")
+    train, demo = HOUSE / "recipes" / "train.py", HOUSE / "recipes" / "configs" / "demo.yaml"
+    flags = ["--output_dir", "native", "--max_train_steps=3", "--train_fraction=0.05", "--config_overrides", TINY]
+    line = [sys.executable, "-W", "ignore", train, "--config", demo, *flags]
+    subprocess.run(line, cwd=home, check=True, capture_output=True, timeout=200)
+    shutil.rmtree(home / "native" / "checkpoints")
+    torch.manual_seed(0)
+    with_model(home / "native", home / "code", randomize, qk_norm=True)
+    with_model(home / "native", home / "large", randomize, hidden_size=256, intermediate_size=512)
+    return {name: home / name for name in ("native", "code", "large")}
+
+
+@pytest.fixture(scope="session")
+def assembled(runs, tmp_path_factory):
+    """assembled(name) -> the folder to push of that run."""
+    home = tmp_path_factory.mktemp("assembled")
+
+    def make(name):
+        if not (home / name).exists():
+            sharing.assemble(runs[name], home / name, publish.TEMPLATE, "alice/model")
+        return home / name
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def the_run_folders_stay_as_they_are(runs):
+    before = {name: content(folder) for name, folder in runs.items()}
+    yield
+    assert {name: content(folder) for name, folder in runs.items()} == before
+
+
+@pytest.fixture
+def folder(assembled, tmp_path):
+    return shutil.copytree(assembled("native"), tmp_path / "repository")
+
+
+@pytest.fixture
+def large(assembled, tmp_path):
+    return shutil.copytree(assembled("large"), tmp_path / "repository")
+
+
+@pytest.fixture
+def hub(tmp_path):
+    with Hub() as hub, talking_to(hub.url, tmp_path / "home") as hub.waits:
+        yield hub
+
+
+def recipe(*flags):
+    """The command in this process; its errors are raised."""
+    publish.main(publish.parse([*map(str, flags)]))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is shown, and what is pushed
+
+
+def test_without_push_all_is_shown_and_nothing_sent(runs, assembled, tmp_path):
+    with Hub() as hub:
+        done = command(runs["native"], "--repo", "alice/model", cwd=tmp_path, **at(hub, tmp_path / "home"))
+        assert done.returncode == 0, done.stderr
+        assert hub.repos == {}
+        assert hub.requests
+        assert {method for method, _ in hub.requests} <= {"GET", "HEAD"}
+    files = content(assembled("native"))
+    assert "modeling_hf_vit.py" not in files
+    for name, data in files.items():
+        assert re.search(rf"^ *{len(data):,}  {re.escape(name)}$", done.stdout, re.MULTILINE), name
+    assert f"To: {hub.url}/alice/model, branch main, in one commit" in done.stdout
+    assert "which is not there yet" in done.stdout
+    assert "it will be private" in done.stdout
+    assert "model-index:" in done.stdout
+    assert "stored as the native `ijepa` of transformers" in done.stdout
+    assert "Nothing was sent; --push sends it." in done.stdout
+
+
+def test_without_push_a_repository_that_is_there_is_shown_with_its_text(runs, hub, capsys):
+    hub.put("alice/model", {"README.md": b"---\nlicense: mit\n---\nMy own words.\n"})
+    recipe(runs["code"], "--repo", "alice/model", "--create_pr")
+    shown = capsys.readouterr().out
+    assert "My own words." in shown
+    assert "license: mit" in shown
+    assert "a new pull request, in one commit\nwhich is there, PUBLIC, and stays so" in shown
+    assert "beside its weights, because" in shown
+    assert {method for method, _ in hub.requests} <= {"GET", "HEAD"}
+
+
+def test_without_push_a_hub_that_fails_hides_nothing(runs, hub, capsys):
+    """the Hub fails while a push is only shown | all is shown, and that the Hub could not be asked"""
+    hub.fault("GET", "/api/models/", status=500, times=FOR_EVER)
+    recipe(runs["native"], "--repo", "alice/model")
+    shown = capsys.readouterr().out
+    assert "perhaps there already: the Hub could not be asked" in shown
+    assert "Nothing was sent; --push sends it." in shown
+
+
+@pytest.fixture(scope="module")
+def published(runs, tmp_path_factory):
+    """A Hub with alice/native and alice/code, the first pushed by the real command; what that printed, and its HF_HOME."""
+    home = tmp_path_factory.mktemp("home")
+    with Hub() as hub:
+        flags = ["--repo", "alice/native", "--push", "--license", "apache-2.0"]
+        hub.done, hub.home = command(runs["native"], *flags, cwd=home, **at(hub, home)), home
+        with talking_to(hub.url, home):
+            recipe(runs["code"], "--repo", "alice/code", "--push")
+        yield hub
+
+
+def test_a_push_is_one_commit_to_a_new_private_repository(published, assembled):
+    assert published.done.returncode == 0, published.done.stderr
+    assert published.done.stderr == ""
+    assert f"{published.url}/alice/native; read back, it has the same bytes" in published.done.stdout
+    assert published.repos["alice/native"].private
+    assert len(published.history("alice/native")) == 2  # the first makes the repository
+    files = published.files("alice/native")
+    assert {*files} - {".gitattributes"} == {*content(assembled("native"))}
+    sent = {upload.sha256 for upload in published.uploaded}
+    for name in ("model.safetensors", "probes.safetensors"):
+        assert hashlib.sha256(files[name]).hexdigest() in sent
+
+
+def test_the_token_is_written_nowhere(published, runs):
+    said = published.done.stdout + published.done.stderr
+    places = [said.encode(), *content(published.home).values(), *content(runs["native"]).values()]
+    places += [*published.files("alice/native").values(), *published.files("alice/code").values()]
+    assert not [place for place in places if TOKEN.encode() in place]
+
+
+def test_public_is_public(folder, hub):
+    sharing.push(folder, "alice/model", public=True)
+    assert not hub.repos["alice/model"].private
+
+
+def test_a_branch_is_made_and_used_and_main_left_alone(folder, hub):
+    first = hub.put("alice/model", {"notes.txt": b"mine"})
+    for _ in range(2):  # made, then found
+        sharing.push(folder, "alice/model", revision="better")
+        assert hub.history("alice/model") == [first]
+        assert len(hub.history("alice/model", "better")) == 2
+    assert {*content(folder)} < {*hub.files("alice/model", "better")}
+
+
+@pytest.mark.parametrize("repo", ["alice/model", "bob/model"])
+def test_a_pull_request_leaves_main_alone_and_its_link_is_printed(repo, runs, hub, capsys, tmp_path):
+    first = hub.put(repo, {"notes.txt": b"mine"})
+    kept = tmp_path / "kept"
+    recipe(runs["native"], "--repo", repo, "--push", "--create_pr", "--output_dir", kept)
+    assert hub.history(repo) == [first]
+    assert f"to {hub.url}/{repo}/discussions/1;" in capsys.readouterr().out
+    files = hub.files(repo, "refs/pr/1")
+    assert files == {**content(kept), "notes.txt": b"mine"}
+
+
+def test_output_dir_must_be_new(runs, hub, tmp_path):
+    (tmp_path / "kept").mkdir()
+    with one_line(ValueError, "name a new folder"):
+        recipe(runs["native"], "--repo", "alice/model", "--output_dir", tmp_path / "kept")
+    assert hub.requests == []
+
+
+def test_the_same_push_again_makes_no_commit(assembled, hub, tmp_path):
+    """the repository is there already (409) | it is used, and what has not changed is not sent: no empty commit is made"""
+    for name in ("first", "again"):
+        sharing.push(shutil.copytree(assembled("code"), tmp_path / name), "alice/model")
+        assert len(hub.history("alice/model")) == 2
+
+
+def test_another_layout_takes_away_what_the_first_left_and_keeps_the_owners_files(assembled, folder, hub, tmp_path):
+    sharing.push(shutil.copytree(assembled("code"), tmp_path / "first"), "alice/model")
+    own = {"notes.txt": b"mine", "images/own.png": b"png", "modeling_other.py": b"", "sub/model.safetensors": b"w"}
+    hub.put("alice/model", {**own, "onnx/model.onnx": b"onnx", "onnx/model.onnx.data": b"data"})
+    before = hub.files("alice/model")
+    assert {*CODE} < {*before}
+    sharing.push(folder, "alice/model")
+    after = hub.files("alice/model")
+    assert {*before} - {*after} == {*CODE, "onnx/model.onnx", "onnx/model.onnx.data"}
+    assert own.items() <= after.items()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The card
+
+
+BY_HAND = """---
+license: mit
+language: en
+tags: [mine, vision]
+model-index:
+- name: another
+  results: [{task: {type: image-classification}, dataset: {name: d, type: d}, metrics: [{type: accuracy, value: 0.5}]}]
+---
+# My words
+
+They stay.
+"""
+
+
+def test_a_readme_by_hand_is_kept_and_ours_appended_once(folder, hub):
+    ours = (folder / "README.md").read_text()
+    hub.put("alice/model", {"README.md": BY_HAND.encode()})
+    sharing.push(folder, "alice/model")
+    metadata, text = sharing.split_card(hub.files("alice/model")["README.md"].decode())
+    assert (metadata["license"], metadata["language"]) == ("mit", "en")
+    assert metadata["tags"] == ["mine", "vision", "hf_vit"]
+    assert [entry["name"] for entry in metadata["model-index"]] == [
+        "another",
+        "Vision Transformer on fashion-mnist-mini",
+    ]
+    assert metadata["pipeline_tag"] == "image-classification"
+    assert text.strip().startswith("# My words\n\nThey stay.\n\n" + sharing.BEGIN)
+
+    edited = f"{hub.files('alice/model')['README.md'].decode()}\nWords behind.\n".replace(
+        "They stay.", "They still do."
+    )
+    hub.put("alice/model", {"README.md": edited.replace("# Vision Transformer on", "# Old title of").encode()})
+    (folder / "README.md").write_text(ours.replace("## Limits", "## Bounds"))
+    sharing.push(folder, "alice/model")
+    again = hub.files("alice/model")["README.md"].decode()
+    assert "They still do.\n\n" + sharing.BEGIN in again
+    assert again.endswith(sharing.END + "\n\nWords behind.\n")
+    assert again.count(sharing.BEGIN) == again.count(sharing.END) == again.count("## Bounds") == 1
+    assert "## Limits" not in again
+    assert "Old title of" not in again
+    assert sharing.split_card(again)[0] == metadata
+    assert check_card(again)[0] == []
+
+
+@pytest.mark.parametrize("broken", ["license: [mit", "- license: mit", "a: b: c"])
+def test_a_readme_whose_metadata_cannot_be_read_stops_the_push(broken, folder, hub):
+    """the README.md that is there has metadata that cannot be read | one line says so; nothing is committed"""
+    hub.put("alice/model", {"README.md": f"---\n{broken}\n---\nWords.\n".encode()})
+    with one_line(ValueError, r"metadata of README\.md .*mend them first"):
+        sharing.push(folder, "alice/model")
+    assert len(hub.history("alice/model")) == 1
+    assert hub.uploaded == []
+
+
+def test_a_readme_that_is_not_utf8_stops_the_push(folder, hub):
+    """the README.md that is there is not UTF-8 | one line names it; nothing is committed"""
+    hub.put("alice/model", {"README.md": "Café".encode("latin-1")})
+    with one_line((OSError, ValueError), r"README\.md"):
+        sharing.push(folder, "alice/model")
+    assert len(hub.history("alice/model")) == 1
+
+
+def test_metadata_that_the_hub_refuses_stop_the_push(folder, hub):
+    """the Hub refuses the card, such as for a licence it does not know | one line with its reasons; nothing is committed"""
+    with pytest.raises((OSError, ValueError), match='"license" must be one of') as error:
+        sharing.push(folder, "alice/model", license="my own")
+    assert "Traceback" not in str(error.value)
+    assert hub.uploaded == []
+    assert len(hub.history("alice/model")) == 1
+
+
+def test_cards_are_split_and_merged(folder):
+    ours = (folder / "README.md").read_text()
+    assert sharing.split_card("") == ({}, "")
+    assert sharing.split_card("# Title\n\n---\nrule\n---\n") == ({}, "# Title\n\n---\nrule\n---\n")
+    assert sharing.split_card("---\n---\nText")[0] == {}
+    with pytest.raises(ValueError, match="are a list, not keys with values"):
+        sharing.split_card("---\n- a\n---\n")
+
+    metadata, part = sharing.split_card(ours)
+    for theirs in ("", "---\n---\n"):
+        merged = sharing.merge_cards(ours, theirs)
+        assert sharing.split_card(merged)[0] == metadata
+        assert sharing.split_card(merged)[1].strip() == part.strip()
+    assert sharing.merge_cards(ours, merged) == merged
+    assert sharing.split_card(sharing.merge_cards(ours, BY_HAND, "apache-2.0"))[0]["license"] == "apache-2.0"
+    assert sharing.split_card(sharing.merge_cards(ours, "Only text."))[1].strip().startswith("Only text.")
+
+
+def test_a_card_with_the_line_ends_of_windows_keeps_its_metadata(folder, hub):
+    theirs = BY_HAND.replace("\n", "\r\n")
+    hub.put("alice/model", {"README.md": theirs.encode()})
+    sharing.push(folder, "alice/model")
+    assert sharing.split_card(hub.files("alice/model")["README.md"].decode())[0]["license"] == "mit"
+    assert sharing.split_card(theirs)[0]["license"] == "mit"
+
+
+def test_no_word_of_the_owner_is_lost_whatever_became_of_the_marks(folder):
+    ours, begin, end = (folder / "README.md").read_text(), sharing.BEGIN, sharing.END
+    for theirs in (f"A\n{begin}\nB", f"A\n{end}\nB", f"A\n{end}\nB\n{begin}\nC"):
+        kept = [word for word in ("A", "B", "C") if word in theirs.replace(begin, "").replace(end, "")]
+        lines = sharing.merge_cards(ours, theirs).splitlines()
+        assert [word for word in kept if word not in lines] == []
+
+
+CARDS = {
+    "as it is": ({}, {}, None),
+    "base on the Hub": ({"model_name_or_path": "google/vit-base-patch16-224-in21k"}, {}, None),
+    "base on this disk": ({"model_name_or_path": "here/model"}, {}, None),
+    "base at a path": ({"model_name_or_path": "/data/runs/mine/model"}, {}, None),
+    "data on the Hub": ({}, {"name": "someone/pictures"}, None),
+    "data on this disk": ({}, {"name": "here/model"}, None),
+    "data at a path": ({}, {"name": "/data/my photos"}, None),
+    "licence": ({}, {"license": "cc-by-4.0"}, "apache-2.0"),
+}
+
+
+@pytest.mark.parametrize("case", CARDS)
+def test_the_hub_accepts_the_card(case, runs, folder, monkeypatch, tmp_path):
+    changes, data, license = CARDS[case]
+    (tmp_path / "here" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    results, config = sharing.read_run(runs["native"])
+    results["data"] |= data
+    config = yaml.safe_dump({**yaml.safe_load(config), **changes})
+    sharing.write_card(folder, publish.TEMPLATE, results, config, repo="alice/model", license=license)
+    card = (folder / "README.md").read_text()
+    assert check_card(card) == ([], [] if license else ['"license" is missing'])
+    metadata, _ = sharing.split_card(card)
+    assert metadata.get("base_model") == (changes["model_name_or_path"] if case == "base on the Hub" else None)
+    assert metadata.get("datasets") == (["someone/pictures"] if case == "data on the Hub" else None)
+    assert metadata.get("license") == license
+
+
+def test_the_card_on_the_hub_holds_scores_intervals_and_checksum(published, runs):
+    files = published.files("alice/native")
+    card = files["README.md"].decode()
+    assert card in published.validated
+    metadata, text = sharing.split_card(card)
+    results = json.loads((runs["native"] / "results.json").read_text())
+    ((result,),) = [entry["results"] for entry in metadata["model-index"]]
+    scores = {metric["name"]: metric["value"] for metric in result["metrics"]}
+    low, high = (f"{100 * value:.2f}%" for value in results["intervals"]["accuracy"])
+    wanted = {name: pytest.approx(results["metrics"][name], abs=1e-6) for name in ("accuracy", "loss")}
+    assert scores[f"accuracy (95% interval {low} to {high})"] == wanted["accuracy"]
+    assert wanted["loss"] in scores.values()
+    assert metadata["license"] == "apache-2.0"
+    assert f"`{hashlib.sha256(files['model.safetensors']).hexdigest()}`" in text
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A machine without hf_vit
+
+
+def clean_python(folder, *names):
+    """The python of a new environment that holds these distributions and what they require, as links, and no more."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=60)
+    (site,) = folder.glob("lib/python*/site-packages")
+    wanted, held = list(names), set()
+    while wanted:
+        distribution = importlib.metadata.distribution(wanted.pop())
+        if distribution.name in held:
+            continue
+        held.add(distribution.name)
+        needs = [Requirement(text) for text in distribution.requires or ()]
+        wanted += [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+        for top in {file.parts[0] for file in distribution.files} - {"..", "__pycache__"}:
+            if not (site / top).exists():
+                (site / top).symlink_to(distribution.locate_file(top))
+    return folder / "bin" / "python"
+
+
+def in_clean_python(script, *names, cwd, hub):
+    python = clean_python(cwd / "clean", *names)
+    environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **at(hub, cwd / "home")}
+    line = [python, "-W", "ignore", "-c", script]
+    pipes = dict(stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(line, cwd=cwd, env=environment, timeout=120, **pipes)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+LOAD = """
+import importlib.util, sys, torch
+assert not [name for name in ("hf_vit", "accelerate", "datasets", "PIL") if importlib.util.find_spec(name)]
+for name in ("hf_vit", "accelerate"):
+    try:
+        __import__(name)
+    except ModuleNotFoundError:
+        continue
+    sys.exit(f"{name} is here")
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, AutoModelForImageClassification
+
+pixels = load_file("pixels.safetensors")["pixels"]
+load = AutoModelForImageClassification.from_pretrained
+native, code = load("alice/native"), load("alice/code", trust_remote_code=True)
+features = AutoModel.from_pretrained("alice/code", trust_remote_code=True)
+try:
+    load("alice/code")
+except ValueError as error:
+    print(error)
+else:
+    sys.exit("code was run that nobody trusted")
+with torch.no_grad():
+    logits = {"native": native(pixels).logits, "code": code(pixels).logits}
+    logits["features"] = features(pixels).last_hidden_state.contiguous()
+save_file(logits, "logits.safetensors")
+"""
+
+
+def test_what_was_pushed_loads_without_our_package_and_gives_the_same_logits(published, runs, tmp_path):
+    pixels = torch.randn(2, 3, 28, 28)
+    save_file({"pixels": pixels}, tmp_path / "pixels.safetensors")
+    assert "trust_remote_code=True" in in_clean_python(LOAD, "torch", "transformers", cwd=tmp_path, hub=published)
+    logits = load_file(tmp_path / "logits.safetensors")
+    for name in ("native", "code"):
+        model = HFViTForImageClassification.from_pretrained(runs[name] / "model").eval()
+        with torch.no_grad():
+            assert (model(pixels).logits - logits[name]).abs().max() <= 1e-6
+            if name == "code":
+                features = model.base_model(pixels).last_hidden_state
+                assert (features - logits["features"]).abs().max() <= 1e-6
+    assert "model_type" in json.loads(published.files("alice/native")["config.json"])
+    assert not [name for name in published.files("alice/native") if name.endswith(".py")]
+
+
+def test_the_blocks_of_the_card_run_as_printed_and_print_the_answer(published, tmp_path):
+    cards = [published.files(f"alice/{name}")["README.md"].decode() for name in ("native", "code")]
+    blocks = [re.findall(r"```python\n(.*?)```", card, re.DOTALL) for card in cards]
+    assert [len(found) for found in blocks] == [2, 2]
+    script = "\n".join(f"exec({block!r}, {{}})" for found in blocks for block in found)
+    printed = in_clean_python(script, "torch", "transformers", "Pillow", cwd=tmp_path, hub=published).splitlines()
+    assert len(printed) == 4
+    for card, said, difference in zip(cards, printed[::2], printed[1::2], strict=True):
+        answer = yaml.safe_load(said)
+        assert f"\nIt says {answer['label']} ({answer['score']:.0%}).\n" in card
+        assert float(difference) <= 1e-6
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Faults on the wire
+
+
+STAGES = {
+    "create": ("POST", "/api/repos/create"),
+    "inspect": ("GET", r"/api/models/alice/model$"),
+    "validate": ("POST", "/api/validate-yaml"),
+    "preupload": ("POST", "/preupload/"),
+    "batch": ("POST", "/objects/batch"),
+    "upload": ("PUT", "/storage/"),
+    "check": ("POST", "/info/lfs/verify"),
+    "commit": ("POST", "/commit/"),
+    "list": ("GET", r"/api/models/alice/model/(revision|tree)/"),
+    "head": ("HEAD", "/resolve/.*/model.safetensors"),
+    "download": ("GET", "/resolve/.*/model.safetensors"),
+}
+
+
+def test_a_token_that_is_wrong_ends_in_one_line(runs, tmp_path):
+    """the token is wrong (401) | one line says so, and how to log in; exit code 1"""
+    with Hub() as hub:
+        environment = at(hub, tmp_path / "home", token="hf_wrong")
+        done = command(runs["native"], "--repo", "alice/model", "--push", cwd=tmp_path, **environment)
+        assert hub.repos == {}
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "does not accept the token (401): log in with `hf auth login`" in done.stderr
+    assert "hf_wrong" not in done.stdout + done.stderr
+
+
+def test_a_push_without_a_token_is_not_begun(runs, hub, monkeypatch):
+    """there is no token | one line says how to log in; nothing is sent"""
+    monkeypatch.delenv("HF_TOKEN")
+    with one_line(ValueError, "there is no token: log in with `hf auth login`"):
+        recipe(runs["native"], "--repo", "alice/model", "--push")
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize("stage", ["create", "preupload", "batch", "commit"])
+def test_a_token_that_expires_in_between_is_named(stage, folder, hub):
+    hub.fault(*STAGES[stage], status=401, times=FOR_EVER)
+    assert "does not accept the token (401)" in refused(folder)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_foreign_namespace_is_refused(there, folder, hub):
+    """the repository belongs to somebody else (403) | one line names the namespace and what to take instead; tried once"""
+    if there:
+        hub.put("bob/model", {"notes.txt": b"his"})
+    line = refused(folder, "bob/model")
+    assert "may not write to bob/model (403): take a --repo under your own name" in line
+    assert hub.uploaded == []
+    assert hub.waits == []
+
+
+def test_a_name_without_a_namespace_is_refused(runs, hub):
+    for name in ("model", "alice/mo del", "alice/model/more"):
+        with one_line(ValueError, re.escape(name)):
+            recipe(runs["native"], "--repo", name, "--push")
+    assert hub.requests == []
+
+
+def test_a_repository_that_vanishes_is_named(folder, hub, monkeypatch):
+    """the repository is gone in the middle of a push (404) | one line says what to look at; nothing is tried twice"""
+    inspect = sharing.inspect_repo
+
+    def inspect_and_delete(*arguments):
+        found = inspect(*arguments)
+        del hub.repos["alice/model"]
+        return found
+
+    monkeypatch.setattr(sharing, "inspect_repo", inspect_and_delete)
+    assert "knows no alice/model" in refused(folder)
+    assert hub.waits == []
+
+
+class NoHub(http.server.BaseHTTPRequestHandler):
+    """A site that answers whatever is posted with a page."""
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n<html>Welcome to our network</html>")
+
+
+def test_an_endpoint_that_is_no_hub_is_named(folder, hub, tmp_path):
+    """HF_ENDPOINT names something that is no Hub | one line says to look at HF_ENDPOINT"""
+    hub.fault(".*", ".*", status=404, times=FOR_EVER)
+    assert "HF_ENDPOINT" in refused(folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), NoHub) as server:
+        threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
+        with talking_to(f"http://127.0.0.1:{server.server_port}", tmp_path / "home"):
+            assert "HF_ENDPOINT" in refused(folder)
+        server.shutdown()
+
+
+def test_an_endpoint_where_nobody_listens_is_named(folder, tmp_path):
+    """nobody listens at the Hub's address | five attempts, then one line"""
+    with Hub() as hub:
+        url = hub.url
+    with talking_to(url, tmp_path / "home") as waits:
+        line = refused(folder)
+    assert f"{url} cannot be reached" in line
+    assert "HF_ENDPOINT" in line
+    assert waits == [1, 2, 4, 8]
+
+
+@pytest.mark.parametrize("status", [409, 412])
+def test_a_commit_that_comes_in_between_is_kept_and_the_push_goes_on(status, folder, hub, monkeypatch):
+    """others commit while a push is on its way (409, 412) | it goes on by itself, and their README.md is merged"""
+    hub.put("alice/model", {"README.md": b"Old words.\n"})
+    inspect, theirs = sharing.inspect_repo, [b"New words.\n"]
+
+    def inspect_and_commit(*arguments):
+        found = inspect(*arguments)
+        if theirs:
+            hub.put("alice/model", {"README.md": theirs.pop(), "notes.txt": b"theirs"})
+        return found
+
+    monkeypatch.setattr(sharing, "inspect_repo", inspect_and_commit)
+    if status == 409:  # as answered by a Hub that is still at work on theirs; the loopback one says 412
+        hub.fault(*STAGES["commit"], status=409)
+    said = []
+    sharing.push(folder, "alice/model", say=said.append)
+    assert len(said) == 1
+    assert len(hub.history("alice/model")) == 3
+    files = hub.files("alice/model")
+    assert files["notes.txt"] == b"theirs"
+    assert files["README.md"].decode().partition("---\n\n")[2].startswith("New words.\n\n" + sharing.BEGIN)
+
+
+@pytest.mark.parametrize("stage", ["upload", "commit"])
+def test_files_that_are_too_large_are_named(stage, large, hub):
+    """a file is too large for the Hub (413) | one line names the largest files and their sizes; tried once"""
+    hub.fault(*STAGES[stage], status=413, times=FOR_EVER)
+    size = (large / "model.safetensors").stat().st_size
+    assert f"(413): the largest are model.safetensors ({size / 1e6:,.1f} MB)" in refused(large)
+    assert hub.waits == []
+
+
+@pytest.mark.parametrize("stage", ["create", "preupload", "upload", "commit", "download"])
+def test_a_wait_that_the_hub_asks_for_is_kept(stage, folder, hub):
+    """too many requests (429) | the time the Hub asks for is waited, and the push goes on"""
+    hub.fault(*STAGES[stage], status=429, headers={"Retry-After": "7"})
+    sharing.push(folder, "alice/model", say=lambda _: None)
+    assert len(hub.waits) == 1
+    assert 7 <= hub.waits[0] <= 8
+    assert len(hub.history("alice/model")) == 2
+
+
+@pytest.mark.parametrize("stage", ["create", "preupload", "batch", "upload", "commit"])
+def test_a_wait_of_a_day_is_not_kept(stage, folder, hub):
+    """the Hub asks to wait for longer than five minutes (429) | one line says for how long, at once"""
+    hub.fault(*STAGES[stage], status=429, headers={"Retry-After": "86400"}, times=FOR_EVER)
+    assert "asks to wait 86400 s (429)" in refused(folder)
+    assert max(hub.waits, default=0) <= sharing.LONGEST_WAIT
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_hub_that_fails_twice_is_asked_again(stage, folder, hub):
+    """the Hub fails for a moment (500), at any stage of a push | it is asked again, and one commit is made"""
+    fault = hub.fault(*STAGES[stage], status=500, times=2)
+    sharing.push(folder, "alice/model", say=lambda _: None)
+    assert fault.times == 0
+    assert len(hub.history("alice/model")) == 2
+    assert hub.files("alice/model").items() >= content(folder).items()
+
+
+@pytest.mark.parametrize("stage", ["create", "inspect", "validate", "preupload", "upload", "commit"])
+def test_a_hub_that_always_fails_ends_in_one_line(stage, folder, hub):
+    """the Hub fails for good (500) | one line after five attempts; nothing is committed"""
+    hub.fault(*STAGES[stage], status=500, times=FOR_EVER)
+    assert "fails (500), 5 times: run it again later" in refused(folder)
+    assert len(hub.history("alice/model")) == 1 if stage != "create" else hub.repos == {}
+
+
+@pytest.mark.parametrize("fault", [dict(status=500), dict(cut_after=0), dict(corrupt=True)])
+def test_what_cannot_be_read_back_is_said_to_be_there(fault, folder, hub):
+    """what was pushed cannot be read back, or comes back with another checksum | one line names the commit and --verify"""
+    hub.fault(*STAGES["download"], **fault, times=FOR_EVER)
+    with one_line(OSError, "--verify alice/model") as error:
+        sharing.push(folder, "alice/model")
+    line = str(error.value)
+    assert hub.history("alice/model")[-1][:12] in line
+    assert ("gives back other bytes than were sent (model.safetensors), " in line) is ("corrupt" in fault)
+
+
+def test_a_wrong_checksum_is_read_again(folder, hub):
+    """a file comes back with another checksum, once | it is read again"""
+    hub.fault(*STAGES["download"], corrupt=True)
+    sharing.push(folder, "alice/model")
+    reads = [path for method, path in hub.requests if method == "GET" and path.endswith("/model.safetensors")]
+    assert len(reads) == 2
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_an_upload_that_is_cut_goes_on(parts, large, tmp_path):
+    """the connection is cut in the middle of a large upload | it goes on; of several parts, only the one is sent again"""
+    size = (large / "model.safetensors").stat().st_size
+    sha256 = sharing.checksum(large / "model.safetensors")
+    with Hub(chunk_size=1 << 20 if parts else None) as hub, talking_to(hub.url, tmp_path / "home"):
+        fault = hub.fault("PUT", f"{sha256}/2$" if parts else sha256, cut_after=300_000)
+        sharing.push(large, "alice/model")
+        assert fault.times == 0
+        assert len(hub.history("alice/model")) == 2
+        assert hub.files("alice/model")["model.safetensors"] == (large / "model.safetensors").read_bytes()
+        came = [upload.received for upload in hub.uploaded if upload.sha256 == sha256]
+    assert came.count(300_000) == 1
+    assert sum(came) == size + 300_000
+    assert len(came) == (-(-size // (1 << 20)) + 1 if parts else 2)
+
+
+def test_the_same_push_again_sends_only_what_is_missing(large, hub):
+    """the connection is cut again and again | one line; the same push later sends only what did not arrive"""
+    sha256 = sharing.checksum(large / "model.safetensors")
+    fault = hub.fault("PUT", sha256, cut_after=300_000, times=FOR_EVER)
+    assert "the same command goes on, and what has arrived is not sent again" in refused(large)
+    assert len(hub.history("alice/model")) == 1
+    fault.times = 0
+    hub.uploaded.clear()
+    sharing.push(large, "alice/model")
+    assert hub.uploaded == [(sha256, (large / "model.safetensors").stat().st_size)]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_hub_that_hangs_once_is_asked_again(stage, folder, hub):
+    """the Hub is silent once, at any stage of a push | --timeout ends the wait, and it is asked again"""
+    sharing.set_timeout(0.5)
+    began = time.monotonic()
+    fault = hub.fault(*STAGES[stage], hang=12)
+    sharing.push(folder, "alice/model", say=lambda _: None)
+    assert fault.times == 0
+    assert time.monotonic() - began < 8
+    assert len(hub.history("alice/model")) == 2
+
+
+@pytest.mark.parametrize("stage", ["create", "upload"])
+def test_a_hub_that_always_hangs_ends_in_one_line(stage, folder, hub):
+    """the Hub is silent for good | one line after five attempts, and how to allow more time"""
+    sharing.set_timeout(0.1)
+    hub.fault(*STAGES[stage], hang=60, times=FOR_EVER)
+    began = time.monotonic()
+    line = refused(folder)
+    assert time.monotonic() - began < 50
+    assert "gave no answer in time, 5 times" in line
+    assert "--timeout" in line
+
+
+def test_a_download_that_always_hangs_ends_in_one_line(folder, hub):
+    sharing.set_timeout(0.2)
+    hub.fault(*STAGES["download"], hang=1.5, times=FOR_EVER)
+    began = time.monotonic()
+    with one_line(OSError, "was pushed but could not be read back"):
+        sharing.push(folder, "alice/model")
+    assert time.monotonic() - began < 10
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is held against its probes
+
+
+def test_a_repository_and_a_folder_give_what_was_saved(published, assembled, tmp_path, capsys):
+    with talking_to(published.url, tmp_path / "home"):
+        recipe("--verify", "alice/code")
+        recipe("--verify", assembled("native"))
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("alice/code gives the logits that were saved with it")
+    assert len(said) == 2
+
+
+def test_a_copy_that_is_damaged_is_told(folder):
+    """a copy of a repository is damaged, or has other weights | --verify names both checksums"""
+    file = folder / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 0xFF
+    file.write_bytes(data)
+    with one_line(ValueError, r"model\.safetensors of .* has the checksum .*: download it again"):
+        sharing.verify(folder)
+
+
+def test_weights_that_give_other_logits_are_told(folder):
+    weights = {name: tensor + 0.1 for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    noted = {"model.safetensors": sharing.checksum(folder / "model.safetensors")}
+    save_file(load_file(folder / "probes.safetensors"), folder / "probes.safetensors", metadata=noted)
+    with one_line(ValueError, "saved with it: they are"):
+        sharing.verify(folder)
+
+
+def test_a_damaged_download_is_told(published, tmp_path):
+    fault = published.fault("GET", "/alice/native/resolve/.*/model.safetensors", corrupt=True)
+    with talking_to(published.url, tmp_path / "home"), one_line(ValueError, "has the checksum"):
+        sharing.verify("alice/native")
+    assert fault.times == 0
+
+
+@pytest.mark.parametrize("missing", ["probes.safetensors", "model.safetensors"])
+def test_a_repository_that_was_not_pushed_from_here_cannot_be_verified(missing, folder, hub):
+    """a repository holds no probes, or no weights | --verify names the file that is missing"""
+    hub.put("alice/bare", {name: data for name, data in content(folder).items() if name != missing})
+    with one_line(ValueError, f"alice/bare .*{re.escape(missing)}"):
+        recipe("--verify", "alice/bare")
+
+
+def test_a_repository_that_is_not_there_cannot_be_verified(hub):
+    """the repository to verify is not there | one line names it"""
+    with pytest.raises(OSError, match="alice/none"):
+        recipe("--verify", "alice/none")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Runs that cannot be pushed
+
+
+def test_a_run_that_is_not_finished_is_refused(runs, tmp_path):
+    """the run is not finished | one line names what is missing"""
+    run = shutil.copytree(runs["native"], tmp_path / "run")
+    (run / "results.json").unlink()
+    for folder in (run, tmp_path / "nowhere"):
+        with one_line(ValueError, r"holds no results\.json.*wanted the folder of a finished run"):
+            sharing.assemble(folder, tmp_path / "out", publish.TEMPLATE, "alice/model")
+
+
+def test_a_run_without_samples_is_pushed_with_probes_of_noise(runs, hub, tmp_path):
+    """the run holds no sample images | one line says so; --without_images pushes it with probes of noise"""
+    run = shutil.copytree(runs["native"], tmp_path / "run")
+    (run / "samples.safetensors").unlink()
+    with one_line(ValueError, r"holds no samples\.safetensors: pass --without_images(?! true)"):  # it takes no value
+        recipe(run, "--repo", "alice/model", "--push")
+    recipe(run, "--repo", "alice/model", "--push", "--without_images")
+    files = hub.files("alice/model")
+    assert not {"example.png", "figures/predictions.png"} & {*files}
+    assert "figures/predictions.png" not in files["README.md"].decode()
+    assert "probes.safetensors" in files
+
+
+def test_native_where_it_cannot_be_names_the_field(runs, tmp_path):
+    """--layout native for a model that no native architecture expresses | one line names the field, and --layout code"""
+    with one_line(ValueError, r"--layout native: .*qk_norm.*--layout code publishes it"):
+        sharing.assemble(runs["code"], tmp_path / "out", publish.TEMPLATE, "alice/model", layout="native")
+
+
+def test_weights_of_another_run_are_refused(runs, tmp_path):
+    """the weights in the run's folder are not those that were scored | one line says how far the logits are apart"""
+    run = shutil.copytree(runs["native"], tmp_path / "run")
+    weights = {name: tensor + 0.1 for name, tensor in load_file(run / "model" / "model.safetensors").items()}
+    save_file(weights, run / "model" / "model.safetensors", metadata={"format": "pt"})
+    with one_line(ValueError, "not those of its run: they are"):
+        sharing.assemble(run, tmp_path / "out", publish.TEMPLATE, "alice/model")
