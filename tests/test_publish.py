@@ -888,3 +888,25 @@ def test_weights_of_another_run_are_refused(runs, tmp_path):
     save_file(weights, run / "model" / "model.safetensors", metadata={"format": "pt"})
     with one_line(ValueError, "not those of its run: they are"):
         sharing.assemble(run, tmp_path / "out", publish.TEMPLATE, "alice/model")
+
+
+@pytest.mark.parametrize("name", ["../../../../outside.json", "/outside.json", "a/../../../../outside.json"])
+def test_a_file_name_that_leaves_the_folder_is_refused(name, hub, assembled, tmp_path):
+    """a repository whose file names lead out of its folder | refused; nothing is written outside"""
+    files = content(assembled("native"))
+    hub.put("alice/evil", {**files, name: b"{}"})
+    with pytest.raises((ValueError, OSError)):
+        sharing.verify("alice/evil")
+    assert list(tmp_path.rglob("outside.json")) == []
+    assert not Path("/outside.json").exists()
+
+
+@pytest.mark.parametrize("place", ["../../../../weights.safetensors", "/weights.safetensors"])
+def test_an_index_on_the_hub_that_leaves_the_repository_is_refused(place, hub, assembled):
+    files = content(assembled("code"))
+    weights = files.pop("model.safetensors")
+    names = load_file(assembled("code") / "model.safetensors")
+    index = json.dumps({"metadata": {}, "weight_map": dict.fromkeys(names, place)})
+    hub.put("alice/evil-index", {**files, "model.safetensors.index.json": index.encode(), place: weights})
+    with pytest.raises((ValueError, OSError)):
+        HFViTForImageClassification.from_pretrained("alice/evil-index")
