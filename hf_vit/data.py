@@ -36,6 +36,7 @@ from PIL import Image as PILImage
 from PIL import ImageOps, UnidentifiedImageError
 from torch.utils.data import DataLoader
 from transformers.utils import logging
+from yaml import YAMLError
 
 
 logger = logging.get_logger(__name__)
@@ -116,10 +117,10 @@ def license_of(name: str) -> str | None:
             card = DatasetCard(text)
         else:
             return None
-    except (OSError, ValueError):  # no card, no such data set, or no Hub
+    except (OSError, ValueError, YAMLError):  # no card, or none that can be read, no such data set, or no Hub
         return None
     found = card.data.to_dict().get("license")
-    return ", ".join(found) if isinstance(found, list) else found
+    return ", ".join(map(str, found)) if isinstance(found, list) else found
 
 
 def _load_files(files: list[Path], streaming: bool):

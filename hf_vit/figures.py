@@ -136,7 +136,7 @@ def predictions(images: torch.Tensor, labels: torch.Tensor, logits: torch.Tensor
     """What the model says of single images, with the truth where it errs.
 
     Args:
-        images: uint8 (n, C, H, W), C 1 or 3, or more of which the first three are shown.
+        images: uint8 (n, C, H, W), C 1 or 3.
         labels: (n,) true classes.
         logits: (n, L).
         names: L class names.
@@ -150,8 +150,7 @@ def predictions(images: torch.Tensor, labels: torch.Tensor, logits: torch.Tensor
     for panel, image, truth, answer, chance in zip(
         figure.axes, images, labels.tolist(), answers.tolist(), chances.tolist(), strict=False
     ):
-        pixels = image[:3] if len(image) >= 3 else image[:1].expand(3, -1, -1)
-        panel.imshow(pixels.permute(1, 2, 0).numpy(), interpolation="nearest")
+        panel.imshow(image.expand(3, -1, -1).permute(1, 2, 0).numpy(), interpolation="nearest")
         said = f"{shorten(names[answer])} {chance:.0%}"
         right = truth == answer
         panel.set_title(

@@ -4,6 +4,7 @@ A repository that is pushed from here holds `probes.safetensors`: images as the 
 the checksum of its weights. `verify` holds what somebody loads against it.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -34,7 +35,7 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from huggingface_hub.utils import hf_raise_for_status
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 from transformers.utils import logging
@@ -46,15 +47,22 @@ from .modeling_hf_vit import HFViTForImageClassification
 logger = logging.get_logger(__name__)
 
 REPORTED = ("torch", "transformers", "accelerate", "datasets", "evaluate", "huggingface_hub", "safetensors", "hf_vit")
-WEIGHTS = "model.safetensors"
+WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"
+DESCRIBED = (WEIGHTS, "config.json", "preprocessor_config.json")  # whose checksums the probes carry
 PROBES, NUM_PROBES = "probes.safetensors", 4
 SAMPLES, NUM_SAMPLES = "samples.safetensors", 12  # of a run: images of those that were scored, drawn at random
 EVIDENCE = ("results.json", "config.yaml", "metrics.jsonl", "confusion_matrix.csv")  # go along in training/
+PICTURES = ("predictions", "confusion", "curves")
 # What an earlier push may have left, and a later one takes away.
-OURS = r"(modeling|configuration)_hf_vit\.py|model\.safetensors|probes\.safetensors|example\.png|(onnx|figures|training)/.*"
+OURS = {
+    "configuration_hf_vit.py", "modeling_hf_vit.py", WEIGHTS, PROBES, "example.png",
+    *(f"figures/{name}.png" for name in PICTURES), *(f"training/{name}" for name in EVIDENCE),
+    *(f"onnx/{name}.onnx{part}" for name in ("model", "model_quantized") for part in ("", ".data")),
+}  # fmt: skip
 BEGIN = "<!-- hf_vit wrote this part; a later push replaces it, and keeps the text around it -->"
 END = "<!-- end of hf_vit's part -->"
-REPO_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
+RECORD = "<!-- metadata of this part: {} -->"
+IN_JAVASCRIPT = ("vit", "deit", "ijepa", "dinov2", "dinov2_with_registers")  # classifiers that Transformers.js 4 knows
 ATTEMPTS = 5
 LONGEST_WAIT = 300  # seconds
 NETWORK_ERROR = HfHubHTTPError.__mro__[1]  # HTTPError of httpx, or of httpx2, whichever huggingface_hub stands on
@@ -67,10 +75,15 @@ NETWORK_ERROR = HfHubHTTPError.__mro__[1]  # HTTPError of httpx, or of httpx2, w
 def circumstances(device_type: str, processes: int, precision: str) -> dict:
     """Commit, hardware and versions of this run, as results.json holds them."""
     repository = Path(__file__).parents[1]
-    git = lambda *command: subprocess.run(["git", *command], cwd=repository, capture_output=True, text=True)
-    commit = git("rev-parse", "--verify", "--quiet", "HEAD").stdout.strip() or None
-    if commit and git("status", "--porcelain", "--untracked-files=no").stdout.strip():
-        commit += " with local changes"
+    git = lambda *command: subprocess.run(
+        ["git", *command], cwd=repository, capture_output=True, text=True
+    ).stdout.strip()
+    commit = None
+    with contextlib.suppress(FileNotFoundError):  # git itself, on a small machine
+        if git("rev-parse", "--show-toplevel") == str(repository):  # and no repository around an installed package
+            commit = git("rev-parse", "--verify", "--quiet", "HEAD") or None
+        if commit and git("status", "--porcelain", "--untracked-files=no"):
+            commit += " with local changes"
     chip = torch.cuda.get_device_name() if device_type == "cuda" else _processor()
     cores = f", {os.cpu_count()} cores" if device_type == "cpu" else ""
     return {
@@ -84,11 +97,6 @@ def circumstances(device_type: str, processes: int, precision: str) -> dict:
 def _processor() -> str:
     name = torch.cpu.get_capabilities().get("cpu_name") or platform.machine()
     return f"{name} CPU" if "cpu" not in name.lower() else name
-
-
-def is_repo_id(name: str | None) -> bool:
-    """Whether a name is that of a repository, such as google/vit-base-patch16-224-in21k, and not of something on this disk."""
-    return name is not None and re.fullmatch(REPO_ID, name) is not None and not Path(name).exists()
 
 
 def checksum(file: Path) -> str:
@@ -107,6 +115,7 @@ def write_card(
     config: str,
     *,
     repo: str | None = None,
+    revision: str | None = None,
     answer: str | None = None,
     layout: str | None = None,
     trusted: bool = True,
@@ -120,7 +129,7 @@ def write_card(
         template: Jinja template of the card.
         results: as in results.json.
         config: the run's configuration, as YAML.
-        repo: where it will be; None for a model that stays in `folder`.
+        repo, revision: where it will be; None for a model that stays in `folder`, and for main.
         answer: what the model says of `example.png`, see `in_words`.
         layout: a sentence on how it is stored and why, see `choose_layout`.
         trusted: whether it takes `trust_remote_code=True` to load it.
@@ -130,7 +139,6 @@ def write_card(
     data, base_model = results["data"], yaml.safe_load(config).get("model_name_or_path")
     name, where = Path(data["name"]).name or "images", repo or str(folder)
     title = f"Vision Transformer on {name}"
-    known_data, known_base = is_repo_id(data["name"]), is_repo_id(base_model)
     percent = lambda value: f"{100 * value:.2f}%"
     said = {
         "accuracy": ("accuracy", "accuracy", percent),
@@ -148,7 +156,7 @@ def write_card(
             rows.append((metric, show(value), interval))
             evaluation = EvalResult(
                 task_type="image-classification",
-                dataset_type=data["name"] if known_data else "imagefolder",
+                dataset_type=data.get("hub_id") or "imagefolder",
                 dataset_name=name,
                 dataset_config=data["config"],
                 dataset_split=data["scored"],
@@ -162,18 +170,19 @@ def write_card(
         pipeline_tag="image-classification",
         tags=["hf_vit", "vision"],
         license=license,
-        base_model=base_model if known_base else None,
-        datasets=[data["name"]] if known_data else None,
+        base_model=results.get("base_model_hub_id"),
+        datasets=[data["hub_id"]] if data.get("hub_id") else None,
         model_name=title,
         eval_results=evaluations,
     )
     example = folder / "example.png"
     channels = _channels(folder)
-    argument = f'"{folder / "example.png"}"' if repo is None else f'hf_hub_download("{repo}", "example.png")'
+    at = f", revision={json.dumps(revision)}" if revision else ""
+    argument = json.dumps(str(example)) if repo is None else f'hf_hub_download("{repo}", "example.png"{at})'
     recalls = [row for row in results["per_class"] if row["recall"] is not None]
     weakest = sorted(recalls, key=lambda row: row["recall"])[:3] if len(recalls) > 3 else []
-    weights = next(file for file in (WEIGHTS, "adapter_model.safetensors") if (folder / file).is_file())
-    if weights != WEIGHTS:
+    weights = _weights_of(folder)
+    if weights.name == ADAPTER:
         layout = f"What is saved here goes on top of `{base_model}`; it takes the packages hf_vit and peft."
     elif layout is None:
         layout = (
@@ -184,36 +193,41 @@ def write_card(
         template_path=str(template),
         begin=BEGIN,
         end=END,
-        title=title,
+        record=RECORD.format(_as_record(card_data.to_dict())),
+        title=inline(title),
         results=results,
         metrics=rows,
         height=results["image_size"][0],
         width=results["image_size"][1],
         parameters=f"{results['parameters']:,}",
-        how=f"from `{base_model}`" if base_model else "from scratch",
-        data=f"[{data['name']}](https://hf.co/datasets/{data['name']})" if known_data else f"`{data['name']}`",
+        how=f"from {inline(base_model)}" if base_model else "from scratch",
+        data=f"[{data['hub_id']}](https://hf.co/datasets/{data['hub_id']})"
+        if data.get("hub_id")
+        else inline(data["name"]),
         data_license=data.get("license"),
         license=license,
-        weights=weights,
-        checksum=checksum(folder / weights),
-        where=where,
+        weights=weights.name,
+        checksum=checksum(weights),
+        where=json.dumps(where),
+        at=at,
         repo=repo,
         layout=layout,
         trust=", trust_remote_code=True" if trusted else "",
-        adapter=weights != WEIGHTS,
+        adapter=weights.name == ADAPTER,
         plain=channels == 3,
         channels=channels,
         has_example=example.is_file(),
         example=argument if example.is_file() else '"photo.jpg"',
-        answer=answer,
+        answer=answer and inline(answer),
         export=export,
-        javascript=bool(export) and not trusted and repo is not None,
-        pictures={
-            kind: (folder / "figures" / f"{kind}.png").is_file() for kind in ("predictions", "confusion", "curves")
-        },
+        javascript=bool(export)
+        and repo is not None
+        and channels == 3
+        and _config(folder)["model_type"] in IN_JAVASCRIPT,
+        pictures={name: (folder / "figures" / f"{name}.png").is_file() for name in PICTURES},
         samples=min(NUM_SAMPLES, data["scored_images"]),
-        labels=data["labels"],
-        weakest=", ".join(f"{row['label']} ({percent(row['recall'])})" for row in weakest),
+        labels=[inline(label) for label in data["labels"]],
+        weakest=", ".join(f"{inline(row['label'])} ({percent(row['recall'])})" for row in weakest),
         versions=", ".join(f"{package} {number}" for package, number in results["versions"].items()),
         config=config,
     )
@@ -222,8 +236,29 @@ def write_card(
     return folder / "README.md"
 
 
+def inline(text: str) -> str:
+    """Text that is nothing but text within a line or a table of Markdown."""
+    return re.sub(r"([\\`*_|\[\]])", r"\\\1", " ".join(str(text).split())).replace("<", "&lt;")
+
+
+def _config(folder: Path) -> dict:
+    return json.loads((folder / "config.json").read_text())
+
+
 def _channels(folder: Path) -> int:
-    return json.loads((folder / "config.json").read_text()).get("num_channels", 3)
+    fields = _config(folder)
+    return fields.get("vision_config", fields).get("num_channels", 3)
+
+
+def _weights_of(folder: Path) -> Path:
+    """The file of weights of a saved model, whole or an adapter."""
+    return folder / (WEIGHTS if (folder / WEIGHTS).is_file() else ADAPTER)
+
+
+def _as_record(metadata: dict) -> str:
+    """What a push must know of an earlier one, to tell its metadata from the owner's; safe within an HTML comment."""
+    brief = {**metadata, "model-index": [entry["name"] for entry in metadata["model-index"]]}
+    return json.dumps(brief).replace("<", "\\u003c").replace(">", "\\u003e").replace("--", "-\\u002d")
 
 
 def _load(folder: Path):
@@ -245,55 +280,77 @@ def split_card(text: str) -> tuple[dict, str]:
     Raises:
         ValueError: if the metadata are not YAML, or no mapping.
     """
-    text = text.removeprefix("\ufeff")
-    found = re.match(r"\s*---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", text, re.DOTALL | re.MULTILINE)
+    front, text = _front(text)
     try:
-        metadata = {} if found is None else yaml.safe_load(found.group(1)) or {}
+        metadata = yaml.safe_load(front) or {}
     except yaml.YAMLError as error:
-        raise ValueError(
-            f"the metadata of README.md cannot be read ({' '.join(str(error).split())}): mend them first"
-        ) from error
+        raise ValueError(f"the metadata of README.md cannot be read ({one_line(error)}): mend them first") from error
     if not isinstance(metadata, dict):
         raise ValueError(
             f"the metadata of README.md are a {type(metadata).__name__}, not keys with values: mend them first"
         )
-    return metadata, text if found is None else text[found.end() :]
+    return metadata, text
+
+
+def _front(text: str) -> tuple[str, str]:
+    """The lines between the first two of three hyphens, and what follows."""
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
+    found = re.match(r"\s*---[ \t]*\n(.*?)^---[ \t]*$", text, re.DOTALL | re.MULTILINE)
+    return ("", text) if found is None else (found.group(1), text[found.end() :])
+
+
+def _lines_of_keys(text: str) -> dict[str, str]:
+    """The lines that each key of a card's metadata stands in, and under "" what is above the first."""
+    front, lines = _front(text)[0], {}
+    for block in re.split(r"^(?=[^\s#-])", front, flags=re.MULTILINE):
+        with contextlib.suppress(yaml.YAMLError):
+            lines[next(iter(yaml.safe_load(block) or {""}))] = block
+    as_said = [key for key in lines if key != ""] == list(yaml.safe_load(front) or {})
+    return lines if as_said else {}  # {key: value} in one line, say
 
 
 def merge_cards(ours: str, theirs: str, license: str | None = None) -> str:
     """The card that is there, with our part of it replaced, or put behind it where it has none.
 
-    Of the metadata, the owner's win where the card was written by hand; where an earlier push wrote it, the new ones do. Keys
-    and tags that only one of them has are kept. The scores of this model in model-index are always the new ones.
+    The owner's metadata win, and keep the very lines they stand in: those are the owner's that no earlier push wrote, or that
+    are no longer as it wrote them. Tags and entries of model-index of both are kept; those of an earlier push are replaced.
 
     Args:
         ours: as `write_card` makes it.
         theirs: the README.md that is there; "" for none.
-        license: wins over that of either.
+        license: wins over that of the owner.
 
     Raises:
         ValueError: if the metadata that are there cannot be read.
     """
-    (new, part), (old, text) = split_card(ours), split_card(theirs)
-    before, _, rest = text.partition(BEGIN)
-    by_hand = END not in rest
-    merged = {**new, **old} if by_hand else {**old, **new}
+    (new, part), (old, text), lines = split_card(ours), split_card(theirs), _lines_of_keys(theirs)
+    part = BEGIN + part.rpartition(BEGIN)[2].partition(END)[0] + END
+    before, begin, rest = text.rpartition(BEGIN)
+    inside, end, after = rest.partition(END)
+    if not (begin and end):
+        before, inside, after = f"{text.rstrip()}\n\n", "", ""
+    before = before.replace(BEGIN, "")
+    recorded = re.search(RECORD.format("(.*?)"), inside)
+    earlier = json.loads(recorded.group(1)) if recorded is not None else {}
+
     as_list = lambda value: value if isinstance(value, list) else [] if value is None else [value]
-    merged["tags"] = list(dict.fromkeys([*as_list(old.get("tags")), *new["tags"]]))
-    names = [entry["name"] for entry in new["model-index"]]
+    owned = {key: value for key, value in old.items() if key == "license" or value != earlier.get(key)}
+    if license is not None:
+        owned["license"] = license
+    outdated_tags = set(as_list(earlier.get("tags"))) - set(new["tags"])
+    tags = [tag for tag in as_list(old.get("tags")) if tag not in outdated_tags]
+    names = [*as_list(earlier.get("model-index")), *(entry["name"] for entry in new["model-index"])]
     kept = [
         entry
         for entry in as_list(old.get("model-index"))
-        if isinstance(entry, dict) and entry.get("name") not in names
+        if not isinstance(entry, dict) or entry.get("name") not in names
     ]
+    merged = {**{key: owned.get(key, new.get(key)) for key in old if key in owned or key in new}, **new, **owned}
+    merged["tags"] = list(dict.fromkeys([*tags, *new["tags"]]))
     merged["model-index"] = [*kept, *new["model-index"]]
-    if license is not None:
-        merged["license"] = license
-    if by_hand:
-        text = f"{text.strip()}\n\n{part.strip()}"
-    else:
-        text = before + part.strip() + rest.partition(END)[2]
-    return f"---\n{yaml.safe_dump(merged, sort_keys=False, allow_unicode=True)}---\n\n{text.strip()}\n"
+    dumped = lambda key: yaml.safe_dump({key: merged[key]}, sort_keys=False, allow_unicode=True)
+    front = [lines[key] if key in lines and merged[key] == old.get(key) else dumped(key) for key in merged]
+    return f"---\n{lines.get('', '')}{''.join(front)}---\n\n{(before + part + after).strip()}\n"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -302,8 +359,8 @@ def merge_cards(ours: str, theirs: str, license: str | None = None) -> str:
 
 def read_for_others(file: Path) -> str:
     """A text file of a run, with ~ for the home directory, which may hold the name of a person."""
-    text = file.read_text(encoding="utf-8")
-    return text.replace(str(Path.home()), "~") if len(Path.home().parts) > 1 else text
+    text, home = file.read_text(encoding="utf-8"), Path.home()
+    return text if len(home.parts) < 2 else re.sub(rf"(?<![\w.-]){re.escape(str(home))}(?![\w.-])", "~", text)
 
 
 def read_run(run: Path) -> tuple[dict, str]:
@@ -324,7 +381,12 @@ def load_whole(folder: Path):
     """The classifier of a run; low-rank updates that were saved alone are merged into their base."""
     if not (folder / "adapter_config.json").is_file():
         return _load(folder)
-    from peft import PeftModel
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise ValueError(
+            f"{folder} holds low-rank updates alone, which PEFT merges into their base: pip install peft"
+        ) from error
 
     base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
     model = HFViTForImageClassification.from_pretrained(base, config=HFViTConfig.from_pretrained(folder))
@@ -365,6 +427,7 @@ def assemble(
     template: Path,
     repo: str,
     *,
+    revision: str | None = None,
     layout: str | None = None,
     license: str | None = None,
     data_license: str | None = None,
@@ -414,12 +477,12 @@ def assemble(
         size = (NUM_PROBES, _channels(run / "model"), *results["image_size"])
         pixel_values = torch.randn(size, generator=generator)
     pixel_values = pixel_values[:NUM_PROBES].contiguous()
-    weights = {WEIGHTS: checksum(folder / WEIGHTS)}
     logits = model(pixel_values).logits
-    save_file({"pixel_values": pixel_values, "logits": logits}, folder / PROBES, metadata=weights)
+    described = {name: checksum(folder / name) for name in DESCRIBED}
+    save_file({"pixel_values": pixel_values, "logits": logits}, folder / PROBES, metadata=described)
     verify(folder)
     write_card(
-        folder, template, results, config, repo=repo, layout=reason, trusted=not is_native, license=license,
+        folder, template, results, config, repo=repo, revision=revision, layout=reason, trusted=not is_native, license=license,
         export=_exported(run, folder), answer=in_words(logits[0], results["data"]["labels"]),
     )  # fmt: skip
     return reason
@@ -429,11 +492,22 @@ def _samples(run: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """The run's sample images as the model takes them (n, C, H, W), and the logits that the run gave them (n, L)."""
     if not (run / SAMPLES).is_file():
         raise ValueError(f"{run} holds no {SAMPLES}: pass --without_images, or train it again with this version")
-    samples = load_file(run / SAMPLES)
+    samples = _read(run / SAMPLES, "images", "logits")
     processor = AutoImageProcessor.from_pretrained(run / "model")
     shape = (1, -1, 1, 1)
     mean, std = (torch.tensor(values).view(shape) for values in (processor.image_mean, processor.image_std))
     return (samples["images"].float() / 255 - mean) / std, samples["logits"]
+
+
+def _read(file: Path, *wanted: str) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file; ValueError where it is not whole."""
+    try:
+        tensors = load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"{file} cannot be read ({error}): fetch or make it again") from error
+    if missing := set(wanted) - set(tensors):
+        raise ValueError(f"{file} lacks {' and '.join(sorted(missing))}: it was not written by this version")
+    return tensors
 
 
 def _compare(logits: torch.Tensor, expected: torch.Tensor, tolerance: float, what: str) -> float:
@@ -452,8 +526,7 @@ def _exported(run: Path, folder: Path) -> dict | None:
     if not file.is_file():
         return None
     made = json.loads(file.read_text())
-    weights = run / "model" / WEIGHTS
-    if not weights.is_file() or made["weights_sha256"] != checksum(weights):
+    if made["weights_sha256"] != checksum(_weights_of(run / "model")):
         raise ValueError(
             f"{run / 'export'} was made of other weights than those in {run / 'model'}: run recipes/export.py again, or delete it"
         )
@@ -477,20 +550,20 @@ def verify(source: str | Path, revision: str | None = None) -> float:
     """
     folder = Path(source)
     if not folder.is_dir():
-        wanted = ["*.json", WEIGHTS, PROBES]
-        folder = Path(snapshot_download(str(source), revision=revision, allow_patterns=wanted))
-    if missing := [name for name in (PROBES, WEIGHTS) if not (folder / name).is_file()]:
+        folder = Path(snapshot_download(str(source), revision=revision, allow_patterns=[*DESCRIBED, PROBES]))
+    if missing := [name for name in (PROBES, *DESCRIBED) if not (folder / name).is_file()]:
         raise ValueError(
             f"{source} has no {' and no '.join(missing)}: it is not whole, or was not pushed by recipes/publish.py"
         )
+    probes = _read(folder / PROBES, "pixel_values", "logits")
     with safe_open(folder / PROBES, "pt") as opened:
         noted = opened.metadata() or {}
-    if (found := checksum(folder / WEIGHTS)) != noted.get(WEIGHTS):
-        raise ValueError(
-            f"{WEIGHTS} of {source} has the checksum {found[:12]}, not {str(noted.get(WEIGHTS))[:12]} as when it was pushed: "
-            "download it again (delete it from the cache first)"
-        )
-    probes = load_file(folder / PROBES)
+    for name in DESCRIBED:
+        if (found := checksum(folder / name)) != noted.get(name):
+            raise ValueError(
+                f"{name} of {source} has the checksum {found[:12]}, not {str(noted.get(name))[:12]} as when it was pushed: it was "
+                "changed since, or download it again (delete it from the cache first)"
+            )
     logits = _load(folder)(probes["pixel_values"]).logits
     return _compare(logits, probes["logits"], 1e-5, f"the logits of {source} are not those that were saved with it")
 
@@ -555,25 +628,22 @@ def push(
         OSError: if the Hub refuses, cannot be reached, or gives back something else than was sent; one line, with what to do.
     """
     card = (folder / "README.md").read_text(encoding="utf-8")
-    files, stage = [], "reading"
+    files = []
 
     def act():
-        nonlocal files, stage
-        stage = "reading"
+        nonlocal files
+        check_card(card)
         HfApi().create_repo(repo, private=not public, exist_ok=True)
         if revision is not None:
             HfApi().create_branch(repo, branch=revision, exist_ok=True)
         info, there = inspect_repo(repo, revision)
         (folder / "README.md").write_text(merge_cards(card, there, license), encoding="utf-8")
-        files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-        there = [file.rfilename for file in info.siblings or ()]
-        gone = [name for name in there if re.fullmatch(OURS, name) and name not in files]
-        stage = "committing"
+        files = files_of(folder)
         return HfApi().create_commit(
             repo,
             [
                 *(CommitOperationAdd(name, folder / name) for name in files),
-                *(CommitOperationDelete(name, is_folder=False) for name in gone),
+                *(CommitOperationDelete(name, is_folder=False) for name in outdated(info, files)),
             ],
             commit_message=f"Vision Transformer, pushed by hf_vit {version('hf_vit')}",
             revision=revision,
@@ -582,37 +652,67 @@ def push(
         )
 
     def arrived(error):  # perhaps: a second pull request would be one too many
-        return create_pr and stage == "committing" and _status(error) is None
+        return create_pr and "/commit/" in _url(error) and _status(error) in (None, 500, 502, 503, 504)
 
     commit = _patiently(act, lambda error, times: explain(error, repo, folder, times), say, give_up=arrived)
     where = f"{repo} at commit {commit.oid[:12]}"
     for _ in range(2):
-        wrong = _patiently(
-            lambda: _read_back(folder, repo, commit.oid, files),
-            lambda error, times: (
-                f"{where} was pushed but could not be read back ({_what(error)}), {times} times: check it "
-                f"with --verify {repo}"
-            ),
-            say,
-        )
-        if not wrong:
-            return commit
+        with tempfile.TemporaryDirectory() as cache:
+            fetch = lambda: snapshot_download(
+                repo, revision=commit.oid, cache_dir=cache, allow_patterns=files, max_workers=2
+            )
+            unread = lambda error, times: (
+                f"{where} was pushed but could not be read back ({one_line(error)}), {times} times: check it with --verify {repo}"
+            )
+            back = Path(_patiently(fetch, unread, say))
+            wrong = [
+                name
+                for name in files
+                if not (back / name).is_file() or checksum(back / name) != checksum(folder / name)
+            ]
+            if not wrong:
+                try:
+                    verify(back)
+                except ValueError as error:
+                    raise OSError(f"{where} was pushed, but {error}") from error
+                return commit
     raise OSError(
         f"{where} gives back other bytes than were sent ({', '.join(wrong)}), twice: do not use it; push it again, and check "
         f"it with --verify {repo}"
     )
 
 
-def _read_back(folder: Path, repo: str, revision: str, files: list[str]) -> list[str]:
-    """Download what was pushed; returns the files that differ from those in `folder`."""
-    with tempfile.TemporaryDirectory() as cache:
-        back = Path(snapshot_download(repo, revision=revision, cache_dir=cache, max_workers=2))
-        wrong = [
-            name for name in files if not (back / name).is_file() or checksum(back / name) != checksum(folder / name)
-        ]
-        if not wrong:
-            verify(back)
-        return wrong
+def files_of(folder: Path) -> list[str]:
+    """Names of all files below a folder, sorted."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def outdated(info, files: list[str]) -> list[str]:
+    """What an earlier push left in a repository and this one has not.
+
+    Raises:
+        ValueError: if the repository holds an adapter, which transformers would load in place of the whole model.
+    """
+    there = [file.rfilename for file in info.siblings or ()]
+    if "adapter_config.json" in there:
+        raise ValueError(
+            f"{info.id} holds adapter_config.json, a LoRA adapter: with a whole model beside it, neither would load; delete it there, "
+            "or take another --repo"
+        )
+    return [name for name in there if name in OURS and name not in files]
+
+
+def check_card(text: str):
+    """Have the Hub look at a card, before anything is made there; ValueError with what it says."""
+    try:
+        ModelCard(text).validate()
+    except HfHubHTTPError:
+        raise
+    except ValueError as error:
+        said = str(error)
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            said = "; ".join(one["message"] for one in json.loads(said)["errors"])
+        raise ValueError(f"the Hub refuses the card: {one_line(said)}") from error
 
 
 def _patiently(act, explain, say, give_up=lambda error: False):
@@ -626,13 +726,19 @@ def _patiently(act, explain, say, give_up=lambda error: False):
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return act()
-        except (NETWORK_ERROR, OSError, json.JSONDecodeError, KeyError, RuntimeError) as error:
+        except (
+            NETWORK_ERROR,
+            OSError,
+            json.JSONDecodeError,
+            KeyError,
+            RuntimeError,
+        ) as error:  # KeyError: of the client
             cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ is not None else error
             wait = _wait(cause, attempt)
             tired = attempt == ATTEMPTS or time.monotonic() - began > LONGEST_WAIT
             if wait is None or tired or give_up(cause):
                 raise OSError(explain(cause, attempt)) from error
-            say(f"{_what(cause)}: trying again in {wait:g} s ({attempt} of {ATTEMPTS})")
+            say(f"{one_line(cause)}: trying again in {wait:g} s ({attempt} of {ATTEMPTS})")
             time.sleep(wait)
 
 
@@ -640,11 +746,20 @@ def _status(error) -> int | None:
     return error.response.status_code if isinstance(error, HfHubHTTPError) and error.response is not None else None
 
 
-def _what(error) -> str:
-    """An error in a few words on one line, without the token."""
-    text = " ".join((str(error) or type(error).__name__).split())[:300]
+def _url(error) -> str:
+    """Where the request went that failed; "" for what was no request."""
+    try:
+        return str((error.response.request if _status(error) is not None else error.request).url)
+    except (AttributeError, RuntimeError):
+        return ""
+
+
+def one_line(error) -> str:
+    """An error, or a text, in a few words on one line, without the token."""
+    text = str(error) or type(error).__name__
     token = get_token()
-    return text.replace(token, "***") if token else text
+    text = " ".join((text.replace(token, "***") if token else text).split())
+    return text if len(text) <= 400 else f"{text[:400]} ..."
 
 
 def _wait(error, attempt: int) -> float | None:
@@ -670,8 +785,8 @@ def explain(error, repo: str, folder: Path, attempts: int) -> str:
         return f"{hub} does not accept the token (401): log in with `hf auth login`, or set HF_TOKEN to one that may write; {kept}"
     if status == 403:
         return (
-            f"the token may not write to {repo} (403): take a --repo under your own name or an organisation of yours instead of "
-            f"{owner}, or a token with write access; {kept}"
+            f"the token may not write to {repo} (403: {one_line(error.server_message or 'no reason is given')}): take a --repo under your own "
+            f"name or an organisation of yours if {owner} is neither, or a token with write access; {kept}"
         )
     if status == 404:
         return (
@@ -694,7 +809,7 @@ def explain(error, repo: str, folder: Path, attempts: int) -> str:
     if "Timeout" in type(error).__name__:
         return f"{hub} gave no answer in time, {attempts} times: look at the connection, or allow more by --timeout; {again}"
     if status is None and isinstance(error, (NETWORK_ERROR, ConnectionError)):
-        return f"{hub} cannot be reached, or broke off ({_what(error)}), {attempts} times: look at the connection and at HF_ENDPOINT; {again}"
+        return f"{hub} cannot be reached, or broke off ({one_line(error)}), {attempts} times: look at the connection and at HF_ENDPOINT; {again}"
     if isinstance(error, (json.JSONDecodeError, KeyError)):
         return f"{hub} does not answer as a Hub does: look at HF_ENDPOINT; {kept}"
-    return f"{repo} was not pushed: {_what(error)}; {kept}"
+    return f"{repo} was not pushed: {one_line(error)}; {kept}"

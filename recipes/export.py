@@ -322,12 +322,12 @@ def check_place(folder: Path):
 
 
 def weights_sha256(checkpoint: str) -> str | None:
-    """SHA-256 of model.safetensors; None where the weights lie in other files."""
-    name = "model.safetensors"
-    file = Path(checkpoint, name) if Path(checkpoint).is_dir() else try_to_load_from_cache(checkpoint, name)
-    if not isinstance(file, str | Path) or not Path(file).is_file():
-        return None
-    return sharing.checksum(Path(file))
+    """SHA-256 of model.safetensors, or of an adapter's file; None where the weights lie in others."""
+    for name in (sharing.WEIGHTS, sharing.ADAPTER):
+        file = Path(checkpoint, name) if Path(checkpoint).is_dir() else try_to_load_from_cache(checkpoint, name)
+        if isinstance(file, str | Path) and Path(file).is_file():
+            return sharing.checksum(Path(file))
+    return None
 
 
 def describe(config) -> dict:

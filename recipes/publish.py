@@ -9,7 +9,11 @@ the same command goes on. Exit codes: 0, 1 after an error, 2 for a flag that is 
 """
 
 import argparse
+import json
+import logging
 import os
+import re
+import shutil
 import sys
 import tempfile
 import warnings
@@ -21,7 +25,6 @@ sys.path = [path for path in sys.path if Path(path).resolve() != Path(__file__).
 if "HF_ENDPOINT" in os.environ:  # Xet is a protocol of the one Hub; every other speaks that of git LFS
     os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
 
-import huggingface_hub
 from huggingface_hub import constants, get_token
 from huggingface_hub.errors import (
     HFValidationError,
@@ -30,7 +33,7 @@ from huggingface_hub.errors import (
     StrictDataclassError,
 )
 from huggingface_hub.utils import disable_progress_bars, validate_repo_id
-from transformers.utils import logging
+from transformers.utils import logging as transformers_logging
 
 from hf_vit import sharing
 
@@ -57,7 +60,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--license", help="of the weights, as the Hub calls it: apache-2.0, mit, cc-by-4.0, ...")
     parser.add_argument("--data_license", help="of the images, where their own card does not say it")
     parser.add_argument(
-        "--without_images", action="store_true", help="keep the sample images of the run here, where they are private"
+        "--without_images",
+        action="store_true",
+        help="keep the sample images of the run here, where they are private; what an "
+        "earlier push took along stays in the history of the repository",
     )
     parser.add_argument(
         "--output_dir", type=Path, help="keep the folder that would be pushed, to look at; must be new"
@@ -94,21 +100,35 @@ def show(folder: Path, reason: str, args):
 
 def destination(args, folder: Path) -> str:
     """What is on the Hub already, in a sentence; its README.md is merged into the one in `folder`, as a push would."""
+    card = (folder / "README.md").read_text(encoding="utf-8")
     try:
-        info, there = sharing.inspect_repo(args.repo, args.revision)
+        sharing.check_card(card)
+        try:
+            info, there = sharing.inspect_repo(args.repo, args.revision)
+        except RevisionNotFoundError:  # the new branch begins as main is
+            info, there = sharing.inspect_repo(args.repo)
     except RepositoryNotFoundError:
         return f"not there yet, or not shown to this token: it will be {'public' if args.public else 'private'}"
-    except RevisionNotFoundError:
-        return "a branch that is not there yet"
-    except (OSError, ValueError, sharing.NETWORK_ERROR) as error:
-        return f"perhaps there already: the Hub could not be asked ({' '.join(str(error).split())[:120]})"
-    card = (folder / "README.md").read_text(encoding="utf-8")
+    except (OSError, json.JSONDecodeError, KeyError, sharing.NETWORK_ERROR) as error:
+        return f"perhaps there already: the Hub could not be asked ({sharing.one_line(error)})"
     (folder / "README.md").write_text(sharing.merge_cards(card, there, args.license), encoding="utf-8")
-    return f"there, {'private' if info.private else 'PUBLIC'}, and stays so; its README.md is merged, other files are kept"
+    files = sharing.files_of(folder)
+    replaced = sorted({file.rfilename for file in info.siblings or ()} & set(files))
+    names = lambda what: ", ".join(what) or "none"
+    return (
+        f"there, {'private' if info.private else 'PUBLIC'}, and stays so. Its README.md is merged; replaced where they differ: "
+        f"{names(replaced)}; deleted, of an earlier push: {names(sharing.outdated(info, files))}; all others are kept"
+    )
+
+
+def without_queries(record) -> bool:
+    """Take signatures out of the addresses that huggingface_hub logs when it tries again."""
+    record.msg, record.args = re.sub(r"(https?://[^\s?]+)\?\S*", r"\1", record.getMessage()), ()
+    return True
 
 
 def main(args: argparse.Namespace):
-    logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
     if not sys.stderr.isatty():
         disable_progress_bars()
     sharing.set_timeout(args.timeout)
@@ -129,34 +149,31 @@ def main(args: argparse.Namespace):
         raise ValueError(f"--output_dir {args.output_dir} is there already: name a new folder")
 
     with tempfile.TemporaryDirectory(prefix="hf_vit-") as temporary:
-        folder = args.output_dir or Path(temporary) / "repository"
+        folder = Path(temporary) / "repository"
         reason = sharing.assemble(
-            args.run, folder, TEMPLATE, args.repo, layout=args.layout, license=args.license,
+            args.run, folder, TEMPLATE, args.repo, revision=args.revision, layout=args.layout, license=args.license,
             data_license=args.data_license, with_images=not args.without_images,
         )  # fmt: skip
         if not args.push:
             there = destination(args, folder)
             show(folder, reason, args)
             print(f"which is {there}.\nNothing was sent; --push sends it.")
-            return
-        print(reason)
-        commit = sharing.push(
-            folder,
-            args.repo,
-            public=args.public,
-            revision=args.revision,
-            create_pr=args.create_pr,
-            license=args.license,
-        )
-    print(
-        f"pushed as {commit.oid[:12]} to {commit.pr_url or f'{constants.ENDPOINT}/{args.repo}'}; read back, it has the same bytes "
-        "and gives the same logits"
-    )
+        else:
+            print(reason)
+            commit = sharing.push(
+                folder, args.repo, public=args.public, revision=args.revision, create_pr=args.create_pr, license=args.license
+            )  # fmt: skip
+            print(
+                f"pushed as {commit.oid[:12]} to {commit.pr_url or f'{constants.ENDPOINT}/{args.repo}'}; read back, it has the same "
+                "bytes and gives the same logits"
+            )
+        if args.output_dir is not None:
+            shutil.copytree(folder, args.output_dir)
 
 
 if __name__ == "__main__":
     warnings.formatwarning = lambda message, *_, **__: f"{message}\n"
-    huggingface_hub.utils.logging.set_verbosity_warning()
+    logging.getLogger("huggingface_hub.utils._http").addFilter(without_queries)
     try:
         main(parse())
     except KeyboardInterrupt:
@@ -167,4 +184,4 @@ if __name__ == "__main__":
         HFValidationError,
         StrictDataclassError,
     ) as error:  # one sentence; a traceback would hide it
-        sys.exit(f"error: {' '.join(str(error).split())}")
+        sys.exit(f"error: {sharing.one_line(error)}")

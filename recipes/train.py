@@ -575,6 +575,7 @@ def main():
             example = samples["images"][0].permute(1, 2, 0).squeeze(2)  # (C, H, W) -> (H, W, 3) or (H, W)
             Image.fromarray(example.numpy()).save(run / "model" / "example.png")
         scored_images = details.pop("images")
+        on_hub = lambda name: None if name in (None, *data.EMBEDDED) or Path(name).expanduser().exists() else name
         results = {
             "metrics": details.pop("metrics"),
             "metrics_of": f"{scored}, "
@@ -592,12 +593,14 @@ def main():
             "trained_parameters": trained,
             "seed": args.seed,
             "preset": args.preset or args.model_name_or_path,
+            "base_model_hub_id": on_hub(args.model_name_or_path),
             "command": "accelerate launch "
             + (f"--num_processes {world} " if world > 1 else "")
             + shlex.join(sys.argv),
             **sharing.circumstances(device.type, world, accelerator.mixed_precision),
             "data": {
                 "name": args.dataset_name,
+                "hub_id": on_hub(args.dataset_name),
                 "config": args.dataset_config,
                 "license": data.license_of(args.dataset_name),
                 "train_images": None if stream else len(train_images),

@@ -310,6 +310,7 @@ class Fault:
     cut_after: int | None
     hang: float | None
     corrupt: bool
+    done: bool
 
 
 class Hub:
@@ -382,20 +383,21 @@ class Hub:
         cut_after: int | None = None,
         hang: float | None = None,
         corrupt: bool = False,
+        done: bool = False,
     ) -> Fault:
         """Let the next `times` requests go wrong, after `after` that pass, in one of four ways.
 
         Args:
             method: a regex for the whole method: "PUT", "HEAD|GET".
             pattern: a regex searched in the path with its query.
-            status: answer with this status, `headers` and `message`; nothing is done.
+            status: answer with this status, `headers` and `message`; nothing is done, or with `done` all of it.
             cut_after: close the connection when this many bytes of the body have come; nothing is done.
             hang: stay silent for this many seconds, or until the hub is closed, and then close the connection.
             corrupt: answer a GET of /resolve/ with one byte of the body changed.
         """
         if [status is not None, cut_after is not None, hang is not None, corrupt].count(True) != 1:
             raise ValueError("A fault has exactly one of status, cut_after, hang and corrupt.")
-        fault = Fault(method, pattern, times, after, status, headers or {}, message, cut_after, hang, corrupt)
+        fault = Fault(method, pattern, times, after, status, headers or {}, message, cut_after, hang, corrupt, done)
         with self._lock:
             self._faults.append(fault)
         return fault
@@ -807,6 +809,8 @@ class _Handler(BaseHTTPRequestHandler):
         if cut or not whole:
             self.close_connection = True
         elif fault and fault.status is not None:
+            if fault.done:
+                hub.answer(self.command, self.path, self.headers, body)
             message = fault.message or HTTPStatus(fault.status).phrase
             self.reply(refusal_reply(Refusal(fault.status, message, **fault.headers)))
         else:

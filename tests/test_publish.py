@@ -18,7 +18,7 @@ import pytest
 import torch
 import yaml
 from hub import Hub, check_card
-from huggingface_hub import constants, set_client_factory
+from huggingface_hub import constants, set_client_factory, snapshot_download
 from huggingface_hub.utils import _http
 from packaging.requirements import Requirement
 from safetensors.torch import load_file, save_file
@@ -178,7 +178,7 @@ def test_without_push_all_is_shown_and_nothing_sent(runs, assembled, tmp_path):
         assert done.returncode == 0, done.stderr
         assert hub.repos == {}
         assert hub.requests
-        assert {method for method, _ in hub.requests} <= {"GET", "HEAD"}
+        assert {method for method, path in hub.requests if path != "/api/validate-yaml"} <= {"GET", "HEAD"}
     files = content(assembled("native"))
     assert "modeling_hf_vit.py" not in files
     for name, data in files.items():
@@ -199,7 +199,7 @@ def test_without_push_a_repository_that_is_there_is_shown_with_its_text(runs, hu
     assert "license: mit" in shown
     assert "a new pull request, in one commit\nwhich is there, PUBLIC, and stays so" in shown
     assert "beside its weights, because" in shown
-    assert {method for method, _ in hub.requests} <= {"GET", "HEAD"}
+    assert {method for method, path in hub.requests if path != "/api/validate-yaml"} <= {"GET", "HEAD"}
 
 
 def test_without_push_a_hub_that_fails_hides_nothing(runs, hub, capsys):
@@ -342,6 +342,101 @@ def test_a_readme_by_hand_is_kept_and_ours_appended_once(folder, hub):
     assert check_card(again)[0] == []
 
 
+def test_the_owners_metadata_stay_whatever_is_pushed_and_ours_follow_the_run(folder, hub):
+    """the owner's own files and metadata in a repository | kept as they are, in every push; of an earlier push only what it wrote is replaced"""
+    own = {"figures/architecture.png": b"png", "training/notes.md": b"notes", "onnx/model_fp16.onnx": b"onnx"}
+    theirs = (
+        "---\n# of mine\nlanguage: 'no'\nversion: 1.10  # not 1.1\nlibrary_name: mine\nlicense: mit\n---\nWords.\n"
+    )
+    ours = (folder / "README.md").read_text()
+    lora = ours.replace("library_name: transformers\n", "library_name: transformers\nbase_model: a/b\n")
+    lora = lora.replace('"library_name": "transformers"', '"library_name": "transformers", "base_model": "a/b"')
+    hub.put("alice/model", {"README.md": theirs.encode(), **own})
+    for card in (lora, ours, ours):
+        (folder / "README.md").write_text(card)
+        sharing.push(folder, "alice/model")
+        text = hub.files("alice/model")["README.md"].decode()
+        assert text.startswith(theirs.partition("---\nWords")[0])
+        assert ("base_model: a/b" in text) is (card is lora)
+        assert text.count("Words.") == text.count("\n# Vision") == 1
+    files = hub.files("alice/model")
+    assert {name: files[name] for name in own} == own
+    assert len(hub.history("alice/model")) == 1 + 2
+
+
+def test_a_mark_that_the_owner_deleted_takes_no_words_along(folder, hub):
+    sharing.push(folder, "alice/model")
+    text = hub.files("alice/model")["README.md"].decode()
+    hub.put("alice/model", {"README.md": text.replace(sharing.END, "").encode() + b"\nMy words.\n"})
+    for _ in range(2):
+        sharing.push(folder, "alice/model")
+    assert hub.files("alice/model")["README.md"].decode().count("My words.") == 1
+
+
+@pytest.mark.parametrize("create_pr", [False, True])
+def test_a_commit_whose_answer_is_lost_is_made_once(create_pr, folder, hub):
+    """the Hub makes the commit and its answer is lost (504) | no second one is made; with --create_pr one line says to look there"""
+    hub.put("alice/model", {"README.md": BY_HAND.encode()})
+    hub.fault("POST", "/commit/main", status=504, done=True)
+    if create_pr:
+        assert "fails (504), 1 times" in refused(folder, create_pr=True)
+        assert list(hub.repos["alice/model"].pull_requests) == ["refs/pr/1"]
+    else:
+        sharing.push(folder, "alice/model", say=lambda _: None)
+        assert len(hub.history("alice/model")) == 2
+
+
+def test_a_repository_with_an_adapter_is_left_alone(folder, hub):
+    """the repository holds a LoRA adapter | refused, for with a whole model beside it neither would load"""
+    hub.put("alice/model", {"adapter_config.json": b"{}"})
+    with one_line(ValueError, "holds adapter_config.json"):
+        sharing.push(folder, "alice/model")
+    assert len(hub.history("alice/model")) == 1
+
+
+def test_the_token_is_never_repeated(folder, hub):
+    hub.fault("POST", "/api/repos/create", status=400, message=f"{'x' * 395}{TOKEN} is not nice")
+    assert TOKEN[:11] not in refused(folder)
+
+
+def test_labels_and_names_of_any_kind_make_a_card(runs, folder):
+    odd = ["a|b", "<b>bold", "line\nbreak", sharing.END, "`tick`", 'it\'s: "so"', "北京", "x]"]
+    results, config = sharing.read_run(runs["native"])
+    results["data"] |= {"labels": odd, "name": 'here/a "b" | c`d'}
+    for row, label in zip(results["per_class"], odd, strict=False):
+        row["label"] = label
+    sharing.write_card(folder, publish.TEMPLATE, results, config, repo="alice/model", answer=odd[0], license="mit")
+    card = (folder / "README.md").read_text()
+    assert check_card(card) == ([], [])
+    assert sharing.merge_cards(card, sharing.merge_cards(card, "")) == sharing.merge_cards(card, "")
+    assert "a\\|b" in card
+    for block in re.findall(r"```python\n(.*?)```", card, re.DOTALL):
+        compile(block, "card", "exec")
+
+
+def test_the_home_directory_is_not_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/al"))
+    file = tmp_path / "config.yaml"
+    file.write_text("a: /home/al/photos, b: /home/alice/photos, c: x/home/al, d: /home/al\n")
+    assert sharing.read_for_others(file) == "a: ~/photos, b: /home/alice/photos, c: x/home/al, d: ~\n"
+
+
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
+def test_a_config_that_was_changed_is_told(name, folder):
+    file = folder / name
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"image_mean": [9, 9, 9], "id2label": {"0": "other"}}))
+    with one_line(ValueError, f"{name} of .* it was changed since"):
+        sharing.verify(folder)
+
+
+def test_a_card_that_the_hub_refuses_leaves_no_empty_repository(folder, hub):
+    text = (folder / "README.md").read_text()
+    (folder / "README.md").write_text(text.replace("library_name:", "license: apache2\nlibrary_name:"))
+    with one_line(ValueError, "the Hub refuses the card: .*license"):
+        sharing.push(folder, "alice/model")
+    assert hub.repos == {}
+
+
 @pytest.mark.parametrize("broken", ["license: [mit", "- license: mit", "a: b: c"])
 def test_a_readme_whose_metadata_cannot_be_read_stops_the_push(broken, folder, hub):
     """the README.md that is there has metadata that cannot be read | one line says so; nothing is committed"""
@@ -408,7 +503,7 @@ CARDS = {
     "base on the Hub": ({"model_name_or_path": "google/vit-base-patch16-224-in21k"}, {}, None),
     "base on this disk": ({"model_name_or_path": "here/model"}, {}, None),
     "base at a path": ({"model_name_or_path": "/data/runs/mine/model"}, {}, None),
-    "data on the Hub": ({}, {"name": "someone/pictures"}, None),
+    "data on the Hub": ({}, {"name": "someone/pictures", "hub_id": "someone/pictures"}, None),
     "data on this disk": ({}, {"name": "here/model"}, None),
     "data at a path": ({}, {"name": "/data/my photos"}, None),
     "licence": ({}, {"license": "cc-by-4.0"}, "apache-2.0"),
@@ -416,12 +511,12 @@ CARDS = {
 
 
 @pytest.mark.parametrize("case", CARDS)
-def test_the_hub_accepts_the_card(case, runs, folder, monkeypatch, tmp_path):
+def test_the_hub_accepts_the_card(case, runs, folder):
     changes, data, license = CARDS[case]
-    (tmp_path / "here" / "model").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
     results, config = sharing.read_run(runs["native"])
     results["data"] |= data
+    if case == "base on the Hub":
+        results["base_model_hub_id"] = changes["model_name_or_path"]
     config = yaml.safe_dump({**yaml.safe_load(config), **changes})
     sharing.write_card(folder, publish.TEMPLATE, results, config, repo="alice/model", license=license)
     card = (folder / "README.md").read_text()
@@ -590,7 +685,8 @@ def test_a_foreign_namespace_is_refused(there, folder, hub):
     if there:
         hub.put("bob/model", {"notes.txt": b"his"})
     line = refused(folder, "bob/model")
-    assert "may not write to bob/model (403): take a --repo under your own name" in line
+    assert "may not write to bob/model (403: You don't have the rights" in line
+    assert "take a --repo under your own name" in line
     assert hub.uploaded == []
     assert hub.waits == []
 
@@ -712,7 +808,7 @@ def test_a_hub_that_always_fails_ends_in_one_line(stage, folder, hub):
     """the Hub fails for good (500) | one line after five attempts; nothing is committed"""
     hub.fault(*STAGES[stage], status=500, times=FOR_EVER)
     assert "fails (500), 5 times: run it again later" in refused(folder)
-    assert len(hub.history("alice/model")) == 1 if stage != "create" else hub.repos == {}
+    assert len(hub.history("alice/model")) == 1 if stage not in ("create", "validate") else hub.repos == {}
 
 
 @pytest.mark.parametrize("fault", [dict(status=500), dict(cut_after=0), dict(corrupt=True)])
@@ -815,14 +911,14 @@ def test_a_copy_that_is_damaged_is_told(folder):
     data = bytearray(file.read_bytes())
     data[-1] ^= 0xFF
     file.write_bytes(data)
-    with one_line(ValueError, r"model\.safetensors of .* has the checksum .*: download it again"):
+    with one_line(ValueError, r"model\.safetensors of .* has the checksum .*, or download it again"):
         sharing.verify(folder)
 
 
 def test_weights_that_give_other_logits_are_told(folder):
     weights = {name: tensor + 0.1 for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    noted = {"model.safetensors": sharing.checksum(folder / "model.safetensors")}
+    noted = {name: sharing.checksum(folder / name) for name in sharing.DESCRIBED}
     save_file(load_file(folder / "probes.safetensors"), folder / "probes.safetensors", metadata=noted)
     with one_line(ValueError, "saved with it: they are"):
         sharing.verify(folder)
@@ -896,7 +992,8 @@ def test_a_file_name_that_leaves_the_folder_is_refused(name, hub, assembled, tmp
     files = content(assembled("native"))
     hub.put("alice/evil", {**files, name: b"{}"})
     with pytest.raises((ValueError, OSError)):
-        sharing.verify("alice/evil")
+        snapshot_download("alice/evil")
+    sharing.verify("alice/evil")  # which asks for the files that it knows alone
     assert list(tmp_path.rglob("outside.json")) == []
     assert not Path("/outside.json").exists()
 

@@ -147,7 +147,8 @@ def test_verify_runs_no_code_of_a_repository(repo):
     model = HFViTForImageClassification.from_pretrained(repo)
     probe = torch.randn(1, 3, 16, 16)
     logits = model(probe).logits.detach()
-    sums = {"model.safetensors": sharing.checksum(repo / "model.safetensors")}
+    (repo / "preprocessor_config.json").write_text("{}")
+    sums = {name: sharing.checksum(repo / name) for name in sharing.DESCRIBED}
     save_file({"pixel_values": probe, "logits": logits}, repo / "probes.safetensors", metadata=sums)
     for file in repo.glob("*.py"):
         file.write_text("open('opened', 'w')\n")
