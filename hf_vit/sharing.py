@@ -38,13 +38,10 @@ from huggingface_hub.utils import hf_raise_for_status
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, AutoModelForImageClassification
-from transformers.utils import logging
 
 from .configuration_hf_vit import HFViTConfig
 from .modeling_hf_vit import HFViTForImageClassification
 
-
-logger = logging.get_logger(__name__)
 
 REPORTED = ("torch", "transformers", "accelerate", "datasets", "evaluate", "huggingface_hub", "safetensors", "hf_vit")
 WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"
@@ -201,9 +198,7 @@ def write_card(
         width=results["image_size"][1],
         parameters=f"{results['parameters']:,}",
         how=f"from {inline(base_model)}" if base_model else "from scratch",
-        data=f"[{data['hub_id']}](https://hf.co/datasets/{data['hub_id']})"
-        if data.get("hub_id")
-        else inline(data["name"]),
+        data=inline(data["name"]),
         data_license=data.get("license"),
         license=license,
         weights=weights.name,
@@ -220,10 +215,7 @@ def write_card(
         example=argument if example.is_file() else '"photo.jpg"',
         answer=answer and inline(answer),
         export=export,
-        javascript=bool(export)
-        and repo is not None
-        and channels == 3
-        and _config(folder)["model_type"] in IN_JAVASCRIPT,
+        javascript=all((export, repo, channels == 3, _config(folder)["model_type"] in IN_JAVASCRIPT)),
         pictures={name: (folder / "figures" / f"{name}.png").is_file() for name in PICTURES},
         samples=min(NUM_SAMPLES, data["scored_images"]),
         labels=[inline(label) for label in data["labels"]],
@@ -262,7 +254,7 @@ def _as_record(metadata: dict) -> str:
 
 
 def _load(folder: Path):
-    """The classifier in a folder: ours, an adapter on its base, or a native one; no code that lies there is run."""
+    """The classifier in a folder, ours or a native one; no code that lies there is run."""
     ours = HFViTConfig.get_config_dict(folder)[0].get("model_type") == HFViTConfig.model_type
     loader = HFViTForImageClassification if ours else AutoModelForImageClassification
     return loader.from_pretrained(folder).eval()
@@ -345,7 +337,11 @@ def merge_cards(ours: str, theirs: str, license: str | None = None) -> str:
         for entry in as_list(old.get("model-index"))
         if not isinstance(entry, dict) or entry.get("name") not in names
     ]
-    merged = {**{key: owned.get(key, new.get(key)) for key in old if key in owned or key in new}, **new, **owned}
+    merged = {
+        **dict.fromkeys(key for key in old if key in owned or key in new),
+        **new,
+        **owned,
+    }  # in the owner's order
     merged["tags"] = list(dict.fromkeys([*tags, *new["tags"]]))
     merged["model-index"] = [*kept, *new["model-index"]]
     dumped = lambda key: yaml.safe_dump({key: merged[key]}, sort_keys=False, allow_unicode=True)
@@ -583,7 +579,7 @@ def set_timeout(seconds: float):
         request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), seconds)
 
     def refuse(response):
-        if response.status_code == 429 and (_retry_after(response) or 0) > LONGEST_WAIT:
+        if response.status_code >= 400 and (_retry_after(response) or 0) > LONGEST_WAIT:
             response.read()
             hf_raise_for_status(response)
 
