@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#999999"
 WIDTH = 7.0  # inches
+SMOOTHED = 100  # points of a curve, above which its running mean is drawn
 NAMED, COUNTED = 40, 12  # classes up to which a confusion matrix names them all, and counts in its cells
 LONGEST = 18  # characters of a class name
 
@@ -50,11 +51,16 @@ def curves(lines: list[dict]) -> Figure:
             (scoring, ORANGE, "o", "scored images"),
         ):
             points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
-            if points:
-                dot = marker or ("." if len(points) == 1 else "")
-                panel.plot(
-                    *zip(*points, strict=True), color=colour, marker=dot, markersize=4, linewidth=1.3, label=label
-                )
+            if not points:
+                continue
+            steps, values = np.array(points).T
+            if len(values) > SMOOTHED and name != "learning_rate":  # the values themselves behind their running mean
+                panel.plot(steps, values, color=colour, linewidth=0.5, alpha=0.25)
+                width = len(values) // 50
+                values = np.convolve(values, np.full(width, 1 / width), mode="valid")
+                steps = steps[(width - 1) // 2 :][: len(values)]
+            dot = marker or ("." if len(points) == 1 else "")
+            panel.plot(steps, values, color=colour, marker=dot, markersize=4, linewidth=1.3, label=label)
         panel.set_title(title, fontsize=9)
         panel.set_ylabel(unit, fontsize=8)
         panel.tick_params(labelsize=7)

@@ -33,7 +33,7 @@ from huggingface_hub import (
     set_client_factory,
     snapshot_download,
 )
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 from huggingface_hub.utils import hf_raise_for_status
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -62,6 +62,7 @@ RECORD = "<!-- metadata of this part: {} -->"
 IN_JAVASCRIPT = ("vit", "deit", "ijepa", "dinov2", "dinov2_with_registers")  # classifiers that Transformers.js 4 knows
 ATTEMPTS = 5
 LONGEST_WAIT = 300  # seconds
+NO_ADDRESS = ("UnsupportedProtocol", "InvalidURL")  # of httpx: HF_ENDPOINT is no address
 NETWORK_ERROR = HfHubHTTPError.__mro__[1]  # HTTPError of httpx, or of httpx2, whichever huggingface_hub stands on
 
 
@@ -365,11 +366,16 @@ def read_run(run: Path) -> tuple[dict, str]:
     Raises:
         ValueError: if the run is not there or not finished.
     """
+    if not run.is_dir():
+        raise ValueError(f"there is no folder {run}: wanted that of a finished run, as recipes/train.py leaves it")
+    if (run / "config.json").is_file():
+        raise ValueError(f"{run} is the folder of a model: wanted that of its run, such as {run.resolve().parent}")
     missing = [name for name in (*EVIDENCE, "model/config.json") if not (run / name).is_file()]
     if missing:
-        raise ValueError(
-            f"{run} holds no {' and no '.join(missing)}: wanted the folder of a finished run, as recipes/train.py leaves it"
+        what = (
+            "is not finished, and the command that began it goes on" if (run / EVIDENCE[1]).is_file() else "is no run"
         )
+        raise ValueError(f"{run} {what}: it holds no {' and no '.join(missing)}")
     return json.loads(read_for_others(run / "results.json")), read_for_others(run / "config.yaml")
 
 
@@ -474,8 +480,10 @@ def assemble(
         pixel_values = torch.randn(size, generator=generator)
     pixel_values = pixel_values[:NUM_PROBES].contiguous()
     logits = model(pixel_values).logits
-    described = {name: checksum(folder / name) for name in DESCRIBED}
-    save_file({"pixel_values": pixel_values, "logits": logits}, folder / PROBES, metadata=described)
+    described = json.dumps(
+        {name: checksum(folder / name) for name in DESCRIBED}
+    )  # one text: safetensors shuffles keys
+    save_file({"pixel_values": pixel_values, "logits": logits}, folder / PROBES, metadata={"sha256": described})
     verify(folder)
     write_card(
         folder, template, results, config, repo=repo, revision=revision, layout=reason, trusted=not is_native, license=license,
@@ -546,14 +554,17 @@ def verify(source: str | Path, revision: str | None = None) -> float:
     """
     folder = Path(source)
     if not folder.is_dir():
-        folder = Path(snapshot_download(str(source), revision=revision, allow_patterns=[*DESCRIBED, PROBES]))
+        now = (
+            HfApi().model_info(str(source), revision=revision).sha
+        )  # what is there, not what was there when it was cached
+        folder = Path(snapshot_download(str(source), revision=now, allow_patterns=[*DESCRIBED, PROBES]))
     if missing := [name for name in (PROBES, *DESCRIBED) if not (folder / name).is_file()]:
         raise ValueError(
             f"{source} has no {' and no '.join(missing)}: it is not whole, or was not pushed by recipes/publish.py"
         )
     probes = _read(folder / PROBES, "pixel_values", "logits")
     with safe_open(folder / PROBES, "pt") as opened:
-        noted = opened.metadata() or {}
+        noted = json.loads((opened.metadata() or {}).get("sha256", "{}"))
     for name in DESCRIBED:
         if (found := checksum(folder / name)) != noted.get(name):
             raise ValueError(
@@ -615,7 +626,9 @@ def push(
     license: str | None = None,
     say=print,
 ):
-    """Make `folder` the newest state of a repository, in one commit, and read it back; returns what `create_commit` does.
+    """Make `folder` the newest state of a repository, in one commit, and read it back.
+
+    Returns what `create_commit` does, and whether there was anything to commit.
 
     What fails in passing is tried again from the start, which sends only what is not there yet. The README.md that is there
     is merged (`merge_cards`), files that an earlier push left and this one does not have are deleted, others are kept.
@@ -624,15 +637,18 @@ def push(
         OSError: if the Hub refuses, cannot be reached, or gives back something else than was sent; one line, with what to do.
     """
     card = (folder / "README.md").read_text(encoding="utf-8")
-    files = []
+    files, before = [], None
 
     def act():
-        nonlocal files
+        nonlocal files, before
         check_card(card)
         HfApi().create_repo(repo, private=not public, exist_ok=True)
         if revision is not None:
             HfApi().create_branch(repo, branch=revision, exist_ok=True)
         info, there = inspect_repo(repo, revision)
+        before = before or info.sha
+        if public and info.private:
+            say(f"{repo} is private and stays so: its settings on the Hub make it public")
         (folder / "README.md").write_text(merge_cards(card, there, license), encoding="utf-8")
         files = files_of(folder)
         return HfApi().create_commit(
@@ -650,7 +666,7 @@ def push(
     def arrived(error):  # perhaps: a second pull request would be one too many
         return create_pr and "/commit/" in _url(error) and _status(error) in (None, 500, 502, 503, 504)
 
-    commit = _patiently(act, lambda error, times: explain(error, repo, folder, times), say, give_up=arrived)
+    commit = _patiently(act, lambda error, times: explain(error, repo, times, folder), say, give_up=arrived)
     where = f"{repo} at commit {commit.oid[:12]}"
     for _ in range(2):
         with tempfile.TemporaryDirectory() as cache:
@@ -671,7 +687,7 @@ def push(
                     verify(back)
                 except ValueError as error:
                     raise OSError(f"{where} was pushed, but {error}") from error
-                return commit
+                return commit, commit.oid != before
     raise OSError(
         f"{where} gives back other bytes than were sent ({', '.join(wrong)}), twice: do not use it; push it again, and check "
         f"it with --verify {repo}"
@@ -766,17 +782,34 @@ def _wait(error, attempt: int) -> float | None:
     passing = (NETWORK_ERROR, ConnectionError, TimeoutError, LocalEntryNotFoundError)  # the last: tried again, in vain
     if isinstance(error, OSError) and not isinstance(error, passing):
         return None  # of this machine
+    if type(error).__name__ in NO_ADDRESS:
+        return None
     asked = None if status is None else _retry_after(error.response)
     wait = 2.0 ** (attempt - 1) if asked is None else asked
     return wait if wait <= LONGEST_WAIT else None
 
 
-def explain(error, repo: str, folder: Path, attempts: int) -> str:
-    """One line: what happened and what to do."""
+def explain(error, repo: str, attempts: int = 1, folder: Path | None = None) -> str:
+    """One line: what happened between here and the Hub, and what to do.
+
+    Args:
+        attempts: how often it was tried.
+        folder: what was sent, if something was.
+    """
     status, hub, owner = _status(error), constants.ENDPOINT, repo.partition("/")[0]
     kept = "nothing on this disk has changed"
     again = f"{kept}; the same command goes on, and what has arrived is not sent again"
-    largest = sorted(((file.stat().st_size, file.name) for file in folder.rglob("*") if file.is_file()), reverse=True)
+    if (
+        status in (405, 501)
+        or isinstance(error, (json.JSONDecodeError, KeyError))
+        or type(error).__name__ in NO_ADDRESS
+    ):
+        return f"{hub} does not answer as a Hub does ({one_line(error)}): look at HF_ENDPOINT; {kept}"
+    if status == 404 or isinstance(error, RepositoryNotFoundError):
+        return (
+            f"{hub} knows no {repo}, or no such revision of it, or does not show it to this token ({status}): look at the name, at "
+            f"--revision and at HF_ENDPOINT; {kept}"
+        )
     if status == 401:
         return f"{hub} does not accept the token (401): log in with `hf auth login`, or set HF_TOKEN to one that may write; {kept}"
     if status == 403:
@@ -784,14 +817,12 @@ def explain(error, repo: str, folder: Path, attempts: int) -> str:
             f"the token may not write to {repo} (403: {one_line(error.server_message or 'no reason is given')}): take a --repo under your own "
             f"name or an organisation of yours if {owner} is neither, or a token with write access; {kept}"
         )
-    if status == 404:
-        return (
-            f"{hub} knows no {repo}, or no such revision of it, or does not show it to this token (404): look at --repo, "
-            f"--revision and HF_ENDPOINT; {kept}"
-        )
     if status in (409, 412):
         return f"others changed {repo} while this was sent ({status}), {attempts} times: wait for them; {again}"
-    if status == 413:
+    if status == 413 and folder is not None:
+        largest = sorted(
+            ((file.stat().st_size, file.name) for file in folder.rglob("*") if file.is_file()), reverse=True
+        )
         return (
             f"{hub} takes no files so large (413): the largest are "
             + ", ".join(f"{name} ({size / 1e6:,.1f} MB)" for size, name in largest[:3])
@@ -806,6 +837,4 @@ def explain(error, repo: str, folder: Path, attempts: int) -> str:
         return f"{hub} gave no answer in time, {attempts} times: look at the connection, or allow more by --timeout; {again}"
     if status is None and isinstance(error, (NETWORK_ERROR, ConnectionError)):
         return f"{hub} cannot be reached, or broke off ({one_line(error)}), {attempts} times: look at the connection and at HF_ENDPOINT; {again}"
-    if isinstance(error, (json.JSONDecodeError, KeyError)):
-        return f"{hub} does not answer as a Hub does: look at HF_ENDPOINT; {kept}"
-    return f"{repo} was not pushed: {one_line(error)}; {kept}"
+    return f"{repo}: {one_line(error)}; {kept}"

@@ -27,7 +27,9 @@ if "HF_ENDPOINT" in os.environ:  # Xet is a protocol of the one Hub; every other
 
 from huggingface_hub import constants, get_token
 from huggingface_hub.errors import (
+    HfHubHTTPError,
     HFValidationError,
+    LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
     StrictDataclassError,
@@ -71,8 +73,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--timeout", type=float, default=60, help="seconds that the Hub may be silent")
     parser.add_argument("--verify", metavar="REPO", help="hold a repository (or folder) against the probes in it")
     args = parser.parse_args(argv)
-    if args.verify is None and (args.run is None or args.repo is None):
-        parser.error("wanted RUN and --repo USER/NAME, or --verify USER/NAME")
+    if args.verify is None and args.run is None:
+        parser.error("RUN is missing: wanted RUN and --repo USER/NAME, or --verify USER/NAME")
+    if args.verify is None and args.repo is None:
+        parser.error("--repo is missing: wanted RUN and --repo USER/NAME, or --verify USER/NAME")
     if args.verify is not None and (args.run is not None or args.repo is not None or args.push):
         parser.error("--verify goes alone, or with --revision")
     if args.create_pr and args.revision is not None:
@@ -82,20 +86,33 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def show(folder: Path, reason: str, args):
+def show(folder: Path, args, reason: str, there: str):
     """What would be sent, and where to."""
     print((folder / "README.md").read_text(encoding="utf-8"))
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:
         print(f"{path.stat().st_size:>13,}  {path.relative_to(folder).as_posix()}")
-    print(f"{sum(path.stat().st_size for path in files):>13,}  bytes in {len(files)} files\n\n{reason}")
-    if args.license is None:
-        print("The card names no licence of the weights: --license apache-2.0 (or another) lets others use them.")
-    if not args.without_images:
-        print("A few of the scored images go along (example.png, figures/predictions.png, probes.safetensors); where they "
-              "are private, pass --without_images.")  # fmt: skip
+    print(f"{sum(path.stat().st_size for path in files):>13,}  bytes in {len(files)} files\n")
+    print(remarks(folder, args, reason))
     place = "a new pull request" if args.create_pr else f"branch {args.revision or 'main'}"
-    print(f"To: {constants.ENDPOINT}/{args.repo}, {place}, in one commit")
+    print(f"To: {constants.ENDPOINT}/{args.repo}, {place}, in one commit; the repository is {there}.")
+    print("Nothing was sent; --push sends it.")
+
+
+def remarks(folder: Path, args, reason: str) -> str:
+    """What somebody should know before, or at the latest while, the folder is sent."""
+    lines = [reason]
+    if not sharing.split_card((folder / "README.md").read_text(encoding="utf-8"))[0].get("license"):
+        lines.append(
+            "The card names no licence of the weights: --license apache-2.0 (or another) lets others use them."
+        )
+    if not args.without_images:
+        lines.append(
+            "A few of the scored images go along (example.png, figures/predictions.png, probes.safetensors): --without_images "
+            "keeps them here."
+        )
+    lines.append("So do the run's command and configuration, with the names of folders in them.")
+    return "\n".join(lines)
 
 
 def destination(args, folder: Path) -> str:
@@ -110,7 +127,7 @@ def destination(args, folder: Path) -> str:
     except RepositoryNotFoundError:
         return f"not there yet, or not shown to this token: it will be {'public' if args.public else 'private'}"
     except (OSError, json.JSONDecodeError, KeyError, sharing.NETWORK_ERROR) as error:
-        return f"perhaps there already: the Hub could not be asked ({sharing.one_line(error)})"
+        return f"perhaps there already, but the Hub could not be asked: {sharing.explain(error, args.repo)}"
     (folder / "README.md").write_text(sharing.merge_cards(card, there, args.license), encoding="utf-8")
     files = sharing.files_of(folder)
     replaced = sorted({file.rfilename for file in info.siblings or ()} & set(files))
@@ -133,14 +150,17 @@ def main(args: argparse.Namespace):
         disable_progress_bars()
     sharing.set_timeout(args.timeout)
     if args.verify is not None:
-        difference = sharing.verify(args.verify, args.revision)
+        try:
+            difference = sharing.verify(args.verify, args.revision)
+        except (HfHubHTTPError, ConnectionError, LocalEntryNotFoundError, sharing.NETWORK_ERROR) as error:
+            raise OSError(sharing.explain(error, args.verify)) from error
         print(f"{args.verify} gives the logits that were saved with it (largest difference {difference:.1e})")
         return
-    validate_repo_id(args.repo)
-    if "/" not in args.repo:
+    if args.repo.count("/") != 1:
         raise ValueError(
             f"--repo {args.repo}: wanted USER/NAME, with your name or that of an organisation before the slash"
         )
+    validate_repo_id(args.repo)
     if args.push and constants.HF_HUB_OFFLINE:
         raise ValueError("HF_HUB_OFFLINE is set: unset it to push")
     if args.push and get_token() is None:
@@ -155,17 +175,15 @@ def main(args: argparse.Namespace):
             data_license=args.data_license, with_images=not args.without_images,
         )  # fmt: skip
         if not args.push:
-            there = destination(args, folder)
-            show(folder, reason, args)
-            print(f"which is {there}.\nNothing was sent; --push sends it.")
+            show(folder, args, reason, destination(args, folder))
         else:
-            print(reason)
-            commit = sharing.push(
+            print(remarks(folder, args, reason))
+            commit, changed = sharing.push(
                 folder, args.repo, public=args.public, revision=args.revision, create_pr=args.create_pr, license=args.license
             )  # fmt: skip
             print(
-                f"pushed as {commit.oid[:12]} to {commit.pr_url or f'{constants.ENDPOINT}/{args.repo}'}; read back, it has the same "
-                "bytes and gives the same logits"
+                f"{'pushed as' if changed else 'nothing has changed since'} {commit.oid[:12]} at "
+                f"{commit.pr_url or f'{constants.ENDPOINT}/{args.repo}'}; read back, it has the same bytes and gives the same logits"
             )
         if args.output_dir is not None:
             shutil.copytree(folder, args.output_dir)

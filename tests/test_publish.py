@@ -184,7 +184,7 @@ def test_without_push_all_is_shown_and_nothing_sent(runs, assembled, tmp_path):
     for name, data in files.items():
         assert re.search(rf"^ *{len(data):,}  {re.escape(name)}$", done.stdout, re.MULTILINE), name
     assert f"To: {hub.url}/alice/model, branch main, in one commit" in done.stdout
-    assert "which is not there yet" in done.stdout
+    assert "the repository is not there yet" in done.stdout
     assert "it will be private" in done.stdout
     assert "model-index:" in done.stdout
     assert "stored as the native `ijepa` of transformers" in done.stdout
@@ -197,7 +197,7 @@ def test_without_push_a_repository_that_is_there_is_shown_with_its_text(runs, hu
     shown = capsys.readouterr().out
     assert "My own words." in shown
     assert "license: mit" in shown
-    assert "a new pull request, in one commit\nwhich is there, PUBLIC, and stays so" in shown
+    assert "a new pull request, in one commit; the repository is there, PUBLIC, and stays so" in shown
     assert "beside its weights, because" in shown
     assert {method for method, path in hub.requests if path != "/api/validate-yaml"} <= {"GET", "HEAD"}
 
@@ -207,7 +207,7 @@ def test_without_push_a_hub_that_fails_hides_nothing(runs, hub, capsys):
     hub.fault("GET", "/api/models/", status=500, times=FOR_EVER)
     recipe(runs["native"], "--repo", "alice/model")
     shown = capsys.readouterr().out
-    assert "perhaps there already: the Hub could not be asked" in shown
+    assert "perhaps there already, but the Hub could not be asked" in shown
     assert "Nothing was sent; --push sends it." in shown
 
 
@@ -263,7 +263,7 @@ def test_a_pull_request_leaves_main_alone_and_its_link_is_printed(repo, runs, hu
     kept = tmp_path / "kept"
     recipe(runs["native"], "--repo", repo, "--push", "--create_pr", "--output_dir", kept)
     assert hub.history(repo) == [first]
-    assert f"to {hub.url}/{repo}/discussions/1;" in capsys.readouterr().out
+    assert f"at {hub.url}/{repo}/discussions/1;" in capsys.readouterr().out
     files = hub.files(repo, "refs/pr/1")
     assert files == {**content(kept), "notes.txt": b"mine"}
 
@@ -362,6 +362,19 @@ def test_the_owners_metadata_stay_whatever_is_pushed_and_ours_follow_the_run(fol
     files = hub.files("alice/model")
     assert {name: files[name] for name in own} == own
     assert len(hub.history("alice/model")) == 1 + 2
+
+
+def test_a_folder_is_assembled_alike_each_time(runs, assembled, tmp_path):
+    sharing.assemble(runs["native"], tmp_path / "again", publish.TEMPLATE, "alice/model")
+    assert content(tmp_path / "again") == content(assembled("native"))
+
+
+def test_what_is_verified_is_what_is_there_now(published, tmp_path):
+    with talking_to(published.url, tmp_path / "home"):
+        sharing.verify("alice/native")
+        published.fault("GET", "/api/models/alice/native", status=500)
+        with pytest.raises(OSError, match="500"):  # although a copy is in the cache
+            sharing.verify("alice/native")
 
 
 def test_a_mark_that_the_owner_deleted_takes_no_words_along(folder, hub):
@@ -918,8 +931,8 @@ def test_a_copy_that_is_damaged_is_told(folder):
 def test_weights_that_give_other_logits_are_told(folder):
     weights = {name: tensor + 0.1 for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    noted = {name: sharing.checksum(folder / name) for name in sharing.DESCRIBED}
-    save_file(load_file(folder / "probes.safetensors"), folder / "probes.safetensors", metadata=noted)
+    noted = json.dumps({name: sharing.checksum(folder / name) for name in sharing.DESCRIBED})
+    save_file(load_file(folder / "probes.safetensors"), folder / "probes.safetensors", metadata={"sha256": noted})
     with one_line(ValueError, "saved with it: they are"):
         sharing.verify(folder)
 
@@ -954,7 +967,10 @@ def test_a_run_that_is_not_finished_is_refused(runs, tmp_path):
     run = shutil.copytree(runs["native"], tmp_path / "run")
     (run / "results.json").unlink()
     for folder in (run, tmp_path / "nowhere"):
-        with one_line(ValueError, r"holds no results\.json.*wanted the folder of a finished run"):
+        with one_line(
+            ValueError,
+            r"is not finished, and the command that began it goes on: it holds no results\.json|there is no folder",
+        ):
             sharing.assemble(folder, tmp_path / "out", publish.TEMPLATE, "alice/model")
 
 

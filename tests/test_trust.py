@@ -149,7 +149,9 @@ def test_verify_runs_no_code_of_a_repository(repo):
     logits = model(probe).logits.detach()
     (repo / "preprocessor_config.json").write_text("{}")
     sums = {name: sharing.checksum(repo / name) for name in sharing.DESCRIBED}
-    save_file({"pixel_values": probe, "logits": logits}, repo / "probes.safetensors", metadata=sums)
+    save_file(
+        {"pixel_values": probe, "logits": logits}, repo / "probes.safetensors", metadata={"sha256": json.dumps(sums)}
+    )
     for file in repo.glob("*.py"):
         file.write_text("open('opened', 'w')\n")
     assert sharing.verify(repo) <= 1e-6
