@@ -89,7 +89,8 @@ def main(folder: str, *arguments: str):
 Next:
   {shown(python)} recipes/classify.py {folder} YOUR_PHOTO.jpg
   {shown(launch)} launch --quiet recipes/train.py --dataset_name YOUR_FOLDER --preset tiny-patch16-224 --output_dir runs/mine
-  {shown(python)} recipes/evaluate.py --model_name_or_path {folder} --dataset_name OTHER_IMAGES_OF_THESE_CLASSES""")
+  {shown(python)} recipes/evaluate.py --model_name_or_path {folder} --dataset_name OTHER_IMAGES_OF_THESE_CLASSES
+  {shown(python)} recipes/publish.py RUN --repo USER/NAME""")
 
 
 if __name__ == "__main__":
