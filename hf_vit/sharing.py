@@ -350,6 +350,12 @@ def merge_cards(ours: str, theirs: str, license: str | None = None) -> str:
     return f"---\n{lines.get('', '')}{''.join(front)}---\n\n{(before + part + after).strip()}\n"
 
 
+def other_model(ours: str, theirs: str) -> str:
+    """What an earlier push calls its model, where this one's is called otherwise; else ""."""
+    titles = [re.search(r"^# (.+)$", card.rpartition(BEGIN)[2], re.MULTILINE) for card in (ours, theirs)]
+    return titles[1].group(1) if BEGIN in theirs and all(titles) and titles[0].group(1) != titles[1].group(1) else ""
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The folder to push
 
@@ -376,7 +382,12 @@ def read_run(run: Path) -> tuple[dict, str]:
             "is not finished, and the command that began it goes on" if (run / EVIDENCE[1]).is_file() else "is no run"
         )
         raise ValueError(f"{run} {what}: it holds no {' and no '.join(missing)}")
-    return json.loads(read_for_others(run / "results.json")), read_for_others(run / "config.yaml")
+    results = json.loads(read_for_others(run / "results.json"))
+    if absent := {"metrics", "intervals", "per_class", "data", "mixed_precision", "steps"} - set(results):
+        raise ValueError(
+            f"results.json of {run} lacks {', '.join(sorted(absent))}: another version wrote it; train it again"
+        )
+    return results, read_for_others(run / "config.yaml")
 
 
 def load_whole(folder: Path):
@@ -571,7 +582,10 @@ def verify(source: str | Path, revision: str | None = None) -> float:
                 f"{name} of {source} has the checksum {found[:12]}, not {str(noted.get(name))[:12]} as when it was pushed: it was "
                 "changed since, or download it again (delete it from the cache first)"
             )
-    logits = _load(folder)(probes["pixel_values"]).logits
+    try:
+        logits = _load(folder)(probes["pixel_values"]).logits
+    except (RuntimeError, KeyError) as error:  # of a native model whose config and weights do not fit
+        raise ValueError(f"{source} does not load: {one_line(error)}") from error
     return _compare(logits, probes["logits"], 1e-5, f"the logits of {source} are not those that were saved with it")
 
 
@@ -647,6 +661,8 @@ def push(
             HfApi().create_branch(repo, branch=revision, exist_ok=True)
         info, there = inspect_repo(repo, revision)
         before = before or info.sha
+        if other := other_model(card, there):
+            say(f"{repo} holds {other}, which this replaces; its history keeps it")
         if public and info.private:
             say(f"{repo} is private and stays so: its settings on the Hub make it public")
         (folder / "README.md").write_text(merge_cards(card, there, license), encoding="utf-8")

@@ -28,7 +28,6 @@ if "HF_ENDPOINT" in os.environ:  # Xet is a protocol of the one Hub; every other
 from huggingface_hub import constants, get_token
 from huggingface_hub.errors import (
     HfHubHTTPError,
-    HFValidationError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -132,8 +131,9 @@ def destination(args, folder: Path) -> str:
     files = sharing.files_of(folder)
     replaced = sorted({file.rfilename for file in info.siblings or ()} & set(files))
     names = lambda what: ", ".join(what) or "none"
+    other = sharing.other_model(card, there)
     return (
-        f"there, {'private' if info.private else 'PUBLIC'}, and stays so. Its README.md is merged; replaced where they differ: "
+        f"there, {'private' if info.private else 'PUBLIC'}, and stays so{other and f'; its {other} is replaced'}. Its README.md is merged; replaced where they differ: "
         f"{names(replaced)}; deleted, of an earlier push: {names(sharing.outdated(info, files))}; all others are kept"
     )
 
@@ -199,7 +199,7 @@ if __name__ == "__main__":
     except (
         ValueError,
         OSError,
-        HFValidationError,
+        ImportError,
         StrictDataclassError,
     ) as error:  # one sentence; a traceback would hide it
         sys.exit(f"error: {sharing.one_line(error)}")

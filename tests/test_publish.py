@@ -369,6 +369,14 @@ def test_a_folder_is_assembled_alike_each_time(runs, assembled, tmp_path):
     assert content(tmp_path / "again") == content(assembled("native"))
 
 
+def test_another_model_is_not_replaced_without_a_word(folder, hub):
+    card, said = (folder / "README.md").read_text(), []
+    for name, expected in (("clothes", ""), ("clothes", ""), ("pets", "holds Vision Transformer on clothes")):
+        (folder / "README.md").write_text(card.replace("on fashion-mnist-mini", f"on {name}"))
+        sharing.push(folder, "alice/model", say=said.append)
+        assert any(expected in line for line in said) if expected else said == []
+
+
 def test_what_is_verified_is_what_is_there_now(published, tmp_path):
     with talking_to(published.url, tmp_path / "home"):
         sharing.verify("alice/native")
