@@ -4,13 +4,16 @@ import atexit
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 
 
 assert "transformers" not in sys.modules, "the environment below must be set before transformers is imported"
+HOUSE = Path(__file__).parents[1]
 HOME = tempfile.mkdtemp(prefix="hf_vit-tests-")
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 os.environ |= {"HF_HOME": HOME, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -87,3 +90,19 @@ def pixels():
     import torch
 
     return lambda batch=2, height=16, width=16, channels=3: torch.randn(batch, channels, height, width)
+
+
+@pytest.fixture(scope="session")
+def demo_run(tmp_path_factory):
+    """A finished run of recipes/train.py on the embedded images: three steps of a tiny model that has a native twin."""
+    home = tmp_path_factory.mktemp("demo")
+    tiny = (
+        "image_size=28,patch_size=7,hidden_size=32,num_hidden_layers=2,num_attention_heads=4,intermediate_size=64,"
+        "position_embedding=sincos2d,pooling=mean,use_class_token=false"
+    )
+    train, preset = HOUSE / "recipes" / "train.py", HOUSE / "recipes" / "configs" / "demo.yaml"
+    flags = ["--output_dir", "demo", "--max_train_steps=3", "--train_fraction=0.05", "--config_overrides", tiny]
+    line = [sys.executable, "-W", "ignore", train, "--config", preset, *flags]
+    subprocess.run(line, cwd=home, check=True, capture_output=True, timeout=200)
+    shutil.rmtree(home / "demo" / "checkpoints")
+    return home / "demo"

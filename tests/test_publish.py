@@ -36,10 +36,6 @@ sys.path.insert(0, str(HOUSE / "recipes"))  # publish.py takes it out again
 import publish  # noqa: E402
 
 
-TINY = (
-    "image_size=28,patch_size=7,hidden_size=32,num_hidden_layers=2,num_attention_heads=4,intermediate_size=64,"
-    "position_embedding=sincos2d,pooling=mean,use_class_token=false"
-)
 TOKEN, FOR_EVER = "hf_loopback_token", 1_000_000
 CODE = ["configuration_hf_vit.py", "modeling_hf_vit.py"]
 
@@ -113,14 +109,10 @@ def with_model(run, folder, fill, **overrides):
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory, randomize):
+def runs(tmp_path_factory, randomize, demo_run):
     """native: of recipes/train.py; code: with a model that no native architecture expresses; large: 4 MB of weights."""
     home = tmp_path_factory.mktemp("runs")
-    train, demo = HOUSE / "recipes" / "train.py", HOUSE / "recipes" / "configs" / "demo.yaml"
-    flags = ["--output_dir", "native", "--max_train_steps=3", "--train_fraction=0.05", "--config_overrides", TINY]
-    line = [sys.executable, "-W", "ignore", train, "--config", demo, *flags]
-    subprocess.run(line, cwd=home, check=True, capture_output=True, timeout=200)
-    shutil.rmtree(home / "native" / "checkpoints")
+    shutil.copytree(demo_run, home / "native")
     torch.manual_seed(0)
     with_model(home / "native", home / "code", randomize, qk_norm=True)
     with_model(home / "native", home / "large", randomize, hidden_size=256, intermediate_size=512)
