@@ -7,7 +7,6 @@ the random numbers of a step are functions of (seed, step) and need no saving.
 import contextlib
 import ctypes
 import errno
-import hashlib
 import json
 import os
 import shutil
@@ -27,6 +26,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.utils import logging
 
 from . import presets
+from .sharing import checksum
 
 
 logger = logging.get_logger(__name__)
@@ -100,7 +100,7 @@ def sealed_folder(folder: Path, needed: int):
         with whole_folder(folder) as aside:
             yield aside
             files = {path.relative_to(aside).as_posix(): path for path in aside.rglob("*") if path.is_file()}
-            manifest = {name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for name, path in files.items()}
+            manifest = {name: {"bytes": path.stat().st_size, "sha256": checksum(path)} for name, path in files.items()}
             (aside / "manifest.json").write_text(json.dumps({"files": manifest}, indent=2))
     except (OSError, SafetensorError) as error:
         full = getattr(error, "errno", None) in FULL or any(f"os error {number})" in str(error) for number in FULL)
@@ -111,11 +111,6 @@ def sealed_folder(folder: Path, needed: int):
             f"{folder} needs {needed / 1e6:,.1f} MB and {free / 1e6:,.1f} MB are free (or left of a quota): make room, and "
             "the same command goes on from the last checkpoint"
         ) from error
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def verify(folder: Path):
@@ -130,7 +125,7 @@ def verify(folder: Path):
             raise ValueError(f"its {name} is missing")
         if path.stat().st_size != wanted["bytes"]:
             raise ValueError(f"its {name} holds {path.stat().st_size:,} of {wanted['bytes']:,} bytes")
-        if _sha256(path) != wanted["sha256"]:
+        if checksum(path) != wanted["sha256"]:
             raise ValueError(f"its {name} does not hold the bytes that were written")
 
 

@@ -116,7 +116,6 @@ def write_card(
     revision: str | None = None,
     answer: str | None = None,
     layout: str | None = None,
-    trusted: bool = True,
     license: str | None = None,
     export: dict | None = None,
 ) -> Path:
@@ -130,7 +129,6 @@ def write_card(
         repo, revision: where it will be; None for a model that stays in `folder`, and for main.
         answer: what the model says of `example.png`, see `in_words`.
         layout: a sentence on how it is stored and why, see `choose_layout`.
-        trusted: whether it takes `trust_remote_code=True` to load it.
         license: of the weights, an id such as apache-2.0.
         export: what export.json of recipes/export.py holds, where its files go along.
     """
@@ -208,7 +206,7 @@ def write_card(
         at=at,
         repo=repo,
         layout=layout,
-        trust=", trust_remote_code=True" if trusted else "",
+        trust=", trust_remote_code=True" if _config(folder)["model_type"] == HFViTConfig.model_type else "",
         adapter=weights.name == ADAPTER,
         plain=channels == 3,
         channels=channels,
@@ -462,9 +460,8 @@ def assemble(
         results["data"]["license"] = data_license
     model = load_whole(run / "model").float()
     saved, reason = choose_layout(model, layout)
-    is_native = saved is not model
     saved.save_pretrained(folder)
-    if not is_native:  # `save_pretrained` names the class that is saved; the others read the same weights
+    if saved is model:  # `save_pretrained` names the class that is saved; the others read the same weights
         file = folder / "config.json"
         fields = json.loads(file.read_text())
         for auto, ours in (("AutoModel", "HFViTModel"), ("AutoBackbone", "HFViTBackbone")):
@@ -497,7 +494,7 @@ def assemble(
     save_file({"pixel_values": pixel_values, "logits": logits}, folder / PROBES, metadata={"sha256": described})
     verify(folder)
     write_card(
-        folder, template, results, config, repo=repo, revision=revision, layout=reason, trusted=not is_native, license=license,
+        folder, template, results, config, repo=repo, revision=revision, layout=reason, license=license,
         export=_exported(run, folder), answer=in_words(logits[0], results["data"]["labels"]),
     )  # fmt: skip
     return reason
@@ -609,7 +606,7 @@ def set_timeout(seconds: float):
             hf_raise_for_status(response)
 
     hooks = {"request": [*usual.event_hooks["request"], limit], "response": [*usual.event_hooks["response"], refuse]}
-    set_client_factory(lambda: type(usual)(event_hooks=hooks, follow_redirects=True, timeout=seconds))
+    set_client_factory(lambda: type(usual)(event_hooks=hooks, follow_redirects=True))
 
 
 def _retry_after(response) -> float | None:
@@ -836,9 +833,7 @@ def explain(error, repo: str, attempts: int = 1, folder: Path | None = None) -> 
     if status in (409, 412):
         return f"others changed {repo} while this was sent ({status}), {attempts} times: wait for them; {again}"
     if status == 413 and folder is not None:
-        largest = sorted(
-            ((file.stat().st_size, file.name) for file in folder.rglob("*") if file.is_file()), reverse=True
-        )
+        largest = sorted(((folder / name).stat().st_size, name) for name in files_of(folder))[::-1]
         return (
             f"{hub} takes no files so large (413): the largest are "
             + ", ".join(f"{name} ({size / 1e6:,.1f} MB)" for size, name in largest[:3])

@@ -88,10 +88,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def show(folder: Path, args, reason: str, there: str):
     """What would be sent, and where to."""
     print((folder / "README.md").read_text(encoding="utf-8"))
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    for path in files:
-        print(f"{path.stat().st_size:>13,}  {path.relative_to(folder).as_posix()}")
-    print(f"{sum(path.stat().st_size for path in files):>13,}  bytes in {len(files)} files\n")
+    sizes = {name: (folder / name).stat().st_size for name in sharing.files_of(folder)}
+    for name, size in sizes.items():
+        print(f"{size:>13,}  {name}")
+    print(f"{sum(sizes.values()):>13,}  bytes in {len(sizes)} files\n")
     print(remarks(folder, args, reason))
     place = "a new pull request" if args.create_pr else f"branch {args.revision or 'main'}"
     print(f"To: {constants.ENDPOINT}/{args.repo}, {place}, in one commit; the repository is {there}.")
