@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import simplejpeg
 import torch
 from datasets import (
     ClassLabel,
@@ -438,7 +439,7 @@ class ImageForm:
     """What a model wants to see, as its image processor says: size in pixels, channels, PIL's resampling, mean and std.
 
     `resize` is None where an image is stretched to this size at once; else its shorter side, or its height and width, before
-    the middle is cut out. `draft` lets the JPEG decoder shrink large photos by 2, 4 or 8 on the way, many times faster and
+    the middle is cut out. `draft` lets the JPEG decoder shrink photos on the way and torch resize them, many times faster and
     not to the pixel what the image processor gives: for training only. `processor` is an image processor that these numbers
     cannot describe; it then makes the pixels, normalised, and only `channels` is read of the rest.
     """
@@ -515,13 +516,12 @@ def open_image(item: dict, channels: int, draft: int | None = None) -> PILImage.
     """
     if item is None or item["bytes"] == b"":
         raise ValueError("it is empty")
-    source = item["path"] if item["bytes"] is None else BytesIO(item["bytes"])
-    if item["bytes"] is None and "://" in item["path"]:
-        with xopen(item["path"], "rb") as file:
-            source = BytesIO(file.read())
-    with PILImage.open(source) as image:
-        if draft is not None:
-            image.draft(None, (draft, draft))
+    content = item["bytes"]
+    if content is None:
+        with xopen(item["path"], "rb") if "://" in item["path"] else open(item["path"], "rb") as file:
+            content = file.read()
+    with PILImage.open(BytesIO(content)) as image:
+        image = _jpeg(content, image, draft) if image.format in ("JPEG", "MPO") else image
         ImageOps.exif_transpose(image, in_place=True)  # the other way copies every photo
         if image.mode.startswith("I"):  # Pillow would clip 16 bits at 255; mode "I" may hold 8 or 16 of them
             values = np.asarray(image).astype(np.int64)
@@ -533,6 +533,42 @@ def open_image(item: dict, channels: int, draft: int | None = None) -> PILImage.
             image = image.convert("RGBA")
         image.load()
         return image if image.mode == MODES[channels] else image.convert(MODES[channels])
+
+
+def _jpeg(content: bytes, image: PILImage.Image, smallest: int | None) -> PILImage.Image:
+    """A JPEG file that Pillow has opened, decoded: to the same pixels in half the time; or, where each side keeps `smallest`
+    pixels at least, to any eighths of its size."""
+    colours = {"RGB": "RGB", "L": "GRAY"}.get(image.mode)
+    if colours is not None:
+        sides = {} if smallest is None else dict(min_height=smallest, min_width=smallest, min_factor=1)
+        with contextlib.suppress(ValueError):  # Pillow reads what it can of a damaged file, or says what is wrong
+            pixels = simplejpeg.decode_jpeg(content, colours, **sides)
+            decoded = PILImage.fromarray(pixels.squeeze(2) if image.mode == "L" else pixels)
+            decoded.info = image.info  # with the EXIF data, which say which side is up
+            return decoded
+    if smallest is not None:
+        image.draft(None, (smallest, smallest))
+    return image
+
+
+INTERPOLATE = {
+    PILImage.Resampling.BILINEAR: "bilinear",
+    PILImage.Resampling.BICUBIC: "bicubic",
+}  # what torch calls them
+
+
+def _resize(image: PILImage.Image, width: int, height: int, form: ImageForm) -> np.ndarray:
+    """An image -> uint8 (height, width, C). Of a form with `draft` by torch, five times faster than Pillow; one pixel in a few
+    hundred then differs by 1."""
+    if not form.draft or form.resample not in INTERPOLATE:
+        if image.size != (width, height):
+            image = image.resize((width, height), form.resample)
+        return np.array(image).reshape(height, width, form.channels)
+    pixels = torch.from_numpy(np.array(image).reshape(image.height, image.width, form.channels)).permute(2, 0, 1)
+    pixels = torch.nn.functional.interpolate(
+        pixels.unsqueeze(0), size=(height, width), mode=INTERPOLATE[form.resample], antialias=True
+    )
+    return pixels.squeeze(0).permute(1, 2, 0).numpy()  # (C, height, width) -> (height, width, C)
 
 
 def decode(item: dict, form: ImageForm) -> np.ndarray:
@@ -552,12 +588,14 @@ def decode(item: dict, form: ImageForm) -> np.ndarray:
         width, height = (int(form.resize * side / shorter) for side in image.size)
     elif form.resize is not None:
         height, width = form.resize
-    if image.size != (width, height):
-        image = image.resize((width, height), form.resample)
-    if form.resize is not None:
-        left, top = (width - form.width) // 2, (height - form.height) // 2
-        image = image.crop((left, top, left + form.width, top + form.height))  # black where the image is smaller
-    return np.asarray(image).reshape(form.height, form.width, form.channels)
+    pixels = _resize(image, width, height, form)
+    if form.resize is None:
+        return pixels
+    top, left = (height - form.height) // 2, (width - form.width) // 2
+    if min(top, left) < 0:  # black where the image is smaller
+        pixels = np.pad(pixels, [*((max(0, -side), max(0, -side) + 1) for side in (top, left)), (0, 0)])
+        top, left = max(0, top), max(0, left)
+    return pixels[top : top + form.height, left : left + form.width]
 
 
 def decode_rows(rows: list[dict], form: ImageForm) -> tuple[list[np.ndarray | None], list[str]]:
@@ -577,7 +615,7 @@ def decode_rows(rows: list[dict], form: ImageForm) -> tuple[list[np.ndarray | No
 
 
 def as_batch(images: list[np.ndarray]) -> torch.Tensor:
-    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()  # (b, H, W, C) -> (b, C, H, W)
+    return torch.stack([torch.from_numpy(image).permute(2, 0, 1) for image in images]).contiguous()  # (b, C, H, W)
 
 
 def stand_ins(good: list[int], count: int) -> list[int]:
@@ -605,14 +643,14 @@ class Images(torch.utils.data.Dataset):
         if form.processor is None and len(data) * form.height * form.width * form.channels <= CACHE_BYTES:
             self.cache = torch.empty(len(data), form.channels, form.height, form.width, dtype=torch.uint8)
             chunks = np.array_split(np.arange(len(data)), max(1, len(data) // 64))
-            decode_chunk = lambda chunk: decode_rows([self.rows[int(index)] for index in chunk], form)
+            decode_chunk = lambda chunk: decode_rows(self.rows.__getitems__(chunk.tolist()), form)
             good, unreadable = [], []
             with ThreadPoolExecutor(os.cpu_count()) as pool:  # PIL decodes without the interpreter lock
                 for chunk, (images, bad) in zip(chunks, pool.map(decode_chunk, chunks), strict=True):
                     unreadable += bad
                     for index, image in zip(chunk, images, strict=True):
                         if image is not None:
-                            self.cache[index] = torch.from_numpy(image.copy()).permute(2, 0, 1)
+                            self.cache[index] = torch.from_numpy(image).permute(2, 0, 1)
                             good.append(int(index))
             self.skip(unreadable)
             if not good:
@@ -647,7 +685,7 @@ class Images(torch.utils.data.Dataset):
         if self.cache is not None:
             images = self.cache[rows]
         else:
-            decoded, bad = decode_rows([self.rows[row] for row in rows.tolist()], self.form)
+            decoded, bad = decode_rows(self.rows.__getitems__(rows.tolist()), self.form)
             good = [place for place, image in enumerate(decoded) if image is not None]
             if not good:
                 return {"bad": bad}

@@ -251,6 +251,34 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling, 
     return (dropped @ value).transpose(1, 2).contiguous(), weights
 
 
+def is_plain(layer) -> bool:
+    """Whether a dense layer does nothing but its product: nobody wrapped, quantised, split or hooked it."""
+    itself = type(layer) is nn.Linear and type(layer.weight) is nn.Parameter and "forward" not in vars(layer)
+    return itself and not is_watched(layer)
+
+
+def is_watched(module) -> bool:
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def together(layers, hidden_states):
+    """What each of these dense layers makes of the same tokens (..., D).
+
+    One product instead of several where that is faster: where the weights, which are laid together for it, are few beside
+    the tokens. Not for ONNX, which wants weights to be constants.
+    """
+    D = hidden_states.shape[-1]
+    if torch.compiler.is_exporting() or hidden_states.numel() < 8 * D * D or not all(map(is_plain, layers)):
+        return [layer(hidden_states) for layer in layers]
+    weight, bias = torch.cat([layer.weight for layer in layers]), None  # (sum of widths, D)
+    if any(layer.bias is not None for layer in layers):
+        bias_of = lambda layer: layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias
+        bias = torch.cat([bias_of(layer) for layer in layers])  # (sum of widths,)
+    return nn.functional.linear(hidden_states, weight, bias).split([layer.out_features for layer in layers], dim=-1)
+
+
 class HFViTAttention(nn.Module):
     """Multi-head self-attention, computed by the backend that `attn_implementation` names."""
 
@@ -267,21 +295,26 @@ class HFViTAttention(nn.Module):
         self.q_norm = nn.LayerNorm(self.head_dim, eps=config.layer_norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = nn.LayerNorm(self.head_dim, eps=config.layer_norm_eps) if config.qk_norm else nn.Identity()
 
-    def forward(self, hidden_states, rotary=None, **kwargs):
-        B, T, D = hidden_states.shape
-        query = self.q_proj(hidden_states).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, T, D) -> (B, A, T, K)
-        key = self.k_proj(hidden_states).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, A, T, K)
-        value = self.v_proj(hidden_states).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, A, T, K)
+    def forward(self, hidden_states, num_queries=None, rotary=None, **kwargs):
+        """Tokens (B, T, D) -> what the first `num_queries` of them (None: all) attend to, (B, Q, D), and the weights."""
+        if num_queries is None:
+            projected = together([self.q_proj, self.k_proj, self.v_proj], hidden_states)  # (B, T, D) each
+        else:
+            projected = [self.q_proj(hidden_states[:, :num_queries])]  # (B, Q, D)
+            projected += together([self.k_proj, self.v_proj], hidden_states)  # (B, T, D) each
+        split = lambda tokens: tokens.unflatten(2, (-1, self.head_dim)).transpose(1, 2)  # (B, T, D) -> (B, A, T, K)
+        query, key, value = map(split, projected)
         query, key = self.q_norm(query), self.k_norm(key)
         if rotary is not None:
-            query, key = rotate(query, *rotary), rotate(key, *rotary)
+            query = rotate(query, *rotary) if num_queries is None else query
+            key = rotate(key, *rotary)
         # Only the eager backend has the weights to give.
         wanted = kwargs.get("output_attentions", self.config.output_attentions)
         backend = "eager" if wanted else self.config._attn_implementation
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(backend, eager_attention_forward)
         dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
         attended, weights = attend(self, query, key, value, None, scaling=self.scaling, dropout=dropout, **kwargs)
-        return self.o_proj(attended.reshape(B, T, D)), weights  # (B, T, A, K) -> (B, T, D), (B, A, T, T)
+        return self.o_proj(attended.flatten(2)), weights  # (B, Q, A, K) -> (B, Q, D), (B, A, Q, T)
 
 
 class HFViTMLP(nn.Module):
@@ -308,8 +341,8 @@ class HFViTGatedMLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, hidden_states):
-        gate = self.activation(self.gate_proj(hidden_states))  # (B, T, D) -> (B, T, F)
-        return self.down_proj(gate * self.up_proj(hidden_states))  # (B, T, F) -> (B, T, D)
+        gate, up = together([self.gate_proj, self.up_proj], hidden_states)  # (B, T, D) -> (B, T, F) each
+        return self.down_proj(self.activation(gate) * up)  # (B, T, F) -> (B, T, D)
 
 
 class HFViTLayerScale(nn.Module):
@@ -360,13 +393,17 @@ class HFViTLayer(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.drop_path = HFViTDropPath(config.drop_path_rate * index / max(1, config.num_hidden_layers - 1))
 
-    def forward(self, hidden_states, **kwargs):
-        attention = lambda tokens: self.drop_path(self.layer_scale1(self.dropout(self.attention(tokens, **kwargs)[0])))
+    def forward(self, hidden_states, num_queries=None, **kwargs):
+        """Tokens (B, T, D) -> (B, Q, D): the first `num_queries` of them, or all."""
+        attention = lambda tokens: self.drop_path(
+            self.layer_scale1(self.dropout(self.attention(tokens, num_queries, **kwargs)[0]))
+        )
         mlp = lambda tokens: self.drop_path(self.layer_scale2(self.dropout(self.mlp(tokens))))
+        queries = hidden_states if num_queries is None else hidden_states[:, :num_queries]  # (B, Q, D)
         if self.norm_first:
-            hidden_states = hidden_states + attention(self.layernorm_before(hidden_states))  # (B, T, D)
+            hidden_states = queries + attention(self.layernorm_before(hidden_states))  # (B, Q, D)
             return hidden_states + mlp(self.layernorm_after(hidden_states))
-        hidden_states = self.layernorm_before(hidden_states + attention(hidden_states))  # (B, T, D)
+        hidden_states = self.layernorm_before(queries + attention(hidden_states))  # (B, Q, D)
         return self.layernorm_after(hidden_states + mlp(hidden_states))
 
 
@@ -633,8 +670,8 @@ class HFViTModel(HFViTPreTrainedModel):
             )
         self.post_init()
 
-    def encode(self, pixel_values, interpolate_pos_encoding=False, **kwargs):
-        """Pixels (B, C, H, W) -> tokens (B, T, D) behind the last layer, before the final norm."""
+    def encode(self, pixel_values, interpolate_pos_encoding=False, num_tokens=None, **kwargs):
+        """Pixels (B, C, H, W) -> tokens (B, T, D) behind the last layer, before the final norm; or its first `num_tokens`."""
         config, patch_embeddings = self.config, self.embeddings.patch_embeddings
         if pixel_values.is_floating_point():
             pixel_values = pixel_values.to(patch_embeddings.projection.weight.dtype)
@@ -650,7 +687,9 @@ class HFViTModel(HFViTPreTrainedModel):
                     table[kept].unsqueeze(1) for table in kwargs["rotary"]
                 )  # (N, K) -> (B, 1, M, K)
         for layer in self.layers:
-            hidden_states = layer(hidden_states, **kwargs)  # (B, T, D)
+            hidden_states = layer(
+                hidden_states, num_tokens if layer is self.layers[-1] else None, **kwargs
+            )  # (B, T, D)
         return hidden_states
 
     def pool(self, hidden_states):
@@ -666,14 +705,30 @@ class HFViTModel(HFViTPreTrainedModel):
             return hidden_states[:, :2].flatten(1)  # (B, 2, D) -> (B, 2 D)
         return self.attention_pooling(patches)  # (B, N, D) -> (B, D)
 
+    def pooled_tokens(self, **kwargs) -> int | None:
+        """How many of the first tokens the pooled vector is made of; None where that is all, or where somebody looks at them."""
+        asked = any(
+            kwargs.get(name, getattr(self.config, name)) for name in ("output_hidden_states", "output_attentions")
+        )
+        if asked or any(map(is_watched, (self, self.layernorm, *self.layers[-1].modules()))):
+            return None
+        return {"cls": 1, "cls_distillation": 2}.get(self.config.pooling)
+
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
-        self, pixel_values: torch.Tensor, interpolate_pos_encoding: bool = False, **kwargs
+        self,
+        pixel_values: torch.Tensor,
+        interpolate_pos_encoding: bool = False,
+        pooled_only: bool = False,
+        **kwargs,
     ) -> BaseModelOutputWithPooling:
         """
         Args:
             pixel_values: (B, C, H, W) floats as the model's image processor makes them.
             interpolate_pos_encoding: accept any H and W that the patch divides, with resampled positions.
+            pooled_only: compute what `pooler_output` needs and no more: where a class token is pooled, the last layer is
+                that token's alone, and `last_hidden_state` (B, 1, D). Hooks on that layer, `hidden_states` and
+                `attentions` are of all tokens: with them nothing is left out.
 
         Returns:
             `last_hidden_state` (B, T, D), after the final norm where `config.final_norm` is "tokens"; `pooler_output`
@@ -683,7 +738,8 @@ class HFViTModel(HFViTPreTrainedModel):
         Raises:
             ValueError: if pixel_values has other channels, another size or another kind of numbers than the model.
         """
-        hidden_states = self.encode(pixel_values, interpolate_pos_encoding, **kwargs)  # (B, C, H, W) -> (B, T, D)
+        num_tokens = self.pooled_tokens(**kwargs) if pooled_only else None
+        hidden_states = self.encode(pixel_values, interpolate_pos_encoding, num_tokens, **kwargs)  # (B, T, D)
         if self.config.final_norm == "tokens":
             hidden_states = self.layernorm(hidden_states)
         pooled = self.pool(hidden_states)  # (B, T, D) -> (B, D)
@@ -731,7 +787,7 @@ class HFViTForImageClassification(HFViTPreTrainedModel):
         Returns:
             `logits` (B, L), `loss` where labels are given, `hidden_states` and `attentions` when asked for.
         """
-        outputs = self.vit(pixel_values, interpolate_pos_encoding, **kwargs)
+        outputs = self.vit(pixel_values, interpolate_pos_encoding, pooled_only=True, **kwargs)
         pooled = outputs.pooler_output  # (B, D) or (B, 2 D)
         if self.pre_logits is not None:
             pooled = self.dropout(self.pre_logits(pooled).tanh())
