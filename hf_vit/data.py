@@ -696,6 +696,19 @@ class Images(torch.utils.data.Dataset):
         return {"images": images, "labels": self.labels[rows], "index": index, "bad": bad}
 
 
+class Features(Images):
+    """In the place of `images` what a frozen network made of each: float (b, D) instead of uint8 (b, C, H, W).
+
+    Args:
+        features: (n, D).
+        rows: (n,), which of `images` they are of.
+    """
+
+    def __init__(self, images: Images, features: torch.Tensor, rows: torch.Tensor):
+        self.rows, self.form, self.on_bad, self.fill = images.rows.select(rows), images.form, images.on_bad, True
+        self.skipped, self.cache, self.labels = images.skipped, features, images.labels[rows]
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The order
 

@@ -240,12 +240,84 @@ class HFViTEmbeddings(nn.Module):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Token merging: fewer patches from layer to layer, in evaluation (arXiv 2210.09461, section 3)
+
+
+def match(keys: torch.Tensor, num_prefix: int, r: int) -> torch.Tensor:
+    """Which of the T - r tokens that are left each of the T tokens (B, T, K) goes into, (B, T).
+
+    "Bipartite Soft Matching": every other patch may be merged into one of the patches between, the r of them that are
+    most like theirs. The tokens that are left stay in their order.
+    """
+    keys = nn.functional.normalize(keys, dim=2)
+    likeness = keys[:, num_prefix::2] @ keys[:, num_prefix + 1 :: 2].transpose(1, 2)  # (B, N - N / 2, N / 2) cosines
+    nearest = likeness.max(dim=2)  # (B, N - N / 2)
+    merged = nearest.values.topk(r, dim=1, sorted=False).indices  # (B, r)
+    sources, partners = num_prefix + 2 * merged, num_prefix + 1 + 2 * nearest.indices.gather(1, merged)  # (B, r) each
+    left = torch.ones(keys.shape[:2], dtype=torch.long, device=keys.device).scatter(1, sources, 0)  # (B, T)
+    target = left.cumsum(dim=1) - 1  # (B, T)
+    return target.scatter(1, sources, target.gather(1, partners))
+
+
+def merge(hidden_states: torch.Tensor, sizes: torch.Tensor, target: torch.Tensor, count: int):
+    """Tokens (B, T, D) and their sizes (B, T, 1) -> `count` tokens, weighted averages of those with one target, and sizes."""
+    B = target.shape[0]
+    offsets = torch.arange(B, device=target.device).unsqueeze(1) * count  # (B, 1)
+    rows = (target + offsets).flatten()  # (B, T) -> (B * T,)
+
+    def total(values):  # several times as fast as a product with a one-hot matrix
+        sums = values.new_zeros(B * count, values.shape[2]).index_add(0, rows, values.flatten(0, 1))
+        return sums.unflatten(0, (B, count))  # (B * count, D) -> (B, count, D)
+
+    merged = total(sizes)  # (B, count, 1)
+    return (total(hidden_states * sizes) / merged).to(hidden_states.dtype), merged
+
+
+def as_mask(sizes: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
+    """What is added to the logits of attention, log(size), so that a token counts as often as patches are in it.
+
+    (B, T, 1) -> (B, 1, 1, T); "Tracking Token Size", equation 1.
+    """
+    return None if sizes is None else sizes.log().to(like.dtype).transpose(1, 2).unsqueeze(1)
+
+
+def mean_patch(patches: torch.Tensor, sizes: torch.Tensor | None) -> torch.Tensor:
+    """The mean (B, D) of patches (B, N, D), each counted as often as its size (B, N, 1) says; once where that is None."""
+    if sizes is None:
+        return patches.mean(dim=1)
+    return ((patches * sizes).sum(dim=1) / sizes.sum(dim=1)).to(patches.dtype)
+
+
+class Merging:
+    """What one pass with token merging knows of its tokens: how many patches are in each, and their latest keys."""
+
+    def __init__(self, num_prefix: int):
+        self.num_prefix = num_prefix
+        self.sizes = None  # (B, T, 1) in float32, None as long as every token is one patch
+        self.key = None  # (B, A, T, K) of the attention just computed
+
+    def __call__(self, hidden_states, r):
+        """Tokens (B, T, D) -> (B, T - r, D), r at most half of the patches."""
+        T = hidden_states.shape[1]
+        r = min(r, (T - self.num_prefix) // 2)
+        if r == 0:
+            return hidden_states
+        if self.sizes is None:
+            self.sizes = hidden_states.new_ones(*hidden_states.shape[:2], 1, dtype=torch.float32)
+        target = match(self.key.mean(dim=1, dtype=torch.float32), self.num_prefix, r)  # (B, T)
+        hidden_states, self.sizes = merge(hidden_states, self.sizes, target, T - r)
+        return hidden_states  # (B, T - r, D)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # The transformer layer
 
 
 def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
     """softmax(q k^T / sqrt(K)) v, written out: (B, A, T, K) -> (B, T, A, K), and the weights (B, A, T, T)."""
     weights = query @ key.transpose(2, 3) * scaling  # (B, A, T, T)
+    if attention_mask is not None:
+        weights = weights + attention_mask  # (B, 1, 1, T)
     weights = nn.functional.softmax(weights, dim=-1, dtype=torch.float32).to(query.dtype)
     dropped = nn.functional.dropout(weights, p=dropout, training=module.training)
     return (dropped @ value).transpose(1, 2).contiguous(), weights
@@ -295,7 +367,7 @@ class HFViTAttention(nn.Module):
         self.q_norm = nn.LayerNorm(self.head_dim, eps=config.layer_norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = nn.LayerNorm(self.head_dim, eps=config.layer_norm_eps) if config.qk_norm else nn.Identity()
 
-    def forward(self, hidden_states, num_queries=None, rotary=None, **kwargs):
+    def forward(self, hidden_states, num_queries=None, rotary=None, merging=None, **kwargs):
         """Tokens (B, T, D) -> what the first `num_queries` of them (None: all) attend to, (B, Q, D), and the weights."""
         if num_queries is None:
             projected = together([self.q_proj, self.k_proj, self.v_proj], hidden_states)  # (B, T, D) each
@@ -310,10 +382,14 @@ class HFViTAttention(nn.Module):
             key = rotate(key, *rotary)
         # Only the eager backend has the weights to give.
         wanted = kwargs.get("output_attentions", self.config.output_attentions)
-        backend = "eager" if wanted else self.config._attn_implementation
+        backend, mask = "eager" if wanted else self.config._attn_implementation, None
+        if merging is not None:
+            merging.key, mask = key, as_mask(merging.sizes, query)  # (B, 1, 1, T)
+            if mask is not None and backend != "eager":
+                backend = "sdpa"  # not every backend takes a mask of floats
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(backend, eager_attention_forward)
         dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
-        attended, weights = attend(self, query, key, value, None, scaling=self.scaling, dropout=dropout, **kwargs)
+        attended, weights = attend(self, query, key, value, mask, scaling=self.scaling, dropout=dropout, **kwargs)
         return self.o_proj(attended.flatten(2)), weights  # (B, Q, A, K) -> (B, Q, D), (B, A, Q, T)
 
 
@@ -383,6 +459,7 @@ class HFViTLayer(GradientCheckpointingLayer):
     def __init__(self, config: HFViTConfig, index: int):
         super().__init__()
         self.norm_first = config.norm_first
+        self.num_merged = 0  # patches merged here in evaluation, see `set_token_merging`
         self.layernorm_before = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.attention = HFViTAttention(config)
         self.layernorm_after = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -393,17 +470,19 @@ class HFViTLayer(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.drop_path = HFViTDropPath(config.drop_path_rate * index / max(1, config.num_hidden_layers - 1))
 
-    def forward(self, hidden_states, num_queries=None, **kwargs):
-        """Tokens (B, T, D) -> (B, Q, D): the first `num_queries` of them, or all."""
+    def forward(self, hidden_states, num_queries=None, merging=None, **kwargs):
+        """Tokens (B, T, D) -> (B, Q, D): the first `num_queries` of them, or all, fewer by those merged on the way."""
         attention = lambda tokens: self.drop_path(
-            self.layer_scale1(self.dropout(self.attention(tokens, num_queries, **kwargs)[0]))
+            self.layer_scale1(self.dropout(self.attention(tokens, num_queries, merging=merging, **kwargs)[0]))
         )
+        merges = merging is not None and num_queries is None
+        fewer = lambda tokens: merging(tokens, self.num_merged) if merges else tokens
         mlp = lambda tokens: self.drop_path(self.layer_scale2(self.dropout(self.mlp(tokens))))
         queries = hidden_states if num_queries is None else hidden_states[:, :num_queries]  # (B, Q, D)
         if self.norm_first:
-            hidden_states = queries + attention(self.layernorm_before(hidden_states))  # (B, Q, D)
+            hidden_states = fewer(queries + attention(self.layernorm_before(hidden_states)))  # (B, Q, D)
             return hidden_states + mlp(self.layernorm_after(hidden_states))
-        hidden_states = self.layernorm_before(queries + attention(hidden_states))  # (B, Q, D)
+        hidden_states = fewer(self.layernorm_before(queries + attention(hidden_states)))  # (B, Q, D)
         return self.layernorm_after(hidden_states + mlp(hidden_states))
 
 
@@ -437,14 +516,15 @@ class HFViTAttentionPooling(nn.Module):
         self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.mlp = HFViTGatedMLP(config) if config.gated_mlp else HFViTMLP(config)
 
-    def forward(self, patches):
+    def forward(self, patches, sizes=None):
         B, N, D = patches.shape
         query = (
             self.q_proj(self.probe).view(1, 1, -1, self.head_dim).transpose(1, 2).expand(B, -1, -1, -1)
         )  # (B, A, 1, K)
         key = self.k_proj(patches).view(B, N, -1, self.head_dim).transpose(1, 2)  # (B, N, D) -> (B, A, N, K)
         value = self.v_proj(patches).view(B, N, -1, self.head_dim).transpose(1, 2)  # (B, A, N, K)
-        attended = nn.functional.scaled_dot_product_attention(query, key, value)  # (B, A, 1, K)
+        mask = as_mask(sizes, query)  # (B, 1, 1, N)
+        attended = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)  # (B, A, 1, K)
         pooled = self.o_proj(attended.reshape(B, D))  # (B, D)
         return pooled + self.mlp(self.layernorm(pooled))
 
@@ -629,6 +709,35 @@ class HFViTPreTrainedModel(PreTrainedModel):
         """
         return adapt_input(self, dict(image_size=image_size, patch_size=patch_size, num_channels=num_channels))
 
+    def set_token_merging(self, r: int | list[int]):
+        """Merge r patches into others that are like them in each layer: faster, a little less accurate, no training.
+
+        "Token Merging: Your ViT But Faster" (arXiv 2210.09461, section 3). Between attention and MLP the patches with the
+        most similar keys become their average; class, distillation and register tokens stay as they are. From then on
+        a token counts for the patches that are in it, in attention and in pooling. It acts in evaluation alone, and is
+        not saved. The tokens of layer i, in `last_hidden_state` and `hidden_states`, are then (B, T - r_1 - ... - r_i, D).
+
+        Args:
+            r: patches merged in each layer, or a list with a number for each layer; at most half of the patches that are
+                left are merged at once. 0 turns it off.
+
+        Raises:
+            ValueError: if r is anything else, or the model needs the place of each patch (rotary positions, a backbone).
+        """
+        layers = [module for module in self.modules() if isinstance(module, HFViTLayer)]
+        counts = list(r) if isinstance(r, (list, tuple)) else [r] * len(layers)
+        if len(counts) != len(layers) or any(type(count) is not int or count < 0 for count in counts):
+            raise ValueError(
+                f"r is {r!r}; wanted a number of patches, 0 or more, or a list of {len(layers)} of them, one for each layer"
+            )
+        if self.config.position_embedding == "rotary":
+            raise ValueError(
+                'position_embedding is "rotary", which turns each patch by its place, and merged patches have none: '
+                "merge tokens in a model with other positions"
+            )
+        for layer, count in zip(layers, counts, strict=True):
+            layer.num_merged = count
+
     @staticmethod
     def _load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs):
         """As in transformers, with the renaming rules of the checkpoint's family, and no tensor from two sources."""
@@ -692,18 +801,22 @@ class HFViTModel(HFViTPreTrainedModel):
             )  # (B, T, D)
         return hidden_states
 
-    def pool(self, hidden_states):
-        """Tokens (B, T, D) -> the vector that `config.pooling` names, (B, D), or (B, 2 D) where it names two."""
+    def pool(self, hidden_states, sizes=None):
+        """Tokens (B, T, D) -> the vector that `config.pooling` names, (B, D), or (B, 2 D) where it names two.
+
+        `sizes` (B, T, 1): how many patches are in each token; None where all are one.
+        """
         patches = hidden_states[:, self.config.num_prefix_tokens :]  # (B, T, D) -> (B, N, D)
+        sizes = None if sizes is None else sizes[:, self.config.num_prefix_tokens :]  # (B, T, 1) -> (B, N, 1)
         if self.config.pooling == "cls":
             return hidden_states[:, 0]  # (B, D)
         if self.config.pooling == "mean":
-            return patches.mean(dim=1)  # (B, D)
+            return mean_patch(patches, sizes)  # (B, D)
         if self.config.pooling == "cls_mean":
-            return torch.cat([hidden_states[:, 0], patches.mean(dim=1)], dim=1)  # (B, 2 D)
+            return torch.cat([hidden_states[:, 0], mean_patch(patches, sizes)], dim=1)  # (B, 2 D)
         if self.config.pooling == "cls_distillation":
             return hidden_states[:, :2].flatten(1)  # (B, 2, D) -> (B, 2 D)
-        return self.attention_pooling(patches)  # (B, N, D) -> (B, D)
+        return self.attention_pooling(patches, sizes)  # (B, N, D) -> (B, D)
 
     def pooled_tokens(self, **kwargs) -> int | None:
         """How many of the first tokens the pooled vector is made of; None where that is all, or where somebody looks at them."""
@@ -739,10 +852,13 @@ class HFViTModel(HFViTPreTrainedModel):
             ValueError: if pixel_values has other channels, another size or another kind of numbers than the model.
         """
         num_tokens = self.pooled_tokens(**kwargs) if pooled_only else None
+        merging = None
+        if not self.training and any(layer.num_merged for layer in self.layers):
+            merging = kwargs["merging"] = Merging(self.config.num_prefix_tokens)
         hidden_states = self.encode(pixel_values, interpolate_pos_encoding, num_tokens, **kwargs)  # (B, T, D)
         if self.config.final_norm == "tokens":
             hidden_states = self.layernorm(hidden_states)
-        pooled = self.pool(hidden_states)  # (B, T, D) -> (B, D)
+        pooled = self.pool(hidden_states, None if merging is None else merging.sizes)  # (B, T, D) -> (B, D)
         if self.config.final_norm == "pooled":
             pooled = self.layernorm(pooled)
         if self.pooler is not None:
@@ -814,6 +930,9 @@ class HFViTBackbone(BackboneMixin, HFViTModel):
         super().__init__(config, add_pooling_layer=False)
         self.attention_pooling = None
         self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
+
+    def set_token_merging(self, r):
+        raise ValueError("a backbone gives maps of all patches: merge tokens in an HFViTModel or a classifier")
 
     @capture_outputs(tie_last_hidden_states=False)
     def features(self, pixel_values, interpolate_pos_encoding, **kwargs):

@@ -51,6 +51,10 @@ class TrainArguments:
     first_stage: float = _(0.8, "part of the steps that are trained at first_image_size")
     freeze_backbone: bool = _(False, "train the head alone (linear probe)")
     freeze_layers: int = _(0, "do not train the embeddings and this many layers")
+    cache_features: bool = _(
+        False,
+        "with freeze_backbone: compute what the head sees once, of images that are not augmented, and train on that",
+    )
     lora_rank: int = _(0, "above 0: train low-rank updates of the layers, and the head, through PEFT")
     lora_alpha: float = _(16.0, "the updates are scaled by lora_alpha / lora_rank")
     lora_dropout: float = _(0.0, "dropout before the updates")
@@ -174,6 +178,18 @@ CONTRADICTIONS = (
     ),
     (lambda a: a.shots is not None, "--shots", lambda a: a.train_fraction < 1, "--train_fraction", "give one of them"),
     (lambda a: a.freeze_backbone, "--freeze_backbone", lambda a: a.lora_rank > 0, "--lora_rank", "give one of them"),
+    (
+        lambda a: a.cache_features, "--cache_features", lambda a: not a.freeze_backbone, "a backbone that is trained",
+        "pass --freeze_backbone true",
+    ),
+    (
+        lambda a: a.cache_features, "--cache_features",
+        lambda a: (
+            a.shift or a.auto_augment != "none" or a.color_jitter or a.erase or a.mixup or a.cutmix or a.augment_repeats > 1
+            or a.streaming or a.teacher_name_or_path or a.first_image_size
+        ),
+        "augmentation, --streaming, --teacher_name_or_path or --first_image_size", "each image is looked at once: leave one out",
+    ),
     (lambda a: a.freeze_layers > 0, "--freeze_layers", lambda a: a.lora_rank > 0, "--lora_rank", "give one of them"),
     (lambda a: a.balance == "sampling", "--balance sampling", lambda a: a.augment_repeats > 1, "--augment_repeats", "give one of them"),
     (
@@ -246,6 +262,8 @@ def parse(argv: list[str]) -> TrainArguments:
     for one, its_name, other, others_name, what_to_do in CONTRADICTIONS:
         if one(args) and other(args):
             parser.error(f"{its_name} does not go with {others_name}: {what_to_do}")
+    if args.cache_features:
+        args.crop, args.flip = "none", False
     if args.learning_rate is None:
         all_of_it = args.model_name_or_path is not None and not args.freeze_backbone and args.lora_rank == 0
         args.learning_rate = 5e-5 if all_of_it else 1e-3

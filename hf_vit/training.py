@@ -2,11 +2,13 @@
 
 import contextlib
 import copy
+import ctypes
 import functools
 import importlib.util
 import math
 import os
 import re
+import sys
 from pathlib import Path
 
 import evaluate
@@ -433,6 +435,15 @@ def shard_on_cpu(accelerator):
         accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
 
 
+def one_ahead(batches):
+    """The same batches, each made before the one ahead of it is handed out: on a GPU, while that one is worked on."""
+    held = next(batches, None)
+    while held is not None:
+        following = next(batches, None)
+        yield held
+        held = following
+
+
 def seed_pass(seed: int, step: int, number: int, rank: int):
     """Seed what is random inside the network (dropout, drop path, patch dropout) for pass `number` of a step on one process."""
     torch.manual_seed(int(np.random.SeedSequence([seed, step, number, rank]).generate_state(1)[0]))
@@ -449,6 +460,16 @@ def use_all_cores():
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if torch.get_num_threads() == 1:
         torch.set_num_threads(max(1, (psutil.cpu_count(logical=False) or 1) // processes))
+
+
+def keep_memory() -> bool:
+    """Let a process on CPU keep the memory it frees, and say whether that can be had (of glibc alone).
+
+    Else each large tensor is a mapping of its own, which the kernel fills with zeros page by page, every step anew.
+    """
+    M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # mallopt(3)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    return mallopt is not None and bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
 
 
 def pick_compile(asked: str, device_type: str) -> bool:

@@ -1,18 +1,36 @@
-"""What reading images, checkpoints and long streams cost on this machine.
+"""How fast this machine trains, reads and loads with hf_vit, beside native transformers, timm and the usual training loop.
 
-python recipes/benchmark.py [--output_file model_cards/benchmark.json]
+    python recipes/benchmark.py [--parts model loader ...] [--output_file model_cards/benchmark.json]
 
-Images: our loader beside rows of the `Image` feature, as most loops read them. Each kind of data is read by both in turns
-(A B A B ...), by as many worker processes, to uint8 batches of the same size; the medians and their ratio are printed. The
-photos are made here: smooth noise, as JPEG files of a photo's size. Checkpoints: one of the tiny preset beside 100 of its
-training steps, in turns. Streams: the peak memory of a run of one epoch over some shards and over ten times as many.
+What is compared runs in turns (A B A B ...) in one process where it can; the first round does not count, figures are medians
+of the others, and a ratio is the median of the ratios of each round. timm takes part where it is installed. The parts:
+
+    model       forward pass and training step at four sizes, and their share of what bare matrix products of the same shapes
+                reach; cost by batch and by number of tokens
+    loading     from_pretrained of ViT-B and its peak memory, and the import
+    loader      images a second to batches of tensors
+    demo        what part of the demo's training is spent in the model
+    accuracy    seconds to an accuracy, from scratch and fine-tuned, beside the reference loop
+    savings     what saves work (patch dropout, a smaller first stage, frozen layers, cached features), and its accuracy
+    merging     images a second and accuracy of a trained model whose tokens are merged
+    checkpoint  one checkpoint beside a training step
+    stream      peak memory of a run over a stream, and over ten times as many images
+
+The reference loop is what people copy from the examples of transformers: a native ViT with its default initial weights, PIL
+transforms of each sample through `with_transform`, AdamW, a linear schedule, batches of 64; its learning rate is the best of
+three.
 """
 
 import argparse
 import contextlib
+import copy
 import dataclasses
+import datetime
+import importlib
+import importlib.util
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -26,16 +44,301 @@ import datasets
 import numpy as np
 import psutil
 import torch
+import transformers
+import yaml
 from accelerate import Accelerator
 from datasets import ClassLabel, Dataset, Features
 from PIL import Image
 from torch.utils.data import DataLoader
+from transformers import ViTConfig, ViTForImageClassification, get_scheduler
 
-from hf_vit import HFViTConfig, HFViTForImageClassification, data, resume, sharing, training
+from hf_vit import HFViTConfig, HFViTForImageClassification, data, presets, resume, sharing, training
 
 
+RECIPES = Path(__file__).resolve().parent
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BATCH, WORKERS = 64, 2
-BICUBIC = int(Image.Resampling.BICUBIC)
+RATES = (3e-4, 1e-3, 3e-3)  # of which the reference loop gets the best
+REFERENCE_EPOCHS = 10
+SMALL = dict(
+    image_size=28, patch_size=7, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, intermediate_size=256
+)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Measuring
+
+
+def seconds_of(what, times: int = 1) -> float:
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(times):
+        what()
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - began) / times
+
+
+def in_turns(contenders: dict, repeats: int, times: int = 1) -> dict[str, list[float]]:
+    """Seconds of each contender in each round; the first round does not count."""
+    rounds = [{name: seconds_of(what, times) for name, what in contenders.items()} for _ in range(repeats + 1)][1:]
+    return {name: [each[name] for each in rounds] for name in contenders}
+
+
+def ratio(one: list[float], other: list[float]) -> float:
+    """How many times longer `one` took than `other`, round by round."""
+    return round(statistics.median(a / b for a, b in zip(one, other, strict=True)), 3)
+
+
+def milliseconds(seconds: list[float]) -> float:
+    return round(1e3 * statistics.median(seconds), 2)
+
+
+def recipe(script: str, **flags) -> str:
+    """What a recipe printed; it runs in a process of its own."""
+    command = [sys.executable, str(RECIPES / script), *(f"--{name}={value}" for name, value in flags.items())]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def train(folder: Path, **flags) -> dict:
+    """The results.json of a run of train.py, with the lines it logged."""
+    recipe("train.py", output_dir=folder, **flags)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {**json.loads((folder / "results.json").read_text()), "lines": lines}
+
+
+def as_overrides(fields: dict) -> str:
+    return ",".join(f"{name}={value}".lower() for name, value in fields.items())
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The model
+
+
+def products(config: HFViTConfig, batch: int, tokens: int | None = None) -> list[tuple[int, int, int, int]]:
+    """The products of dense layers in one forward pass of a classifier, as (count, rows, inner, columns).
+
+    With a pooled class token the last layer computes queries, outputs and MLP for that token alone.
+    """
+    D, F, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    patches = config.grid_size[0] * config.grid_size[1]
+    T = tokens or config.num_prefix_tokens + patches
+    flat = config.num_channels * config.patch_size**2
+    short = config.pooling == "cls"
+    whole = [(1, batch * T, D, 3 * D), (1, batch * T, D, D), (1, batch * T, D, F), (1, batch * T, F, D)]
+    last = [(1, batch * T, D, 2 * D), (2, batch, D, D), (1, batch, D, F), (1, batch, F, D)] if short else whole
+    found = [(1, batch * patches, flat, D), *last, (1, batch, D, config.num_labels)]
+    return found + [(layers - 1, *shape) for _, *shape in whole]
+
+
+def flops(config: HFViTConfig, batch: int) -> float:
+    """Multiplications and additions of one forward pass: dense layers and attention."""
+    dense = sum(2 * count * rows * inner * columns for count, rows, inner, columns in products(config, batch))
+    T = config.num_prefix_tokens + config.grid_size[0] * config.grid_size[1]
+    queries = (config.num_hidden_layers - 1) * T + (1 if config.pooling == "cls" else T)
+    return dense + 4 * batch * queries * T * config.hidden_size
+
+
+def bare_products(config: HFViTConfig, batch: int, backward: bool):
+    """A function that computes these products and nothing else, the two of the backward pass too if asked; and their FLOPs."""
+    calls, total = [], 0
+    for count, rows, inner, columns in products(config, batch):
+        x, weight, grad = (torch.randn(*s, device=DEVICE) for s in ((rows, inner), (columns, inner), (rows, columns)))
+        forward, of_x, of_weight = torch.empty_like(grad), torch.empty_like(x), torch.empty_like(weight)
+        for _ in range(count):
+            calls.append((x, weight.T, forward))
+            if backward:
+                calls += [(grad, weight, of_x), (grad.T, x, of_weight)]
+        total += 2 * count * rows * inner * columns * (3 if backward else 1)
+
+    def compute():
+        for left, right, out in calls:
+            torch.mm(left, right, out=out)
+
+    return compute, total
+
+
+def peers(config: HFViTConfig) -> dict:
+    """The same network as native transformers and, where it is installed, timm build it: with a class token."""
+    names = (
+        "image_size", "patch_size", "num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    )  # fmt: skip
+    fields = {name: getattr(config, name) for name in names}
+    found = {"transformers": ViTForImageClassification(ViTConfig(**fields, num_labels=config.num_labels))}
+    if importlib.util.find_spec("timm") is not None:
+        timm = importlib.import_module("timm.models.vision_transformer")
+        found["timm"] = timm.VisionTransformer(
+            img_size=config.image_size, patch_size=config.patch_size, in_chans=config.num_channels,
+            embed_dim=config.hidden_size, depth=config.num_hidden_layers, num_heads=config.num_attention_heads,
+            mlp_ratio=config.intermediate_size / config.hidden_size, num_classes=config.num_labels,
+        )  # fmt: skip
+    return found
+
+
+def forward_of(model, pixel_values):
+    def forward():
+        model.eval()
+        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=DEVICE.type == "cuda"):
+            model(pixel_values)
+
+    return forward
+
+
+def step_of(model, pixel_values, labels):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+    def step():
+        model.train()
+        with torch.autocast("cuda", torch.bfloat16, enabled=DEVICE.type == "cuda"):
+            answer = model(pixel_values)
+        logits = answer if isinstance(answer, torch.Tensor) else answer.logits
+        torch.nn.functional.cross_entropy(logits.float(), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def model_part(repeats: int) -> dict:
+    demo = presets.overrides(yaml.safe_load((RECIPES / "configs" / "demo.yaml").read_text())["config_overrides"])
+    with_class_token = {**demo, "position_embedding": "learned", "pooling": "cls", "use_class_token": True}
+    factor = 16 if DEVICE.type == "cuda" else 1
+    sizes = [
+        ("the demo's", HFViTConfig(**demo, num_labels=10), 128, 10),
+        ("the demo's, with a class token", HFViTConfig(**with_class_token, num_labels=10), 128, 10),
+        ("ViT-Ti/16, 224", HFViTConfig.from_preset("tiny-patch16-224", num_labels=1000), 32, 1),
+        ("ViT-S/16, 224", HFViTConfig.from_preset("small-patch16-224", num_labels=1000), 16, 1),
+        ("ViT-B/16, 224", HFViTConfig.from_preset("base-patch16-224", num_labels=1000), 8, 1),
+    ]
+    rows = []
+    for name, config, batch, times in sizes:
+        batch *= factor
+        models = {"hf_vit": HFViTForImageClassification(config), **peers(config)}
+        pixel_values = torch.randn(batch, config.num_channels, config.image_size, config.image_size, device=DEVICE)
+        labels = torch.randint(0, config.num_labels, (batch,), device=DEVICE)
+        for model in models.values():
+            model.to(DEVICE)
+            if DEVICE.type == "cuda":
+                model.compile()
+        row = {"model": name, "batch": batch}
+        for what in ("forward", "step"):
+            bare, bare_flops = bare_products(config, batch, what == "step")
+            runs = {
+                name: forward_of(model, pixel_values) if what == "forward" else step_of(model, pixel_values, labels)
+                for name, model in models.items()
+            }
+            seconds = in_turns({**runs, "products": bare}, repeats, times)
+            performed = flops(config, batch) * (3 if what == "step" else 1)
+            ratios = {peer: ratio(seconds[peer], seconds["hf_vit"]) for peer in models if peer != "hf_vit"}
+            row[what] = {
+                **{f"{name}_ms": milliseconds(seconds[name]) for name in models},
+                "ratios": ratios,
+                "against_best_peer": min(ratios.values()),
+                "gflops_a_second": round(performed / statistics.median(seconds["hf_vit"]) / 1e9, 1),
+                "ceiling_gflops_a_second": round(bare_flops / statistics.median(seconds["products"]) / 1e9, 1),
+                "share_of_ceiling": round(ratio(seconds["products"], seconds["hf_vit"]) * performed / bare_flops, 3),
+            }
+        print(json.dumps(row))
+        rows.append(row)
+        del models, runs, bare
+    versions = {name: importlib.metadata.version(name) for name in ("transformers",)}
+    if "timm" in ratios:
+        versions["timm"] = importlib.import_module("timm").__version__
+    held = torch.empty(2**26, device=DEVICE)
+    target = torch.empty_like(held)
+    copy_seconds = statistics.median(in_turns({"copy": lambda: target.copy_(held)}, repeats)["copy"])
+    return {
+        "sizes": rows,
+        "peers": versions,
+        "copy_gigabytes_a_second": round(2 * held.nbytes / copy_seconds / 1e9, 1),
+        "growth": growth(repeats),
+    }
+
+
+def growth(repeats: int) -> dict:
+    """Milliseconds of a training step of ViT-Ti by batch, and of its forward pass by number of patches, of 8 images."""
+    steps = {}
+    for batch in (8, 16, 32, 64):
+        config = HFViTConfig.from_preset("tiny-patch16-224", num_labels=1000)
+        model = HFViTForImageClassification(config).to(DEVICE)
+        pixel_values = torch.randn(batch, 3, 224, 224, device=DEVICE)
+        steps[str(batch)] = step_of(model, pixel_values, torch.zeros(batch, dtype=torch.long, device=DEVICE))
+    by_batch = {name: milliseconds(seconds) for name, seconds in in_turns(steps, repeats).items()}
+    forwards = {}
+    for side in (128, 192, 256, 384, 512):
+        config = HFViTConfig.from_preset("tiny-patch16-224", image_size=side, num_labels=1000)
+        model = HFViTForImageClassification(config).to(DEVICE)
+        forwards[str((side // 16) ** 2)] = forward_of(model, torch.randn(8, 3, side, side, device=DEVICE))
+    by_tokens = {name: milliseconds(seconds) for name, seconds in in_turns(forwards, repeats).items()}
+    return {"step_ms_by_batch": by_batch, "forward_ms_by_patches": by_tokens}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Loading and importing, each in a process of its own
+
+LOAD = """
+import json, resource, sys, threading, time
+began = time.perf_counter()
+import torch, transformers
+from transformers import ViTForImageClassification
+if sys.argv[1] == "hf_vit":
+    from hf_vit import HFViTForImageClassification as Model
+else:
+    Model = ViTForImageClassification
+imported = time.perf_counter() - began
+transformers.utils.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+import psutil
+torch.ones(8) @ torch.ones(8)
+process, peak, over = psutil.Process(), 0, threading.Event()
+def watch():
+    global peak
+    while not over.is_set():
+        info = process.memory_full_info()
+        peak = max(peak, info.uss)
+        time.sleep(0.002)
+before = process.memory_full_info().uss
+watcher = threading.Thread(target=watch)
+if sys.argv[3] == "memory":
+    watcher.start()
+began = time.perf_counter()
+model = Model.from_pretrained(sys.argv[2])
+loaded = time.perf_counter() - began
+over.set()
+size = sum(parameter.nbytes for parameter in model.parameters())
+print(json.dumps({"imported": imported, "loaded": loaded, "memory": max(0, peak - before) / size}))
+"""
+
+
+def loading_part(repeats: int) -> dict:
+    """Seconds to import and to load ViT-B, ours and native, from one folder; the peak of memory in sizes of the weights."""
+    turns = {"hf_vit": [], "transformers": []}
+    with tempfile.TemporaryDirectory() as folder:
+        ViTForImageClassification(ViTConfig(num_labels=1000)).save_pretrained(folder)
+        for _ in range(repeats + 1):
+            for name, seen in turns.items():
+                both = {}
+                for wanted in ("memory", "seconds"):
+                    done = subprocess.run(
+                        [sys.executable, "-c", LOAD, name, folder, wanted], capture_output=True, text=True, check=True
+                    )
+                    found = json.loads(done.stdout.splitlines()[-1])
+                    both |= {"memory": found["memory"]} if wanted == "memory" else {**found, "memory": both["memory"]}
+                seen.append(both)
+    turns = {name: seen[1:] for name, seen in turns.items()}
+    of = lambda name, key: [turn[key] for turn in turns[name]]
+    return {
+        name: {key: round(statistics.median(of(name, key)), 3) for key in ("imported", "loaded", "memory")}
+        for name in turns
+    } | {"loading_ratio": ratio(of("transformers", "loaded"), of("hf_vit", "loaded"))}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The input
 
 
 def photos(folder: Path, width: int, height: int, count: int) -> Dataset:
@@ -44,7 +347,7 @@ def photos(folder: Path, width: int, height: int, count: int) -> Dataset:
     files = []
     for index in range(min(count, 64)):  # more would not be read otherwise than these again
         coarse = Image.fromarray(rng.integers(0, 256, (height // 25, width // 25, 3), dtype=np.uint8))
-        smooth = np.asarray(coarse.resize((width, height), BICUBIC), dtype=np.float32)
+        smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=np.float32)
         grain = rng.normal(0, 6, (height, width, 1)).astype(np.float32)
         files.append(str(folder / f"{width}-{index}.jpg"))
         Image.fromarray((smooth + grain).clip(0, 255).astype(np.uint8)).save(files[-1], quality=90)
@@ -52,43 +355,269 @@ def photos(folder: Path, width: int, height: int, count: int) -> Dataset:
     return Dataset.from_dict(rows, Features(image=datasets.Image(), label=ClassLabel(names=["a", "b"])))
 
 
-class Rows(torch.utils.data.Dataset):
-    """Rows of the `Image` feature, each decoded, converted and resized by itself."""
+def reference_rows(rows: Dataset, form: data.ImageForm) -> Dataset:
+    """Rows whose images are decoded, converted, resized and normalised one by one, as they are asked for."""
+    mean, std = (np.array(values, dtype=np.float32) for values in (form.mean, form.std))
 
-    def __init__(self, rows: Dataset, form: data.ImageForm):
-        self.rows, self.form = rows, form
+    def transform(batch):
+        images = [image.convert("RGB").resize((form.width, form.height), form.resample) for image in batch["image"]]
+        arrays = [(np.asarray(image, dtype=np.float32) / 255 - mean) / std for image in images]
+        batch["pixel_values"] = [torch.from_numpy(array).permute(2, 0, 1) for array in arrays]
+        return batch
 
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        row = self.rows[index]
-        image = row["image"].convert("RGB").resize((self.form.width, self.form.height), self.form.resample)
-        return torch.from_numpy(np.array(image)).permute(2, 0, 1), row["label"]
+    return rows.with_transform(transform)
 
 
-def through_rows(rows: Dataset, form: data.ImageForm) -> float:
-    """Images a second."""
-    began, seen = time.perf_counter(), 0
-    for images, _ in DataLoader(Rows(rows, form), batch_size=BATCH, shuffle=True, num_workers=WORKERS):
-        seen += len(images)
-    return seen / (time.perf_counter() - began)
+def collate(rows):
+    labels = torch.tensor([row["label"] for row in rows])
+    return {"pixel_values": torch.stack([row["pixel_values"] for row in rows]), "labels": labels}
 
 
-def through_ours(images: data.Images, epoch: int) -> float:
-    """Images a second."""
-    order = list(data.epoch_batches(len(images), BATCH, 0, epoch))
-    began, seen = time.perf_counter(), 0
-    for batch in data.loader(images, order, WORKERS):
-        seen += len(batch["images"])
-    return seen / (time.perf_counter() - began)
+def reference_loader(rows: Dataset, workers: int, shuffle: bool = True) -> DataLoader:
+    return DataLoader(rows, batch_size=BATCH, shuffle=shuffle, num_workers=workers, collate_fn=collate)
 
 
-def checkpoints(repeats: int) -> dict:
+def loader_part(repeats: int) -> dict:
+    form = data.ImageForm(224, 224, 3, int(Image.Resampling.BILINEAR), (0.5,) * 3, (0.5,) * 3)
+    small = data.ImageForm(28, 28, 3, form.resample, form.mean, form.std)
+    measured, kept = [], data.CACHE_BYTES
+    with tempfile.TemporaryDirectory() as folder:
+        embedded = data.load("fashion-mnist-mini")["train"]
+        kinds = [
+            ("photos of 4000x3000, JPEG", photos(Path(folder), 4000, 3000, 64), form, False),
+            ("photos of 500x375, JPEG", photos(Path(folder), 500, 375, 1024), form, False),
+            ("the embedded 10,000 of 28x28, kept in memory", embedded, small, True),
+        ]
+        for name, rows, wanted, cached in kinds:
+            data.CACHE_BYTES = 2**40 if cached else 0  # photos as if they were too many to keep
+            numbered = data.rename(rows, ("image", "label")).add_column("row", np.arange(len(rows)))
+            filling = time.perf_counter()
+            images = data.Images(numbered, dataclasses.replace(wanted, draft=True))
+            filled = time.perf_counter() - filling
+            theirs = reference_rows(rows, wanted)
+            epochs = iter(range(repeats + 1))
+
+            def through_ours(images=images, epochs=epochs):
+                for _ in data.loader(images, data.epoch_batches(len(images), BATCH, 0, next(epochs)), WORKERS):
+                    pass
+
+            def through_reference(theirs=theirs):
+                for _ in reference_loader(theirs, WORKERS):
+                    pass
+
+            seconds = in_turns({"reference": through_reference, "hf_vit": through_ours}, repeats)
+            speed = {key: round(len(rows) / statistics.median(values), 1) for key, values in seconds.items()}
+            measured.append(
+                {
+                    "data": name,
+                    **speed,
+                    "ratio": ratio(seconds["reference"], seconds["hf_vit"]),
+                    "seconds_to_fill_memory": round(filled, 1) if cached else None,
+                }
+            )
+            print(json.dumps(measured[-1]))
+    data.CACHE_BYTES = kept
+    return {"kinds": measured, "workers": WORKERS}
+
+
+def demo_part(repeats: int) -> dict:
+    """Which part of the time after the first batch the demo spends in its model and optimizers; scoring apart."""
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [
+            train(Path(folder, str(turn)), config=RECIPES / "configs" / "demo.yaml", num_train_epochs=2)
+            for turn in range(min(repeats, 3))
+        ]
+    shares = []
+    for run in runs:
+        last = [line for line in run["lines"] if "loss" in line][-1]
+        shares.append(run["seconds"]["model"] / last["seconds"])
+    return {"model_share": round(statistics.median(shares), 3), "images_per_second": runs[-1]["images_per_second"]}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Time to accuracy
+
+
+def reference_loop(model, train_rows, test_rows, form, learning_rate: float, target: float, seed: int) -> dict:
+    """Train as the examples do. Seconds until a scoring, one an epoch, reaches `target`, without the scorings; None if none does."""
+    torch.manual_seed(seed)
+    model.to(DEVICE)
+    loader = reference_loader(reference_rows(train_rows, form), workers=0)
+    test = reference_loader(reference_rows(test_rows, form), workers=0, shuffle=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
+    schedule = get_scheduler("linear", optimizer, 0, REFERENCE_EPOCHS * len(loader))
+    seconds, scores = 0.0, []
+    for _ in range(REFERENCE_EPOCHS):
+        began = time.perf_counter()
+        model.train()
+        for batch in loader:
+            batch = {key: value.to(DEVICE) for key, value in batch.items()}
+            model(**batch).loss.backward()
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        seconds += time.perf_counter() - began
+        model.eval()
+        with torch.no_grad():
+            right = sum(
+                (model(batch["pixel_values"].to(DEVICE)).logits.argmax(1).cpu() == batch["labels"]).sum().item()
+                for batch in test
+            )
+        scores.append(right / len(test_rows))
+        if scores[-1] >= target:
+            return {"seconds": seconds, "accuracy": scores[-1]}
+    return {"seconds": None, "accuracy": max(scores)}
+
+
+def our_loop(folder: Path, target: float, **flags) -> dict:
+    """The same of train.py, with the time it takes to read the images."""
+    run = train(folder, **flags)
+    for line in run["lines"]:
+        if line.get("eval_accuracy", 0) >= target:
+            return {"seconds": run["seconds"]["reading"] + line["seconds"], "accuracy": line["eval_accuracy"]}
+    return {"seconds": None, "accuracy": run["metrics"]["accuracy"]}
+
+
+def race(reference, ours, repeats: int, target: float) -> dict:
+    """Seconds to `target` of both, in turns; the reference loop with the best of its learning rates."""
+    tried = {rate: reference(rate, 0) for rate in RATES}
+    best = min(RATES, key=lambda rate: (tried[rate]["seconds"] or float("inf"), -tried[rate]["accuracy"]))
+    turns = [(reference(best, seed), ours(seed)) for seed in range(1, repeats + 1)]
+    result = {"target": target, "reference_learning_rate": best, "repeats": repeats}
+    for name, each in zip(("reference", "hf_vit"), zip(*turns, strict=True), strict=True):
+        reached = [turn["seconds"] for turn in each if turn["seconds"] is not None]
+        result[name] = {
+            "seconds": round(statistics.median(reached), 1) if len(reached) == repeats else None,
+            "reached": len(reached),
+            "accuracy": round(statistics.median(turn["accuracy"] for turn in each), 4),
+        }
+    pairs = [(one["seconds"], other["seconds"]) for one, other in turns if one["seconds"] and other["seconds"]]
+    result["ratio"] = ratio(*zip(*pairs, strict=True)) if len(pairs) == repeats else None
+    print(json.dumps(result))
+    return result
+
+
+def half(folder: Path, part: int) -> Path:
+    """Half of the embedded training images, and its test images, as a saved data set."""
+    place = folder / f"half-{part}"
+    splits = data.load("fashion-mnist-mini")
+    splits["train"] = splits["train"].select(range(part, len(splits["train"]), 2))
+    splits.save_to_disk(str(place))
+    return place
+
+
+def pretrained(folder: Path, images: Path) -> Path:
+    """A small ViT that native transformers can load too, trained on `images`."""
+    run = folder / "pretrained"
+    if not run.exists():
+        fields = as_overrides({**SMALL, "pooling": "cls", "position_embedding": "learned"})
+        train(
+            run,
+            config=RECIPES / "configs" / "demo.yaml",
+            dataset_name=images,
+            config_overrides=fields,
+            num_train_epochs=16,
+        )
+    return run / "model"
+
+
+def accuracy_part(repeats: int) -> dict:
+    form = data.ImageForm(28, 28, 3, int(Image.Resampling.BILINEAR), (0.5,) * 3, (0.5,) * 3)
+    splits, target = data.load("fashion-mnist-mini"), 0.85
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        labels = splits["train"].features["label"].names
+
+        def native(learning_rate, seed):
+            torch.manual_seed(seed)
+            model = ViTForImageClassification(ViTConfig(**SMALL, num_labels=len(labels)))
+            return reference_loop(model, splits["train"], splits["test"], form, learning_rate, target, seed)
+
+        def from_scratch(seed):
+            fields = as_overrides(
+                {**SMALL, "position_embedding": "sincos2d", "pooling": "mean", "use_class_token": False}
+            )
+            return our_loop(
+                folder / f"scratch-{seed}", target, config=RECIPES / "configs" / "demo.yaml", seed=seed,
+                config_overrides=fields, num_train_epochs=6, eval_epochs=1,
+            )  # fmt: skip
+
+        scratch = race(native, from_scratch, repeats, target)
+        first, second = half(folder, 0), half(folder, 1)
+        start = pretrained(folder, first)
+        rest = data.load(str(second))
+        whole = HFViTForImageClassification.from_pretrained(start).to_transformers()
+
+        def native_tuned(learning_rate, seed):
+            model = copy.deepcopy(whole)
+            return reference_loop(model, rest["train"], rest["test"], form, learning_rate, target, seed)
+
+        def tuned(seed):
+            return our_loop(
+                folder / f"tuned-{seed}", target, config=RECIPES / "configs" / "demo.yaml", seed=seed, dataset_name=second,
+                model_name_or_path=start, num_train_epochs=6, eval_epochs=1, learning_rate=2e-3,
+            )  # fmt: skip
+
+        return {"scratch": scratch, "tuned": race(native_tuned, tuned, repeats, target)}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Less work
+
+
+def savings_part(repeats: int) -> dict:
+    """What each way to save work gives and costs: seconds of training, and accuracy on the test images, of `repeats` seeds."""
+    demo = yaml.safe_load((RECIPES / "configs" / "demo.yaml").read_text())["config_overrides"]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        start = pretrained(folder, half(folder, 0))
+        scratch = dict(config=RECIPES / "configs" / "demo.yaml", eval_epochs=18)
+        head = dict(
+            dataset_name=half(folder, 1), model_name_or_path=start, num_train_epochs=10, eval_epochs=10, crop="none",
+            flip="false",
+        )  # fmt: skip
+        kinds = [
+            ("the demo", None, scratch, {}),
+            ("patch dropout", "the demo", scratch, {"config_overrides": f"{demo},patch_dropout_rate=0.25"}),
+            ("a smaller first stage", "the demo", scratch, {"first_image_size": 14, "first_stage": 0.5}),
+            ("fine-tuning", None, head, {}),
+            ("frozen layers", "fine-tuning", head, {"freeze_layers": 2}),
+            ("a head alone", "fine-tuning", head, {"freeze_backbone": "true"}),
+            (
+                "a head alone, cached features",
+                "a head alone",
+                head,
+                {"freeze_backbone": "true", "cache_features": "true"},
+            ),
+        ]
+        found = {name: [] for name, *_ in kinds}
+        for seed in range(min(repeats, 3)):
+            for name, _, common, flags in kinds:
+                run = train(folder / f"{name}-{seed}".replace(" ", "-"), **common, **flags, seed=seed)
+                lines = [line["seconds"] for line in run["lines"] if "loss" in line]
+                found[name].append((lines[-1], run["metrics"]["accuracy"]))
+        for name, beside, _, flags in kinds:
+            seconds, scores = (list(column) for column in zip(*found[name], strict=True))
+            row = {"what": name, "flags": {key: str(value) for key, value in flags.items()}, "beside": beside}
+            row |= {"seconds": round(statistics.median(seconds), 1), "accuracy": round(statistics.mean(scores), 4)}
+            if beside is not None:
+                row["times_faster"] = ratio([turn[0] for turn in found[beside]], seconds)
+                row["points"] = round(
+                    100 * statistics.mean(b - a[1] for a, b in zip(found[beside], scores, strict=True)), 2
+                )
+            print(json.dumps(row))
+            rows.append(row)
+    return {"rows": rows, "seeds": min(repeats, 3)}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Checkpoints and streams
+
+
+def checkpoint_part(repeats: int) -> dict:
     """Seconds of a training step of the tiny preset and of a checkpoint of it."""
-    accelerator = Accelerator(
-        mixed_precision=training.pick_precision("auto", "cuda" if torch.cuda.is_available() else "cpu")
-    )
+    accelerator = Accelerator(mixed_precision=training.pick_precision("auto", DEVICE.type))
     model = HFViTForImageClassification(HFViTConfig.from_preset("tiny-patch16-224", num_labels=1000))
     optimizers = training.build_optimizers(model, "adamw", 1e-3, 0.05, (0.9, 0.999))
     model, *optimizers = accelerator.prepare(model, *optimizers)
@@ -102,16 +631,11 @@ def checkpoints(repeats: int) -> dict:
             optimizer.step()
             optimizer.zero_grad()
 
-    def seconds_of(what) -> float:
-        began = time.perf_counter()
-        what()
-        return time.perf_counter() - began
-
     with tempfile.TemporaryDirectory(dir=".") as folder:  # on this disk, and not in memory
         save = lambda: resume.save_checkpoint(Path(folder), resume.collect(model, optimizers), {"step": 1}, keep=2)
-        turns = [(seconds_of(train), seconds_of(save)) for _ in range(repeats + 1)][1:]
+        seconds = in_turns({"step": train, "checkpoint": save}, repeats)
         size = sum(file.stat().st_size for file in Path(folder).rglob("*.*") if file.is_file())
-    step, checkpoint = (statistics.median(column) for column in zip(*turns, strict=True))
+    step, checkpoint = (statistics.median(values) for values in seconds.values())
     return {
         "step_seconds": round(step, 3),
         "checkpoint_seconds": round(checkpoint, 3),
@@ -140,10 +664,9 @@ def stream_memory(folder: Path, shards: int) -> float:
         dataset_name=place, output_dir=place / "run", preset="tiny-patch16-224", config_overrides=fields, streaming="true",
         shuffle_buffer=256, max_train_steps=shards * 128 // BATCH, per_device_train_batch_size=BATCH, checkpointing_steps=10,
     )  # fmt: skip
-    train = Path(__file__).resolve().parent / "train.py"
     with open(place / "log", "w") as log:
         run = psutil.Popen(
-            [sys.executable, str(train), *(f"--{name}={value}" for name, value in flags.items())],
+            [sys.executable, str(RECIPES / "train.py"), *(f"--{name}={value}" for name, value in flags.items())],
             stdout=log,
             stderr=log,
         )
@@ -157,57 +680,43 @@ def stream_memory(folder: Path, shards: int) -> float:
     return peak / 1e6
 
 
+def stream_part(repeats: int) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        some, many = (stream_memory(Path(folder), shards) for shards in (8, 80))
+    return {"images": 8 * 128, "megabytes": round(some, 1), "megabytes_of_ten_times_as_many": round(many, 1)}
+
+
+PARTS = {name.removesuffix("_part"): part for name, part in list(globals().items()) if name.endswith("_part")}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--output_file", help="JSON file for the figures")
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure; all if not given"
+    )
+    parser.add_argument("--repeats", type=int, default=5, help="rounds that count")
+    parser.add_argument("--output_file", help="JSON file for the figures; other parts that are in it stay")
     args = parser.parse_args()
     datasets.disable_progress_bars()
-    form = data.ImageForm(224, 224, 3, int(Image.Resampling.BILINEAR), (0.5,) * 3, (0.5,) * 3)
-    small = data.ImageForm(28, 28, 3, form.resample, form.mean, form.std)
-    measured = []
-    with tempfile.TemporaryDirectory() as folder:
-        embedded = data.load("fashion-mnist-mini")["train"]
-        kinds = [
-            ("photos of 4000x3000, JPEG", photos(Path(folder), 4000, 3000, 64), form, False),
-            ("photos of 500x375, JPEG", photos(Path(folder), 500, 375, 1024), form, False),
-            ("the embedded 10,000 of 28x28, kept in memory", embedded, small, True),
-        ]
-        for name, rows, wanted, cached in kinds:
-            data.CACHE_BYTES = 2**40 if cached else 0  # photos as if they were too many to keep
-            numbered = data.rename(rows, ("image", "label")).add_column("row", np.arange(len(rows)))
-            began = time.perf_counter()
-            images = data.Images(numbered, dataclasses.replace(wanted, draft=True))
-            once = time.perf_counter() - began
-            figures = [(through_rows(rows, wanted), through_ours(images, turn)) for turn in range(args.repeats + 1)][
-                1:
-            ]
-            theirs, ours = (statistics.median(column) for column in zip(*figures, strict=True))
-            measured.append(
-                {
-                    "data": name,
-                    "rows": round(theirs, 1),
-                    "ours": round(ours, 1),
-                    "seconds_to_fill_memory": round(once, 1) if cached else None,
-                    "ratio": round(ours / theirs, 2),
-                }
-            )
-            print(f"{name}: {theirs:,.0f} images/s through rows, {ours:,.0f} through ours, ratio {ours / theirs:.1f}")
-        checkpoint = checkpoints(args.repeats)
-        print(f"checkpoint: {checkpoint}")
-        some, many = (stream_memory(Path(folder), shards) for shards in (8, 80))
-        stream = {"images": 8 * 128, "megabytes": round(some, 1), "megabytes_of_ten_times_as_many": round(many, 1)}
-        print(f"stream: {stream}")
-    results = {
-        "checkpoint": checkpoint,
-        "stream": stream,
-        "loader": measured,
-        "workers": WORKERS,
-        "repeats": args.repeats,
-        **sharing.circumstances("cuda" if torch.cuda.is_available() else "cpu", 1, "no"),
-    }
-    if args.output_file:
-        Path(args.output_file).write_text(json.dumps(results, indent=2) + "\n")
+    transformers.utils.logging.disable_progress_bar()
+    file = Path(args.output_file) if args.output_file else None
+    results = json.loads(file.read_text()) if file is not None and file.is_file() else {}
+    if DEVICE.type == "cpu":
+        training.use_all_cores()
+        training.keep_memory()
+    for name in args.parts:
+        print(f"{name}:", flush=True)
+        measured = PARTS[name](args.repeats)
+        circumstances = sharing.circumstances(DEVICE.type, 1, "bf16" if DEVICE.type == "cuda" else "no")
+        results[name] = {
+            **measured,
+            "rounds": args.repeats,
+            "date": datetime.date.today().isoformat(),
+            **circumstances,
+        }
+        print(json.dumps(measured, indent=2), flush=True)
+        if file is not None:  # at once: the next part may take long
+            file.write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from huggingface_hub.errors import StrictDataclassError
 from transformers.utils import logging
 
-import hf_vit  # noqa: F401, makes the Auto classes know the model
+import hf_vit
 from hf_vit import data, presets, training
 
 
@@ -41,6 +41,13 @@ def main():
     parser.add_argument("--num_workers", type=int, default=4, help="processes that decode images")
     parser.add_argument("--mixed_precision", choices=("auto", "no", "bf16", "fp16"), default="auto")
     parser.add_argument(
+        "--token_merging",
+        type=int,
+        default=0,
+        metavar="R",
+        help="patches merged in each layer, faster and a little less accurate (arXiv 2210.09461)",
+    )
+    parser.add_argument(
         "--output_file", help="JSON file for metrics, intervals, the table of classes and the confusion matrix"
     )
     args = parser.parse_args()
@@ -50,6 +57,7 @@ def main():
     accelerator = Accelerator(mixed_precision=training.pick_precision(args.mixed_precision, device_type))
     if accelerator.device.type == "cpu":
         training.use_all_cores()
+        training.keep_memory()
     datasets.disable_progress_bars()
     logging.disable_progress_bar()
     with accelerator.main_process_first():
@@ -66,6 +74,12 @@ def main():
             f"--probe_split and --split are both {scored}: the classifiers would be asked what they were told"
         )
     model = training.load_classifier(args.model_name_or_path).to(accelerator.device)
+    if args.token_merging != 0:
+        if not isinstance(model, hf_vit.HFViTForImageClassification):
+            raise ValueError(
+                f"--token_merging is for models of hf_vit, not a {type(model).__name__}: leave it out, or score our copy"
+            )
+        model.set_token_merging(args.token_merging)
     form = data.image_form(training.load_processor(args.model_name_or_path), model.config)
 
     def predict(rows, **what):

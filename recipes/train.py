@@ -85,6 +85,7 @@ def main():
         raise ValueError(f"{kind} is not known here: use FSDP 2 (recipes/accelerate/fsdp2.yaml) or DDP (ddp.yaml)")
     if accelerator.device.type == "cpu":
         training.use_all_cores()
+        training.keep_memory()
     set_seed(args.seed)
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
@@ -107,6 +108,7 @@ def main():
     # Data: uint8 images in memory where they fit, else decoded by workers
     columns = {key: getattr(args, key) for key in ("train_split", "eval_split", "image_column", "label_column")}
     columns["label_names"] = presets.read_names(args.label_names)
+    reading_began = time.monotonic()
     with accelerator.main_process_first():
         splits = data.load(args.dataset_name, args.dataset_config, args.streaming)
         if args.streaming:
@@ -128,6 +130,7 @@ def main():
         )
     else:
         train_images = data.Images(splits["train"], train_form, args.on_bad_image, fill=True)
+    reading_seconds = time.monotonic() - reading_began
     unscored = [label for index, label in enumerate(labels) if not (eval_images.labels == index).any()]
     if unscored:
         say(
@@ -145,10 +148,19 @@ def main():
         model = training.add_lora(model, args.lora_rank, args.lora_alpha, args.lora_dropout)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     parameters = sum(p.numel() for p in model.parameters())
-    unsharded = model
-    if accelerator.distributed_type == DistributedType.FSDP:
+    unsharded, sharded = model, accelerator.distributed_type == DistributedType.FSDP
+    if sharded:
         unsharded = copy.deepcopy(model)  # takes the weights of all processes to score and save them
     model.to(device)
+    if args.cache_features:
+        if sharded:
+            raise ValueError("--cache_features trains a head, which FSDP has no need to split: use ddp.yaml")
+        say(f"computing the features of {len(train_images):,} images")
+        share = data.batches_in_order(len(train_images), args.per_device_eval_batch_size, rank, world)
+        seen_by_head = training.predict(
+            model, data.loader(train_images, share, workers), form, accelerator, len(train_images), features=True
+        )
+        train_images = data.Features(train_images, *seen_by_head)
     teacher = None
     if args.teacher_name_or_path is not None:
         teacher = training.Teacher(args.teacher_name_or_path, labels, form, device)
@@ -157,8 +169,9 @@ def main():
         weights = data.class_weights(train_images.labels, len(labels)).to(device)
 
     def loss_of(model, pixel_values, targets, **kwargs):
-        """The loss of a batch (B, C, H, W) with targets (B, L), and its logits (B, L)."""
-        logits = model(pixel_values, **kwargs).logits
+        """The loss of a batch (B, C, H, W) with targets (B, L), and its logits (B, L); of features (B, D), if they are cached."""
+        answer = model(pixel_values, **kwargs)
+        logits = answer if args.cache_features else answer.logits
         loss = training.loss_of(logits, targets, args.loss, weights)
         if teacher is not None:
             with accelerator.autocast():
@@ -169,7 +182,7 @@ def main():
 
     # Batch size, optimizer, steps
     batch, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
-    if args.auto_find_batch_size:
+    if args.auto_find_batch_size and not args.cache_features:
 
         def trial(pixel_values):
             with accelerator.autocast():
@@ -184,12 +197,14 @@ def main():
             say(f"{batch} images do not fit in memory: {batch // fitting} x {fitting} instead, to the same effect")
             batch, accumulation = fitting, accumulation * (batch // fitting)
     accelerator.gradient_accumulation_steps = accumulation
-    if training.pick_compile(args.compile, device.type):
-        model.compile()
     betas = (args.adam_beta1, args.adam_beta2)
     optimizers = training.build_optimizers(
         model, args.optimizer, args.learning_rate, args.weight_decay, betas, args.layer_decay
     )
+    if args.cache_features:
+        model = training.head_of(model)
+    if training.pick_compile(args.compile, device.type):
+        model.compile()
     model, *optimizers = accelerator.prepare(model, *optimizers)
     network = accelerator.unwrap_model(model)
     average = training.AverageModel(network, args.ema_decay) if args.ema_decay > 0 else None
@@ -215,7 +230,8 @@ def main():
     }
     step, epoch, scored_step, resumed_at = 0, 0, 0, []  # resumed_at: the steps that the run was taken up at
     best, skipped_steps = None, []  # best: the scores of checkpoints/best-N
-    seconds = {"training": 0.0, "scoring": 0.0, "total": 0.0}  # before this start
+    # Before this start; of training, what passes until a batch is ready, and what the model and its optimizers take.
+    seconds = {"training": 0.0, "scoring": 0.0, "input": 0.0, "model": 0.0, "total": 0.0}
     sums = torch.zeros(3, device=device)  # of the loss, of correct images, of images, since the last log line
     if state is not None:
         if changed := [name for name in facts if state["facts"].get(name) != facts[name]]:
@@ -280,6 +296,10 @@ def main():
             with open(run / "metrics.jsonl", "a") as file:
                 file.write(json.dumps(line) + "\n")
 
+    def trained_for() -> float:
+        """Seconds of training so far, in all lives of the run, without scoring."""
+        return round(seconds["training"] + time.monotonic() - training_began - seconds["scoring"], 3)
+
     def log(step, epoch, **values):
         note(step=step, epoch=epoch, **values)
         accelerator.log({key: value for key, value in values.items() if value is not None}, step=step)
@@ -304,15 +324,37 @@ def main():
         for number, rows in enumerate(data.loader(train_images, order(), workers)):
             yield (first + number // accumulation) // an_epoch, rows
 
+    def prepared_batches(first):
+        """Each pass from step number `first` to the last, on its device: epoch, inputs, targets (B, L), and its rows."""
+        passes = (total_steps - first) * accumulation
+        for number, (epoch, rows) in enumerate(itertools.islice(train_batches(first), passes)):
+            step = first + number // accumulation
+            rows = {key: value.to(device, non_blocking=True) for key, value in rows.items()}
+            # The ids of a stream's images are others in each epoch.
+            time_and_place = (args.seed, 0, step) if stream else (args.seed, epoch, step % an_epoch)
+            inputs = rows.pop("images")
+            if not args.cache_features:
+                inputs = augment(
+                    inputs, rows["index"], *time_and_place[:2], form,
+                    crop=args.crop, crop_scale=args.crop_scale, shift=args.shift, flip=args.flip,
+                    auto_augment=args.auto_augment, magnitude=args.rand_magnitude, jitter=args.color_jitter, erase=args.erase,
+                )  # fmt: skip
+            targets = training.soft_targets(rows["labels"], len(labels), args.label_smoothing)
+            # All passes of one step are mixed alike: as one large batch would be.
+            inputs, targets = mix(inputs, targets, args.mixup, args.cutmix, *time_and_place)
+            if step < first_stage:
+                inputs = training.shrink(inputs, args.first_image_size)
+            yield epoch, inputs, targets, rows
+
     @contextlib.contextmanager
     def finished_model():
         """The model to score and to save: with the averaged weights, where there are some, and whole on each process."""
         with contextlib.nullcontext() if average is None else average.applied(network):
-            if unsharded is not network:
+            if sharded:
                 unsharded.load_state_dict(resume.weights_of(network))
                 unsharded.to(device)
             yield unsharded
-            if unsharded is not network:
+            if sharded:
                 unsharded.cpu()
 
     def write_model(model, folder):
@@ -339,7 +381,7 @@ def main():
             "lengths": {shard: length for one in each for shard, length in one["lengths"].items()},
             "seconds": {
                 "training": seconds["training"] + now - training_began,
-                "scoring": seconds["scoring"],
+                **{name: seconds[name] for name in ("scoring", "input", "model")},
                 "total": seconds["total"] + now - began,
             },
             "facts": facts,
@@ -355,6 +397,7 @@ def main():
     def score():
         """Score the weights, and keep them if they are the best; False where a signal came in between."""
         nonlocal best
+        trained = trained_for()
         with finished_model() as model:
             share = data.batches_in_order(len(eval_images), args.per_device_eval_batch_size, rank, world)
             answers = training.predict(
@@ -391,7 +434,8 @@ def main():
             say(
                 f"step {step:,}, epoch {epoch + 1}: {scored} accuracy {metrics['accuracy']:.2%}, loss {metrics['loss']:.4f}"
             )
-            log(**{key if key in ("step", "epoch") else f"eval_{key}": value for key, value in metrics.items()})
+            scores = {key if key in ("step", "epoch") else f"eval_{key}": value for key, value in metrics.items()}
+            log(**scores, seconds=trained)
         return True
 
     def leave(code):
@@ -414,7 +458,7 @@ def main():
         mininterval=1 if sys.stderr.isatty() else 20,  # in a log file, a line now and then
         disable=not accelerator.is_main_process,
     )
-    batches = train_batches(step)
+    batches = training.one_ahead(prepared_batches(step))
     training_began = saved_at = logged_at = time.monotonic()
     logged_step, wanted, stopped = step, False, False  # wanted: a checkpoint
     settled = True  # whether weights, optimizers and counters are all of one step
@@ -441,6 +485,7 @@ def main():
                 break
 
             # One step: as many passes as it accumulates
+            step_began, input_before = time.monotonic(), seconds["input"]
             model.train()
             if args.freeze_backbone:
                 backbone.eval()  # no dropout in what is not trained
@@ -452,26 +497,14 @@ def main():
                     group["lr"] = rate * group["lr_scale"]
             step_sums, ids = torch.zeros(3, device=device), []
             for number in range(accumulation):
-                epoch, rows = next(batches)
+                waited = time.monotonic()
+                epoch, inputs, targets, rows = next(batches)
+                seconds["input"] += time.monotonic() - waited
                 ids.append(rows["index"])
-                rows = {key: value.to(device, non_blocking=True) for key, value in rows.items()}
-                # The ids of a stream's images are others in each epoch.
-                time_and_place = (args.seed, 0, step) if stream else (args.seed, epoch, step % an_epoch)
-                pixel_values = augment(
-                    rows["images"], rows["index"], *time_and_place[:2], form,
-                    crop=args.crop, crop_scale=args.crop_scale, shift=args.shift, flip=args.flip,
-                    auto_augment=args.auto_augment, magnitude=args.rand_magnitude, jitter=args.color_jitter, erase=args.erase,
-                )  # fmt: skip
-                targets = training.soft_targets(rows["labels"], len(labels), args.label_smoothing)
-                # All passes of one step are mixed alike: as one large batch would be.
-                pixel_values, targets = mix(pixel_values, targets, args.mixup, args.cutmix, *time_and_place)
-                sized = {}
-                if step < first_stage:
-                    pixel_values = training.shrink(pixel_values, args.first_image_size)
-                    sized = {"interpolate_pos_encoding": True}
+                sized = {"interpolate_pos_encoding": True} if step < first_stage else {}
                 training.seed_pass(args.seed, step, number, rank)
                 with accelerator.accumulate(model):
-                    loss, logits = loss_of(model, pixel_values, targets, **sized)
+                    loss, logits = loss_of(model, inputs, targets, **sized)
                     accelerator.backward(loss)
                 with torch.no_grad():
                     correct = (logits.argmax(1) == rows["labels"]).sum()
@@ -516,6 +549,7 @@ def main():
                 optimizer.zero_grad()
             step += 1
             settled = True
+            seconds["model"] += time.monotonic() - step_began - (seconds["input"] - input_before)
             bar.update()
 
             if step % args.log_steps == 0 or step == total_steps:
@@ -530,7 +564,7 @@ def main():
                 )
                 log(
                     step, epoch + 1, **mean, learning_rate=rate, gradient_norm=norm.item() if norm.isfinite() else None,
-                    images_per_second=speed,
+                    images_per_second=speed, seconds=trained_for(),
                 )  # fmt: skip
                 sums.zero_()
                 logged_step, logged_at = step, now
@@ -583,6 +617,10 @@ def main():
             **details,
             "train_seconds": round(training_seconds, 1),
             "total_seconds": round(seconds["total"] + time.monotonic() - began, 1),
+            "seconds": {
+                "reading": round(reading_seconds, 1),
+                **{name: round(seconds[name], 1) for name in ("input", "model", "scoring")},
+            },
             "images_per_second": round(step * together * world / (training_seconds - seconds["scoring"]), 1),
             "steps": step,
             "images_per_step": together * world,

@@ -193,7 +193,9 @@ def killed(whole, tmp_path):
 
 def log_of(run):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "images_per_second"} for line in lines]
+    return [
+        {key: value for key, value in line.items() if key not in ("images_per_second", "seconds")} for line in lines
+    ]
 
 
 def results_of(run):

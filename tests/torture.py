@@ -57,7 +57,10 @@ def outcome(run: Path) -> dict:
     return {
         "weights": (run / "model" / "model.safetensors").read_bytes(),
         "last weights": [file.read_bytes() for file in run.glob("last/model.safetensors")],
-        "log": [{name: value for name, value in line.items() if name != "images_per_second"} for line in logged],
+        "log": [
+            {name: value for name, value in line.items() if name not in ("images_per_second", "seconds")}
+            for line in logged
+        ],
         "metrics": json.loads((run / "results.json").read_text())["metrics"],
         "checkpoints": sorted(path.name for path in (run / "checkpoints").iterdir()),
     }

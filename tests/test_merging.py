@@ -1,0 +1,311 @@
+"""Token merging in evaluation: what is merged into what, and that the rest of the model takes it into account."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import ViTForImageClassification
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hf_vit import HFViTBackbone
+from hf_vit.modeling_hf_vit import Merging, match, merge
+
+
+HOUSE = Path(__file__).parents[1]
+ARCHITECTURES = [
+    {},
+    dict(pooling="mean", num_register_tokens=2),
+    dict(pooling="cls_mean", qk_norm=True, gated_mlp=True, hidden_act="silu"),
+    dict(pooling="map", use_class_token=False, layerscale_value=0.1, position_embedding="sincos2d"),
+    dict(norm_first=False, final_norm="none", use_distillation_token=True, pooling="cls_distillation"),
+]
+POOLINGS = ["cls", "mean", "cls_mean", "map"]
+
+
+def slow_merge(tokens, sizes, key, num_prefix, r):
+    """One image by loops: tokens (T, D), sizes a list of T numbers, key (A, T, K) -> T - r tokens and sizes."""
+    likes = [key[:, token].mean(dim=0) for token in range(len(tokens))]
+    best = {}  # of each patch of the first set: how like its partner of the second set it is, and who that is
+    for source in range(num_prefix, len(tokens), 2):
+        for partner in range(num_prefix + 1, len(tokens), 2):
+            a, b = likes[source], likes[partner]
+            cosine = (a @ b / (a.norm() * b.norm())).item()
+            if source not in best or cosine > best[source][0]:
+                best[source] = (cosine, partner)
+    groups = {token: [token] for token in range(len(tokens))}
+    for source in sorted(best, key=lambda source: -best[source][0])[:r]:
+        groups[best[source][1]] += groups.pop(source)
+    totals = [sum(sizes[member] for member in groups[token]) for token in sorted(groups)]
+    means = [
+        sum(sizes[member] * tokens[member] for member in groups[token]) / total
+        for token, total in zip(sorted(groups), totals, strict=True)
+    ]
+    return torch.stack(means), totals
+
+
+def slow_attention(attention, tokens, sizes):
+    """Tokens (T, D) of one image -> what each attends to (T, D), every token taken as often as its size says, and the keys."""
+    split = lambda layer: layer(tokens).unflatten(1, (-1, attention.head_dim)).transpose(0, 1)  # (A, T, K)
+    query, key, value = split(attention.q_proj), split(attention.k_proj), split(attention.v_proj)
+    query, key = attention.q_norm(query), attention.k_norm(key)
+    members = torch.repeat_interleave(torch.arange(len(tokens)), torch.tensor(sizes))
+    weights = (query @ key[:, members].transpose(1, 2) / attention.head_dim**0.5).softmax(dim=2)
+    return attention.o_proj((weights @ value[:, members]).transpose(0, 1).flatten(1)), key
+
+
+def slow_logits(model, image, counts):
+    """Logits (L,) of one image (C, H, W), tokens of size s written out as s tokens wherever something looks at them."""
+    vit, num_prefix = model.vit, model.config.num_prefix_tokens
+    tokens = vit.embeddings(image.unsqueeze(0))[0]
+    sizes = [1] * len(tokens)
+    for layer, r in zip(vit.layers, counts, strict=True):
+        r = min(r, (len(tokens) - num_prefix) // 2)
+        if model.config.norm_first:
+            attended, key = slow_attention(layer.attention, layer.layernorm_before(tokens), sizes)
+            tokens, sizes = slow_merge(tokens + layer.layer_scale1(attended), sizes, key, num_prefix, r)
+            tokens = tokens + layer.layer_scale2(layer.mlp(layer.layernorm_after(tokens)))
+        else:
+            attended, key = slow_attention(layer.attention, tokens, sizes)
+            tokens, sizes = slow_merge(layer.layernorm_before(tokens + attended), sizes, key, num_prefix, r)
+            tokens = layer.layernorm_after(tokens + layer.mlp(tokens))
+    tokens = vit.layernorm(tokens)[torch.repeat_interleave(torch.arange(len(tokens)), torch.tensor(sizes))]
+    return model.classifier(vit.pool(tokens.unsqueeze(0)))[0]
+
+
+def sizes_of(vit, images):
+    """The sizes (B, T, 1) that pooling sees."""
+    seen, pool = [], vit.pool
+    vit.pool = lambda hidden_states, sizes: seen.append(sizes) or pool(hidden_states, sizes)
+    vit(images)
+    vit.pool = pool
+    return seen[0]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_prefix", "r"), [(16, 0, 1), (17, 1, 8), (20, 3, 5), (18, 3, 7), (3, 0, 1)]
+)
+def test_one_layer_merges_as_a_slow_computation_does(num_tokens, num_prefix, r):
+    key, tokens = torch.randn(3, 4, num_tokens, 8), torch.randn(3, num_tokens, 32)
+    sizes = torch.randint(1, 5, (3, num_tokens, 1)).float()
+    target = match(key.mean(dim=1), num_prefix, r)
+    merged, totals = merge(tokens, sizes, target, num_tokens - r)
+    for image in range(3):
+        expected, total = slow_merge(tokens[image], sizes[image, :, 0].tolist(), key[image], num_prefix, r)
+        torch.testing.assert_close(merged[image], expected)
+        assert totals[image, :, 0].tolist() == total
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("r", [3, [5, 2], [0, 4], 100])
+@pytest.mark.parametrize("fields", ARCHITECTURES)
+def test_logits_equal_a_slow_computation(tiny_model, pixels, fields, r, backend):
+    model, images = tiny_model(num_labels=5, **fields), pixels(batch=3)
+    model.set_attn_implementation(backend)
+    model.set_token_merging(r)
+    with torch.no_grad():
+        expected = torch.stack([slow_logits(model, image, r if isinstance(r, list) else [r] * 2) for image in images])
+        torch.testing.assert_close(model(images).logits, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("fields", ARCHITECTURES)
+def test_zero_gives_the_logits_of_a_model_that_never_merged_bit_for_bit(tiny_model, pixels, fields):
+    model, images = tiny_model(**fields), pixels()
+    before = model(images).logits
+    model.set_token_merging(4)
+    assert not torch.equal(model(images).logits, before)
+    model.set_token_merging(0)
+    assert torch.equal(model(images).logits, before)
+
+
+def test_sizes_sum_to_the_tokens_of_every_image_and_tokens_before_the_patches_stay_alone(tiny_model, pixels):
+    vit = tiny_model(num_register_tokens=2, use_distillation_token=True).vit
+    vit.set_token_merging([7, 3])
+    sizes = sizes_of(vit, pixels(batch=5))
+    assert sizes.shape == (5, 4 + 16 - 10, 1)
+    assert (sizes[:, :4] == 1).all()
+    assert (sizes[:, 4:].sum(dim=1) == 16).all()
+    assert (sizes[:, 4:].amax(dim=1) >= 2).all()
+
+
+def test_tokens_before_the_patches_are_not_merged_even_where_all_keys_are_the_same():
+    merging = Merging(num_prefix=3)
+    merging.key = torch.ones(2, 4, 3 + 16, 8)
+    tokens = torch.randn(2, 3 + 16, 32)
+    merged = merging(tokens, 8)
+    assert torch.equal(merged[:, :3], tokens[:, :3])
+    torch.testing.assert_close(
+        merging.sizes.squeeze(2)[:, :4], torch.tensor([[1.0, 1, 1, 9]] * 2)
+    )  # the first is nearest
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_patches_that_are_all_the_same_merge_without_changing_the_logits(tiny_model, pooling):
+    model = tiny_model(pooling=pooling, position_embedding="none", num_register_tokens=1)
+    image = torch.randn(2, 3, 1, 1).expand(-1, -1, 16, 16)
+    before = model(image).logits
+    model.set_token_merging([6, 3])
+    torch.testing.assert_close(model(image).logits, before, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_pooling_counts_a_token_as_often_as_patches_are_in_it(tiny_model, pooling):
+    vit, tokens = tiny_model(pooling=pooling).vit, torch.randn(2, 1 + 4, 32)
+    counts = torch.tensor([1, 1, 5, 2, 8])
+    expected = vit.pool(tokens.repeat_interleave(counts, dim=1))
+    sizes = counts.float().view(1, -1, 1).expand(2, -1, -1)
+    torch.testing.assert_close(vit.pool(tokens, sizes), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("r", "lengths"), [(2, [15, 13, 11]), ([0, 3, 1], [17, 14, 13]), ([5, 0, 0], [12] * 3), (99, [9, 5, 3])]
+)
+def test_the_mlp_of_each_layer_sees_r_tokens_fewer_than_that_before(tiny_model, pixels, r, lengths):
+    vit, seen = tiny_model(num_hidden_layers=3).vit, []
+    for layer in vit.layers:
+        layer.mlp.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[1]))
+    vit.set_token_merging(r)
+    outputs = vit(pixels(), output_hidden_states=True, output_attentions=True)
+    assert seen == lengths
+    assert [tokens.shape[1] for tokens in outputs.hidden_states] == [17, *lengths]
+    assert [weights.shape[2:] for weights in outputs.attentions] == [(n, n) for n in [17, *lengths[:-1]]]
+    assert outputs.last_hidden_state.shape == (2, lengths[-1], 32)
+
+
+def test_a_layer_that_computes_the_class_token_alone_merges_nothing_and_gives_the_same(tiny_model, pixels):
+    model, images = tiny_model(), pixels()
+    model.set_token_merging(4)
+    alone = model.vit(images, pooled_only=True)
+    assert alone.last_hidden_state.shape == (2, 1, 32)
+    torch.testing.assert_close(alone.pooler_output, model.vit(images).pooler_output, rtol=1e-5, atol=1e-5)
+
+
+def test_training_is_untouched(tiny_model, pixels):
+    model, images = tiny_model().train(), pixels()
+    before = model(images).logits
+    model.set_token_merging(4)
+    assert torch.equal(model(images).logits, before)
+    assert model.vit(images).last_hidden_state.shape == (2, 17, 32)
+
+
+def test_an_image_is_merged_without_a_look_at_the_rest_of_its_batch(tiny_model, pixels):
+    model, images = tiny_model(pooling="mean"), pixels(batch=3)
+    model.set_token_merging(5)
+    torch.testing.assert_close(model(images).logits[1:2], model(images[1:2]).logits)
+
+
+def test_a_backend_that_takes_no_mask_computes_only_what_comes_before_the_first_merge(tiny_model, pixels, monkeypatch):
+    masks, sdpa = [], ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def no_mask(module, query, key, value, attention_mask, **kwargs):
+        masks.append(attention_mask)
+        return sdpa(module, query, key, value, None, **kwargs)
+
+    model, images = tiny_model(num_hidden_layers=3), pixels()
+    model.set_token_merging([0, 4, 4])
+    expected = model(images).logits
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "no_mask", no_mask)
+    model.config._attn_implementation = "no_mask"
+    torch.testing.assert_close(model(images).logits, expected)
+    assert masks == [None, None]
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_half_precision_merges_and_stays_close(tiny_model, pixels, autocast):
+    model, images = tiny_model(pooling="cls_mean"), pixels(batch=8)
+    model.set_token_merging(4)
+    with torch.no_grad():
+        expected = model(images).logits
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            half = (model if autocast else model.bfloat16())(images).logits
+    assert half.dtype == torch.bfloat16
+    assert (half.float() - expected).abs().median() < 0.05
+
+
+@pytest.mark.parametrize("fields", ARCHITECTURES)
+def test_compiled_as_one_graph_equals_eager_and_sees_a_later_change(tiny_model, pixels, fields):
+    torch.compiler.reset()
+    model, images = tiny_model(**fields), pixels()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for r in (0, 4, [2, 1], 0):
+        model.set_token_merging(r)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(images).logits, model(images).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_exported_with_a_dynamic_batch_merges_in_other_batch_sizes(tiny_model, pixels):
+    model = tiny_model(pooling="mean")
+    model.set_token_merging(4)
+    shapes = {"pixel_values": {0: torch.export.Dim("batch")}}
+    exported = torch.export.export(model, (), {"pixel_values": pixels(batch=2)}, dynamic_shapes=shapes).module()
+    for batch in (1, 5):
+        images = pixels(batch=batch)
+        torch.testing.assert_close(exported(pixel_values=images).logits, model(images).logits)
+
+
+def test_a_copy_merges_too_and_a_saved_model_does_not(tiny_model, pixels, tmp_path):
+    model, images = tiny_model(pooling="mean"), pixels()
+    before, fields = model(images).logits, model.config.to_dict()
+    model.set_token_merging(4)
+    merged = model(images).logits
+    assert torch.equal(copy.deepcopy(model)(images).logits, merged)
+    assert model.config.to_dict() == fields
+    model.save_pretrained(tmp_path)
+    assert torch.equal(type(model).from_pretrained(tmp_path)(images).logits, before)
+
+
+@pytest.mark.parametrize("r", [-1, 1.5, True, "4", None, [1], [1, 2, 3], [1, -1], [1, 0.5], []])
+def test_what_is_no_number_of_patches_for_each_layer_is_an_error_and_changes_nothing(tiny_model, pixels, r):
+    model, images = tiny_model(), pixels()
+    model.set_token_merging(3)
+    before = model(images).logits
+    with pytest.raises(ValueError, match="wanted a number of patches, 0 or more, or a list of 2 of them"):
+        model.set_token_merging(r)
+    assert torch.equal(model(images).logits, before)
+
+
+def test_models_that_need_the_place_of_each_patch_are_an_error(tiny_model, tiny_config):
+    with pytest.raises(ValueError, match='position_embedding is "rotary"'):
+        tiny_model(position_embedding="rotary").set_token_merging(2)
+    with pytest.raises(ValueError, match="a backbone gives maps of all patches"):
+        HFViTBackbone(tiny_config()).set_token_merging(2)
+
+
+def test_set_token_merging_works_on_both_models_and_returns_nothing(tiny_model, pixels):
+    model, images = tiny_model(), pixels()
+    assert model.set_token_merging(4) is None
+    assert model.vit(images).last_hidden_state.shape == (2, 9, 32)
+    assert model.vit.set_token_merging([1, 0]) is None
+    assert model.vit(images).last_hidden_state.shape == (2, 16, 32)
+
+
+def test_evaluate_scores_with_merging_and_refuses_models_that_cannot(demo_run, tmp_path):
+    def evaluate(model, r):
+        flags = ["--dataset_name", "fashion-mnist-mini", "--split", "test", "--num_workers", "0"]
+        flags += ["--output_file", tmp_path / f"{model.name}-{r}.json", "--token_merging", str(r)]
+        line = [sys.executable, "-W", "ignore", HOUSE / "recipes" / "evaluate.py", "--model_name_or_path", model]
+        done = subprocess.run([*line, *flags], cwd=tmp_path, capture_output=True, text=True, env=os.environ)
+        return done.returncode, done.stderr
+
+    model, native = demo_run / "model", tmp_path / "native"
+    for r in (0, 6):
+        assert evaluate(model, r)[0] == 0
+    scores = [json.loads((tmp_path / f"model-{r}.json").read_text()) for r in (0, 6)]
+    assert scores[0]["images"] == scores[1]["images"]
+    assert scores[0]["loss"] != scores[1]["loss"]
+    code, said = evaluate(model, -1)
+    assert code == 1
+    assert said.strip().splitlines()[-1].startswith("error: r is -1; wanted a number of patches")
+
+    ViTForImageClassification(ViTForImageClassification.config_class(
+        image_size=28, patch_size=7, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64
+    )).save_pretrained(native)  # fmt: skip
+    for file in model.glob("*processor*"):
+        (native / file.name).write_bytes(file.read_bytes())
+    code, said = evaluate(native, 6)
+    assert code == 1
+    assert said.strip().splitlines()[-1].startswith("error: --token_merging is for models of hf_vit, not a ViTForIm")
