@@ -374,7 +374,7 @@ class HFViTAttention(nn.Module):
         else:
             projected = [self.q_proj(hidden_states[:, :num_queries])]  # (B, Q, D)
             projected += together([self.k_proj, self.v_proj], hidden_states)  # (B, T, D) each
-        split = lambda tokens: tokens.unflatten(2, (-1, self.head_dim)).transpose(1, 2)  # (B, T, D) -> (B, A, T, K)
+        split = lambda tokens: tokens.view(*tokens.shape[:2], -1, self.head_dim).transpose(1, 2)  # (B, A, T, K)
         query, key, value = map(split, projected)
         query, key = self.q_norm(query), self.k_norm(key)
         if rotary is not None:
@@ -593,7 +593,7 @@ class HFViTPreTrainedModel(PreTrainedModel):
         `resize_input`. So may `num_labels=`: the head alone is then reset. One log line says what was done.
 
         Raises:
-            ValueError: when any other tensor is missing, unexpected, doubled, not finite (see `looks_finite`) or of another shape, with its
+            ValueError: when any other tensor is missing, unexpected, doubled, not finite (see `not_finite`) or of another shape, with its
                 name; or when a file is not whole, or holds more than tensors.
         """
         if pretrained_model_name_or_path is not None and os.path.isfile(pretrained_model_name_or_path):
@@ -820,12 +820,15 @@ class HFViTModel(HFViTPreTrainedModel):
 
     def pooled_tokens(self, **kwargs) -> int | None:
         """How many of the first tokens the pooled vector is made of; None where that is all, or where somebody looks at them."""
-        asked = any(
+        count = {"cls": 1, "cls_distillation": 2}.get(self.config.pooling)
+        if count is None:
+            return None
+        asked = (
             kwargs.get(name, getattr(self.config, name)) for name in ("output_hidden_states", "output_attentions")
         )
-        if asked or any(map(is_watched, (self, self.layernorm, *self.layers[-1].modules()))):
+        if any(asked) or any(map(is_watched, (self, self.layernorm, *self.layers[-1].modules()))):
             return None
-        return {"cls": 1, "cls_distillation": 2}.get(self.config.pooling)
+        return count
 
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
@@ -1120,12 +1123,18 @@ def with_rules(model, state_dict, checkpoint_files, load_config):
     return load_config
 
 
-def looks_finite(tensor) -> bool:
-    """Whether no NaN or infinity is seen; of more than 2^14 numbers only the first and last 2^13, because the file is mapped
-    into memory, and to read all of it takes longer than to load it. A run that diverged has them everywhere."""
-    numbers = tensor.flatten()
-    some = torch.cat([numbers[: 2**13], numbers[-(2**13) :]]) if numbers.numel() > 2**14 else numbers
-    return bool(some.isfinite().all())
+def not_finite(tensors: dict[str, torch.Tensor]) -> list[str]:
+    """Names of tensors with a NaN or infinity; of more than 2^14 numbers only the first and last 2^13 are looked at, because
+    files are mapped into memory, and to read all of them takes longer than to load. A run that diverged has them everywhere."""
+
+    def ends(tensor):
+        numbers = tensor.flatten()
+        return torch.cat([numbers[: 2**13], numbers[-(2**13) :]]) if numbers.numel() > 2**14 else numbers
+
+    looked_at = {name: ends(tensor) for name, tensor in tensors.items()}
+    if not looked_at or torch.cat([numbers.float() for numbers in looked_at.values()]).isfinite().all():
+        return []
+    return [name for name, numbers in looked_at.items() if not numbers.isfinite().all()]
 
 
 def account_for(model, info):
@@ -1165,11 +1174,9 @@ def account_for(model, info):
     )
     if not wrong:
         advice = "Save it again from a run that did not diverge"
-        wrong = [
-            f"{name} holds NaN or infinity"
-            for name, tensor in model.state_dict().items()
-            if tensor.is_floating_point() and not tensor.is_meta and not looks_finite(tensor)
-        ]
+        floats = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+        found = not_finite({name: tensor for name, tensor in floats.items() if not tensor.is_meta})
+        wrong = [f"{name} holds NaN or infinity" for name in found]
     if wrong:
         more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise ValueError(
