@@ -489,7 +489,12 @@ def race(reference, ours, repeats: int, target: float) -> dict:
     tried = {rate: reference(rate, 0) for rate in RATES}
     best = min(RATES, key=lambda rate: (tried[rate]["seconds"] or float("inf"), -tried[rate]["accuracy"]))
     turns = [(tried[best], ours(0)), *((reference(best, seed), ours(seed)) for seed in range(1, repeats))]
-    result = {"target": target, "reference_learning_rate": best, "repeats": repeats}
+    result = {
+        "target": target,
+        "reference_learning_rate": best,
+        "reference_epochs": REFERENCE_EPOCHS,
+        "repeats": repeats,
+    }
     for name, each in zip(("reference", "hf_vit"), zip(*turns, strict=True), strict=True):
         reached = [turn["seconds"] for turn in each if turn["seconds"] is not None]
         result[name] = {

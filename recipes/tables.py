@@ -63,26 +63,92 @@ def presets(house: Path) -> str:
     return "\n".join(lines)
 
 
-def loader(house: Path) -> str:
-    """One row a kind of data: images a second through rows of the `Image` feature, and through hf_vit.data."""
-    measured = json.loads((house / "model_cards" / "benchmark.json").read_text())
-    lines = ["| data | rows of `Image` | hf_vit.data | ratio | decoded once, s |", "|---|---|---|---|---|"]
-    for row in measured["loader"]:
+def _benchmark(house: Path) -> dict:
+    return json.loads((house / "model_cards" / "benchmark.json").read_text())
+
+
+def _where(part: dict) -> str:
+    return f"{part['date']}, {part['hardware']}, commit {part['commit'][:7]}"
+
+
+def speed(house: Path) -> str:
+    """One row a model size and kind of pass: milliseconds of each contender, and the share of the machine's ceiling."""
+    measured = _benchmark(house)["model"]
+    names = ("hf_vit", *measured["peers"])
+    lines = [
+        f"| model | batch | pass | {' | '.join(f'{name}, ms' for name in names)} | times the best peer | share of ceiling |",
+        "|---|---|---|" + "---|" * (len(names) + 2),
+    ]
+    for row in measured["sizes"]:
+        for what, title in (("forward", "forward"), ("step", "training step")):
+            one = row[what]
+            times = " | ".join(f"{one[f'{name}_ms']:,.0f}" for name in names)
+            lines.append(
+                f"| {row['model']} | {row['batch']} | {title} | {times} | {one['against_best_peer']:.2f} "
+                f"| {one['share_of_ceiling']:.2f} |"
+            )
+    growth = measured["growth"]
+    by_batch = ", ".join(f"{batch}: {time:,.0f}" for batch, time in growth["step_ms_by_batch"].items())
+    by_patches = ", ".join(f"{count}: {time:,.0f}" for count, time in growth["forward_ms_by_patches"].items())
+    peers = ", ".join(f"{name} {version}" for name, version in measured["peers"].items())
+    lines.append(
+        f"\nMedians of {measured['rounds']} rounds in turns; beside {peers}. The ceiling is the bare matrix products of the same "
+        f"shapes. Milliseconds of a step of ViT-Ti by batch: {by_batch}; of its forward pass, 8 images, by patches: {by_patches}. "
+        f"{_where(measured)}."
+    )
+    return "\n".join(lines)
+
+
+def loops(house: Path) -> str:
+    """What passes between a start and an answer: loading, the input, and seconds to an accuracy beside the reference loop."""
+    measured = _benchmark(house)
+    lines = ["| what | hf_vit | transformers, or the reference loop | ratio |", "|---|---|---|---|"]
+    for key, title in (("scratch", "from scratch"), ("tuned", "fine-tuned")):
+        race = measured["accuracy"][key]
+        ours, theirs = race["hf_vit"], race["reference"]
+        seconds = lambda side, runs=race["repeats"]: (
+            f"{side['seconds']:.1f} s" if side["seconds"] is not None else f"in {side['reached']} of {runs} runs"
+        )
         lines.append(
-            f"| {row['data']} | {row['rows']:,.0f} images/s | {row['ours']:,.0f} images/s | {row['ratio']:.1f} "
+            f"| to {race['target']:.1%}, {title}, D=64, 4 layers, 7x7 patches | {seconds(ours)} "
+            f"| {seconds(theirs)} within {race['reference_epochs']} epochs (at best {theirs['accuracy']:.1%}) "
+            f"| {race['ratio'] or '-'} |"
+        )
+    for row in measured["loader"]["kinds"]:
+        lines.append(
+            f"| read {row['data']} | {row['hf_vit']:,.0f} images/s | {row['reference']:,.0f} images/s | {row['ratio']:.1f} |"
+        )
+    loading = measured["loading"]
+    ours, theirs = loading["hf_vit"], loading["transformers"]
+    lines += [
+        f"| from_pretrained of ViT-B, from its native folder | {ours['loaded']:.2f} s | {theirs['loaded']:.2f} s "
+        f"| {loading['loading_ratio']:.2f} |",
+        f"| its peak memory, in sizes of the weights, before they are used | {ours['memory']:.2f} | {theirs['memory']:.2f} | - |",
+        f"| import | {ours['imported']:.1f} s | {theirs['imported']:.1f} s | - |",
+        f"| part of the demo's time that is the model's | {measured['demo']['model_share']:.1%} | - | - |",
+    ]
+    lines.append(f"\n{measured['loader']['workers']} processes read. {_where(measured['accuracy'])}.")
+    return "\n".join(lines)
+
+
+def loader(house: Path) -> str:
+    """One row a kind of data: images a second through rows that are transformed one by one, and through hf_vit.data."""
+    measured = _benchmark(house)["loader"]
+    lines = ["| data | `with_transform`, PIL | hf_vit.data | ratio | decoded once, s |", "|---|---|---|---|---|"]
+    for row in measured["kinds"]:
+        lines.append(
+            f"| {row['data']} | {row['reference']:,.0f} images/s | {row['hf_vit']:,.0f} images/s | {row['ratio']:.1f} "
             f"| {row['seconds_to_fill_memory'] or '-'} |"
         )
     lines.append(
-        f"\nMedians of {measured['repeats']} turns, {measured['workers']} worker processes each, on {measured['hardware']}, commit "
-        f"{measured['commit'][:7]}."
+        f"\nMedians of {measured['rounds']} rounds in turns, {measured['workers']} worker processes each; {_where(measured)}."
     )
     return "\n".join(lines)
 
 
 def costs(house: Path) -> str:
     """What a checkpoint costs, and what ten times the data cost in memory."""
-    measured = json.loads((house / "model_cards" / "benchmark.json").read_text())
-    checkpoint, stream = measured["checkpoint"], measured["stream"]
+    checkpoint, stream = (_benchmark(house)[part] for part in ("checkpoint", "stream"))
     growth = stream["megabytes_of_ten_times_as_many"] / stream["megabytes"] - 1
     return (
         "| what | measured |\n|---|---|\n"
@@ -92,7 +158,7 @@ def costs(house: Path) -> str:
         f"| that, every 100 steps | {100 * checkpoint['cost_every_100_steps']:.2f}% of the run |\n"
         f"| peak memory of an epoch over a stream of {stream['images']:,} photos | {stream['megabytes']:.0f} MB |\n"
         f"| the same over ten times as many | {stream['megabytes_of_ten_times_as_many']:.0f} MB ({100 * growth:+.1f}%) |\n\n"
-        f"On {measured['hardware']}, commit {measured['commit'][:7]}."
+        f"{_where(checkpoint)}."
     )
 
 
@@ -112,6 +178,8 @@ TABLES = {
     "results": results,
     "families": families,
     "presets": presets,
+    "speed": speed,
+    "loops": loops,
     "loader": loader,
     "costs": costs,
     "faults": faults,

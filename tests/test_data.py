@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import re
 import tarfile
 import zipfile
 from io import BytesIO
@@ -13,6 +14,7 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as PILImage
+from PIL import ImageOps
 from transformers import (
     BitImageProcessorPil,
     CLIPImageProcessorPil,
@@ -594,6 +596,261 @@ def test_training_decodes_a_large_jpeg_fast_and_near_and_scoring_exactly():
     opened = PILImage.open(BytesIO(photo["bytes"]))
     np.testing.assert_array_equal(exact, np.asarray(opened.resize((24, 16), exact_form.resample)))
     assert 0 < np.abs(fast - exact).mean() < 3
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# JPEG files, decoded by another library than Pillow
+
+
+def grainy(size=(37, 53), mode="RGB"):
+    """Slopes under noise, of odd sides: where colours are stored at half the size, all rules of how they grow again count."""
+    height, width = size
+    noise = np.asarray(picture(0, size)).astype(int) // 4
+    return PILImage.fromarray((np.asarray(smooth(width, height)) * 3 // 4 + noise).astype(np.uint8)).convert(mode)
+
+
+@pytest.fixture
+def shrunk_to(monkeypatch):
+    """The size (height, width) of each image that simplejpeg decodes."""
+    sizes, decode_jpeg = [], data.simplejpeg.decode_jpeg
+
+    def noted(*args, **how):
+        pixels = decode_jpeg(*args, **how)
+        sizes.append(pixels.shape[:2])
+        return pixels
+
+    monkeypatch.setattr(data.simplejpeg, "decode_jpeg", noted)
+    return sizes
+
+
+JPEGS = {
+    **{
+        f"4:{name}{', progressive' if progressive else ''}": ("RGB", dict(subsampling=at, progressive=progressive))
+        for at, name in enumerate(("4:4", "2:2", "2:0"))
+        for progressive in (False, True)
+    },
+    "grey": ("L", {}),
+    "grey, progressive": ("L", dict(progressive=True)),
+    "coarse": ("RGB", dict(quality=5)),
+    "stored as RGB": ("RGB", dict(keep_rgb=True)),
+}
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("mode", "how"), JPEGS.values(), ids=JPEGS)
+def test_a_jpeg_has_the_very_pixels_that_pillow_reads(mode, how, channels, shrunk_to):
+    item = item_of(grainy(mode=mode), "JPEG", **how)
+    wanted = PILImage.open(BytesIO(item["bytes"])).convert({1: "L", 3: "RGB"}[channels])
+    opened = data.open_image(item, channels)
+    assert opened.mode == wanted.mode
+    np.testing.assert_array_equal(np.asarray(opened), np.asarray(wanted))
+    assert shrunk_to == [(37, 53)]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_a_jpeg_is_turned_as_its_camera_was_held(mode, orientation, shrunk_to):
+    exif = PILImage.Exif()
+    exif[0x0112] = orientation
+    item = item_of(grainy(mode=mode), "JPEG", exif=exif)
+    wanted = ImageOps.exif_transpose(PILImage.open(BytesIO(item["bytes"])))
+    assert wanted.size == ((53, 37) if orientation < 5 else (37, 53))
+    np.testing.assert_array_equal(np.asarray(data.open_image(item, 3)), np.asarray(wanted.convert("RGB")))
+    assert len(shrunk_to) == 1
+    height, width = data.decode(item, dataclasses.replace(form_of((12, 8)), draft=True)).shape[:2]
+    assert (height, width) == (12, 8)
+
+
+def test_a_jpeg_of_four_inks_is_read_by_pillow(shrunk_to):
+    item = item_of(grainy(mode="CMYK"), "JPEG")
+    wanted = PILImage.open(BytesIO(item["bytes"])).convert("RGB")
+    np.testing.assert_array_equal(np.asarray(data.open_image(item, 3)), np.asarray(wanted))
+    assert data.open_image(item, 3, draft=9).size < wanted.size
+    assert shrunk_to == []
+
+
+def test_of_several_pictures_in_one_jpeg_the_first_is_taken(shrunk_to):
+    item = item_of(grainy(), "MPO", save_all=True, append_images=[picture(1, (37, 53))])
+    with PILImage.open(BytesIO(item["bytes"])) as several:
+        assert (several.format, several.n_frames) == ("MPO", 2)
+        np.testing.assert_array_equal(np.asarray(data.open_image(item, 3)), np.asarray(several))
+    assert shrunk_to == [(37, 53)]
+
+
+def test_a_jpeg_on_disk_is_decoded_as_one_in_memory(tmp_path, shrunk_to):
+    item = item_of(grainy(), "JPEG")
+    (tmp_path / "photo.jpg").write_bytes(item["bytes"])
+    beside = {"bytes": None, "path": str(tmp_path / "photo.jpg")}
+    np.testing.assert_array_equal(np.asarray(data.open_image(beside, 3)), np.asarray(data.open_image(item, 3)))
+    assert len(shrunk_to) == 2
+
+
+def damaged():
+    whole = encoded(grainy((64, 64)), "JPEG")
+    marks = bytearray(whole)
+    marks[len(whole) // 2 : len(whole) // 2 + 40 : 2] = bytes(20)
+    cuts = {f"{name} lacking": whole[:-cut] for name, cut in (("1 byte", 1), ("2 bytes", 2), ("100 bytes", 100))}
+    halves = {f"{part:.0%} of it": whole[: int(part * len(whole))] for part in (0.1, 0.3, 0.5, 0.9)}
+    return {**cuts, **halves, "zeros in the midst": bytes(marks), "more behind the end": whole + b"more"}
+
+
+@pytest.mark.parametrize("content", damaged().values(), ids=damaged())
+def test_a_damaged_jpeg_is_read_where_pillow_reads_it_and_to_its_pixels(content):
+    item = {"bytes": content, "path": None}
+    try:
+        wanted = np.asarray(PILImage.open(BytesIO(content)).convert("RGB"))
+    except OSError as error:
+        with pytest.raises(OSError, match=re.escape(re.split("[(<]", str(error))[0])):
+            data.open_image(item, 3)
+    else:
+        np.testing.assert_array_equal(np.asarray(data.open_image(item, 3)), wanted)
+
+
+@pytest.mark.parametrize("draft", [False, True])
+@pytest.mark.parametrize("part", [0.2, 0.6, 0.95])
+def test_a_jpeg_that_was_cut_off_is_an_error_that_names_its_row_and_file(part, draft):
+    whole = encoded(grainy((64, 64)), "JPEG")
+    good, bad = ({"bytes": one, "path": "some.jpg"} for one in (whole, whole[: int(part * len(whole))]))
+    form = dataclasses.replace(form_of(), draft=draft)
+    images, sentences = data.decode_rows([{"image": good, "row": 4}, {"image": bad, "row": 7}], form)
+    assert [image is None for image in images] == [False, True]
+    (sentence,) = sentences
+    assert sentence.startswith("row 7 (some.jpg) cannot be read as an image: ")
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("smallest", [1, 16, 33, 120, 241, 319, 320])
+@pytest.mark.parametrize("size", [(480, 320), (321, 479), (100, 33), (14, 20)])
+def test_a_jpeg_shrinks_to_the_fewest_eighths_whose_sides_keep_what_is_wanted(size, smallest, mode, shrunk_to):
+    item = item_of(smooth(*size).convert(mode), "JPEG")
+    sides = [tuple(-(-side * eighths // 8) for side in size) for eighths in range(1, 9)]
+    wanted = next((pair for pair in sides if min(pair) >= smallest), size)
+    assert data.open_image(item, 3, draft=smallest).size == wanted
+    assert shrunk_to == [wanted[::-1]]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("size", [(480, 320), (300, 90), (40, 40), (20, 11)])
+@pytest.mark.parametrize("name", ["ViT", "DeiT", "CLIP", "DINOv2"])
+def test_a_training_photo_is_not_shrunk_below_what_it_is_resized_to(name, size, turned, shrunk_to, monkeypatch):
+    resized, resize = [], data._resize
+    monkeypatch.setattr(data, "_resize", lambda image, *to: resized.append((image.size, to[:2])) or resize(image, *to))
+    exif = PILImage.Exif()
+    exif[0x0112] = 6 if turned else 1
+    form = dataclasses.replace(data.image_form(PROCESSORS[name](), HFViTConfig()), draft=True)
+    data.decode(item_of(smooth(*size), "JPEG", exif=exif), form)
+    (((width, height), wanted),) = resized
+    whole = size[::-1] if turned else size
+    assert width >= min(whole[0], wanted[0])
+    assert height >= min(whole[1], wanted[1])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Resizing to train, and cutting out the middle
+
+
+SAME_AS_PILLOW = [getattr(PILImage.Resampling, name) for name in ("NEAREST", "BOX", "HAMMING", "LANCZOS")]
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("size", [(37, 53), (5, 7), (8, 12), (200, 13)])
+@pytest.mark.parametrize("resample", [PILImage.Resampling.BILINEAR, PILImage.Resampling.BICUBIC])
+def test_torch_resizes_a_training_image_within_two_of_pillow(resample, size, channels):
+    form = dataclasses.replace(form_of(channels=channels), resample=int(resample))
+    item = item_of(picture(2, size))
+    exact = data.decode(item, form).astype(int)
+    fast = data.decode(item, dataclasses.replace(form, draft=True)).astype(int)
+    assert exact.shape == fast.shape == (8, 12, channels)
+    assert np.abs(fast - exact).max() <= (0 if size == (8, 12) else 2)
+
+
+def test_torch_and_not_pillow_resizes_training_images_and_pillow_the_others(monkeypatch):
+    calls, interpolate = [], torch.nn.functional.interpolate
+    monkeypatch.setattr(
+        torch.nn.functional, "interpolate", lambda *args, **how: calls.append(how["mode"]) or interpolate(*args, **how)
+    )
+    form = form_of()
+    assert form.resample == PILImage.Resampling.BILINEAR
+    data.decode(item_of(picture(2, (37, 53))), form)
+    assert calls == []
+    for resample in (PILImage.Resampling.BILINEAR, PILImage.Resampling.BICUBIC):
+        data.decode(item_of(picture(2, (37, 53))), dataclasses.replace(form, draft=True, resample=int(resample)))
+    assert calls == ["bilinear", "bicubic"]
+
+
+@pytest.mark.parametrize("size", [(37, 53), (5, 7)])
+@pytest.mark.parametrize("resample", SAME_AS_PILLOW, ids=lambda resample: resample.name)
+def test_other_resamplings_of_a_training_image_are_pillows_to_the_pixel(resample, size):
+    form = dataclasses.replace(form_of(), resample=int(resample), draft=True)
+    wanted = picture(2, size).resize((12, 8), resample)
+    np.testing.assert_array_equal(data.decode(item_of(picture(2, size)), form), np.asarray(wanted))
+
+
+@pytest.mark.parametrize("draft", [False, True])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    "size", [(14, 12), (13, 11), (12, 10), (9, 20), (21, 9), (10, 15), (30, 21), (31, 20), (1, 1), (13, 12), (14, 13)]
+)
+def test_the_middle_is_cut_out_as_pillow_does_with_black_where_the_image_ends(size, channels, draft):
+    image, (height, width) = picture(1, size), size
+    top, left = (height - 14) // 2, (width - 12) // 2
+    wanted = np.asarray(image.convert({1: "L", 3: "RGB"}[channels]).crop((left, top, left + 12, top + 14)))
+    form = data.ImageForm(14, 12, channels, 2, (0.5,) * channels, (0.5,) * channels, resize=size, draft=draft)
+    np.testing.assert_array_equal(data.decode(item_of(image), form), wanted.reshape(14, 12, channels))
+
+
+def test_a_batch_is_one_piece_of_memory_however_its_images_lie():
+    images = [np.asarray(picture(number, (8, 12))).copy() for number in range(4)]
+    laid = [images[0], images[1].copy(order="F"), np.tile(images[2], (2, 2, 1))[:8, :12], images[3]]
+    laid[3] = np.ascontiguousarray(images[3].transpose(2, 0, 1)).transpose(1, 2, 0)
+    assert sum(image.flags.c_contiguous for image in laid) == 1
+    batch = data.as_batch(laid)
+    assert (batch.shape, batch.dtype, batch.is_contiguous()) == ((4, 3, 8, 12), torch.uint8, True)
+    assert torch.equal(batch, torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("how", [dict(resize=(16, 20)), dict(resize=(5, 20)), dict(draft=True), {}])
+def test_a_decoded_batch_is_one_piece_of_memory(how, monkeypatch):
+    monkeypatch.setattr(data, "CACHE_BYTES", 0)
+    images = data.Images(undecoded([item_of(grainy(), "JPEG")] * 3), dataclasses.replace(form_of(), **how))
+    batch = images.__getitems__([0, 2])["images"]
+    assert (batch.shape, batch.is_contiguous()) == ((2, 3, 8, 12), True)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Features in the place of images
+
+
+@pytest.mark.parametrize("rows", [[0, 2, 3], [0, 1, 2, 3, 4], [1, 2], [4]])
+def test_features_stand_in_the_place_of_their_images(rows):
+    images = data.Images(undecoded(good_items(5), labels=[0, 1, 1, 0, 1]), form_of(), fill=True)
+    table, labels = torch.randn(len(rows), 7), images.labels
+    features = data.Features(images, table, torch.tensor(rows))
+    count = len(rows)
+    assert len(features) == count
+    order = list(range(count))[::-1]
+    ids = [*order, count]  # the first one comes a second time
+    for batch in (features.__getitems__(ids), *data.loader(features, [ids], num_workers=2)):
+        places = [*order, 0]
+        assert torch.equal(batch["images"], table[places])
+        assert torch.equal(batch["labels"], labels[torch.tensor(rows)[places]])
+        assert batch["index"].tolist() == ids
+        assert features.row_numbers(batch["index"]) == [rows[place] for place in places]
+
+
+def test_features_keep_the_number_of_each_row_and_what_was_skipped(monkeypatch):
+    items = good_items(5)
+    items[1] = {"bytes": b"no picture", "path": None}
+    for cached in (True, False):
+        if not cached:
+            monkeypatch.setattr(data, "CACHE_BYTES", 0)
+        images = data.Images(undecoded(items), form_of(), on_bad="skip", fill=True)
+        batches = list(data.loader(images, data.batches_in_order(len(images), 2), num_workers=0))
+        seen = sorted(set(torch.cat([batch["index"] for batch in batches]).tolist()))
+        features = data.Features(images, torch.randn(4, 7), torch.tensor(seen))
+        assert features.row_numbers(torch.arange(4)) == [0, 2, 3, 4]
+        assert features.labels.tolist() == [0, 0, 1, 0]
+        assert len(features.skipped) == 1
 
 
 # ----------------------------------------------------------------------------------------------------------------------

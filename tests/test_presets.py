@@ -130,6 +130,16 @@ REFUSED = [
     ([*FINE_TUNE, "--freeze_layers", "2", "--lora_rank", "8"], "--freeze_layers", "--lora_rank"),
     ([*NEEDED, "--balance", "sampling", "--augment_repeats", "3"], "--balance sampling", "--augment_repeats"),
     ([*NEEDED, "--overwrite", "true", "--resume", "runs/x"], "--overwrite", "--resume"),
+    ([*FINE_TUNE, "--cache_features", "true"], "--cache_features", "--freeze_backbone true"),
+    *[
+        ([*FINE_TUNE, "--freeze_backbone", "true", "--cache_features", "true", flag, value], "--cache_features", named)
+        for flag, value, named in (
+            ("--mixup", "0.2", "augmentation"), ("--cutmix", "1", "augmentation"), ("--erase", "0.2", "augmentation"),
+            ("--shift", "2", "augmentation"), ("--color_jitter", "0.3", "augmentation"), ("--auto_augment", "rand", "augmentation"),
+            ("--augment_repeats", "3", "augmentation"), ("--streaming", "true", "--streaming"),
+            ("--teacher_name_or_path", "some/vit", "--teacher_name_or_path"), ("--first_image_size", "8", "--first_image_size"),
+        )
+    ],
     *[
         ([*NEEDED, flag, value], flag, "--model_name_or_path")
         for flag, value in (("--freeze_backbone", "true"), ("--freeze_layers", "2"), ("--lora_rank", "8"))
@@ -170,6 +180,17 @@ def test_every_contradiction_has_a_test(monkeypatch):
         [*NEEDED, "--train_fraction", "0.5", "--balance", "sampling"],
         [*FINE_TUNE, "--freeze_backbone", "true", "--freeze_layers", "2"],
         [*FINE_TUNE, "--lora_rank", "8", "--shots", "5"],
+        [
+            *FINE_TUNE,
+            "--freeze_backbone",
+            "true",
+            "--cache_features",
+            "true",
+            "--balance",
+            "weights",
+            "--ema_decay",
+            "0.9",
+        ],
         [*STREAM, "--max_train_steps", "9", "--balance", "none", "--train_fraction", "1"],
     ],
 )
@@ -190,6 +211,15 @@ def test_what_goes_together_is_not_refused(flags):
 )
 def test_the_learning_rate_follows_from_what_is_trained_unless_it_is_given(flags, rate):
     assert presets.parse(flags).learning_rate == rate
+
+
+def test_cached_features_are_of_images_that_are_neither_cropped_nor_mirrored():
+    frozen = [*FINE_TUNE, "--freeze_backbone", "true"]
+    for asked in ([], ["--crop", "simple", "--flip", "true"]):
+        args = presets.parse([*frozen, "--cache_features", "true", *asked])
+        assert (args.crop, args.flip, args.learning_rate) == ("none", False, 1e-3)
+    args = presets.parse(frozen)
+    assert (args.cache_features, args.crop, args.flip) == (False, "resized", True)
 
 
 def test_a_stream_is_scored_ten_times_unless_told_otherwise():

@@ -91,12 +91,20 @@ def test_a_run_leaves_what_its_documentation_lists(run):
     assert results["metrics"]["accuracy"] >= 0.9
     assert results["data"]["train_images"] == 48
     assert results["steps"] == 24
+    assert {"reading", "input", "model", "scoring"} == set(results["seconds"])
+    assert all(seconds >= 0 for seconds in results["seconds"].values())
+    parts = (results["seconds"][name] for name in ("input", "model", "scoring"))
+    assert sum(parts) <= results["train_seconds"] + 1  # rounded, each
+    assert results["train_seconds"] <= results["total_seconds"]
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == list(range(3, 25, 3))
     assert lines[0]["loss"] > [line for line in lines if "loss" in line][-1]["loss"]
     scores = [line["eval_accuracy"] for line in lines if "eval_accuracy" in line]
     assert len(scores) == 8
     assert results["metrics"]["accuracy"] == max(scores)
+    passed = [line["seconds"] for line in lines]  # of training alone, in every line
+    assert passed == sorted(passed)
+    assert 0 <= passed[0] < passed[-1] <= results["train_seconds"] + 1
 
 
 def test_the_card_holds_the_results(run):
@@ -239,6 +247,91 @@ def test_lora_trains_little_and_what_it_saves_loads(saved, base, photos, tmp_pat
     assert json.loads((tmp_path / "scores.json").read_text())["accuracy"] >= 0.8
     assert "it sees:" in recipe("classify.py", "run/model", photos / "red" / "4.png", cwd=tmp_path)
     assert ("goes on top of" in (tmp_path / "run" / "model" / "README.md").read_text()) is (saved == "adapter")
+
+
+COUNTED = """
+import json, runpy, sys
+import torch
+from hf_vit import HFViTModel
+
+seen, encode = {"with gradients": 0, "without": 0}, HFViTModel.encode
+
+def counted(self, pixel_values, *args, **kwargs):
+    seen["with gradients" if torch.is_grad_enabled() else "without"] += len(pixel_values)
+    return encode(self, pixel_values, *args, **kwargs)
+
+HFViTModel.encode = counted
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    print("images seen by the backbone:", json.dumps(seen))
+"""
+
+
+@pytest.fixture(scope="module")
+def head(base, photos, tmp_path_factory):
+    """head(name, *flags) -> a run that trains a head on the frozen base for 4 epochs, and what its backbone saw."""
+    home = tmp_path_factory.mktemp("heads")
+
+    def head(name, *flags):
+        command = [
+            sys.executable, "-W", "ignore", "-c", COUNTED, HOUSE / "recipes" / "train.py", "--dataset_name", photos,
+            "--model_name_or_path", base, "--image_size", 16, "--freeze_backbone", "true", "--crop", "none", "--flip", "false",
+            "--output_dir", name, "--num_train_epochs", 4, "--eval_epochs", 4, "--per_device_train_batch_size", 16,
+            "--eval_fraction", 0.2, "--log_steps", 3, "--ema_decay", 0.9, "--checkpointing_steps", 5, "--learning_rate", 0.01,
+            "--mixed_precision", "no", *flags,
+        ]  # fmt: skip
+        result = subprocess.run(
+            list(map(str, command)), capture_output=True, text=True, cwd=home,
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(HOUSE)},
+        )  # fmt: skip
+        assert result.returncode == 0, result.stdout + result.stderr
+        (line,) = [line for line in result.stdout.splitlines() if line.startswith("images seen by the backbone:")]
+        return home / name, json.loads(line.partition(":")[2])
+
+    return head
+
+
+@pytest.fixture(scope="module")
+def cached(head):
+    return head("cached", "--cache_features", "true")
+
+
+def weights_of(run):
+    return hf_vit.HFViTForImageClassification.from_pretrained(run / "model").state_dict()
+
+
+def test_cached_features_give_the_same_head_and_the_backbone_sees_each_image_once(head, cached):
+    plain, seen = head("plain")
+    folder, seen_cached = cached
+    assert seen == {"with gradients": 16 + 4 * 48, "without": 12}  # a trial of one batch; 12 are scored at the end
+    assert seen_cached == {"with gradients": 0, "without": 48 + 12}
+    wanted, found = weights_of(plain), weights_of(folder)
+    assert found["classifier.weight"].abs().max() > 0.01
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted if not name.startswith("classifier."))
+    results = [json.loads((run / "results.json").read_text()) for run in (plain, folder)]
+    assert results[0]["trained_parameters"] == results[1]["trained_parameters"] == 32 * 3 + 3
+    assert results[1]["metrics"]["accuracy"] == results[0]["metrics"]["accuracy"]
+    losses = [
+        [line["loss"] for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "loss" in line]
+        for run in (plain, folder)
+    ]
+    assert len(losses[0]) == 4
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
+
+
+def test_a_head_on_cached_features_goes_on_after_a_stop_as_if_there_had_been_none(head, cached):
+    folder, _ = cached
+    again, seen = head("again", "--cache_features", "true", "--resume", folder / "checkpoints" / "step-000010")
+    assert json.loads((again / "results.json").read_text())["resumed_at_steps"] == [10]
+    assert seen == {"with gradients": 0, "without": 48 + 12}
+    wanted, found = weights_of(folder), weights_of(again)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    passed = [json.loads(line)["seconds"] for line in (again / "metrics.jsonl").read_text().splitlines()]
+    assert len(passed) == 4 + 1
+    assert passed == sorted(passed)  # also over a stop
 
 
 def test_any_image_classifier_is_scored_and_its_features_are_probed(run, photos, tmp_path):

@@ -5,9 +5,11 @@ import importlib.util
 import json
 import math
 import os
+import platform
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -1051,3 +1053,89 @@ def test_a_probe_takes_no_notice_of_classes_that_have_no_training_images():
     (train, train_labels), (features, labels) = clusters(0, [12, 0, 12], 0.1), clusters(1, [9, 0, 9], 0.1)
     scores = training.probe(train, train_labels, features, labels, shots=(1, 10))
     assert scores == {"knn_accuracy": 1.0, "1_shot_accuracy": 1.0, "10_shot_accuracy": 1.0}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Batches made ahead of time, and memory that is kept
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_one_batch_is_made_ahead_and_never_more(count):
+    taken = []
+
+    def batches():
+        for number in range(count):
+            taken.append(number)
+            yield number
+
+    ahead = training.one_ahead(batches())
+    assert taken == []  # nothing is made before the first is asked for
+    for handed_out in range(count):
+        assert next(ahead) == handed_out
+        assert len(taken) == min(handed_out + 2, count)
+    assert next(ahead, "the end") == "the end"
+    assert taken == list(range(count))
+
+
+def test_an_error_in_the_making_of_a_batch_comes_through_and_closing_closes_the_source():
+    closed = []
+
+    def batches(bad):
+        try:
+            for number in range(5):
+                if number == bad:
+                    raise ValueError("no picture")
+                yield number
+        finally:
+            closed.append(bad)
+
+    ahead = training.one_ahead(batches(bad=2))
+    assert next(ahead) == 0
+    with pytest.raises(ValueError, match="no picture"):
+        list(ahead)
+    source = batches(bad=None)
+    ahead = training.one_ahead(source)
+    assert next(ahead) == 0
+    ahead.close()
+    del source, ahead
+    assert closed == [2, None]
+
+
+KEPT = """
+import resource, torch
+from torch import nn
+from hf_vit import training
+
+def step():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 8))
+    network(torch.randn(256, 512)).square().mean().backward()
+    return [parameter.grad for parameter in network.parameters()]
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(8):
+        torch.ones(2**24)  # 64 MiB: 2^14 pages
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+before = step()
+print(training.keep_memory())
+print(all(map(torch.equal, before, step())))
+torch.ones(2**24)
+print(faults() < 2**14)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc alone")
+def test_memory_that_is_kept_is_not_filled_anew_and_changes_no_number():
+    """In a process of its own: it cannot be undone."""
+    result = subprocess.run([sys.executable, "-W", "ignore", "-c", KEPT], capture_output=True, text=True)
+    assert result.stdout.split() == ["True"] * 3, result.stdout + result.stderr
+
+
+def test_memory_is_not_kept_where_the_c_library_has_no_way_to(monkeypatch):
+    monkeypatch.setattr(training.ctypes, "CDLL", lambda name: SimpleNamespace())
+    assert training.keep_memory() is False
+    monkeypatch.setattr(training.ctypes, "CDLL", lambda name: pytest.fail("no other system was asked for"))
+    monkeypatch.setattr(training, "sys", SimpleNamespace(platform="darwin"))
+    assert training.keep_memory() is False
