@@ -560,7 +560,9 @@ INTERPOLATE = {
 def _resize(image: PILImage.Image, width: int, height: int, form: ImageForm) -> np.ndarray:
     """An image -> uint8 (height, width, C). Of a form with `draft` by torch, five times faster than Pillow; one pixel in a few
     hundred then differs by 1."""
-    if not form.draft or form.resample not in INTERPOLATE:
+    if (
+        not form.draft or form.resample not in INTERPOLATE or form.channels == 4
+    ):  # Pillow weighs colours by transparency
         if image.size != (width, height):
             image = image.resize((width, height), form.resample)
         return np.array(image).reshape(height, width, form.channels)

@@ -458,7 +458,9 @@ def main():
         mininterval=1 if sys.stderr.isatty() else 20,  # in a log file, a line now and then
         disable=not accelerator.is_main_process,
     )
-    batches = training.one_ahead(prepared_batches(step))
+    batches = prepared_batches(step)
+    if device.type == "cuda":
+        batches = training.one_ahead(batches)
     training_began = saved_at = logged_at = time.monotonic()
     logged_step, wanted, stopped = step, False, False  # wanted: a checkpoint
     settled = True  # whether weights, optimizers and counters are all of one step
