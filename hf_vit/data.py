@@ -551,18 +551,15 @@ def _jpeg(content: bytes, image: PILImage.Image, smallest: int | None) -> PILIma
     return image
 
 
-INTERPOLATE = {
-    PILImage.Resampling.BILINEAR: "bilinear",
-    PILImage.Resampling.BICUBIC: "bicubic",
-}  # what torch calls them
+# What torch calls them.
+INTERPOLATE = {PILImage.Resampling.BILINEAR: "bilinear", PILImage.Resampling.BICUBIC: "bicubic"}
 
 
 def _resize(image: PILImage.Image, width: int, height: int, form: ImageForm) -> np.ndarray:
     """An image -> uint8 (height, width, C). Of a form with `draft` by torch, five times faster than Pillow; one pixel in a few
     hundred then differs by 1."""
-    if (
-        not form.draft or form.resample not in INTERPOLATE or form.channels == 4
-    ):  # Pillow weighs colours by transparency
+    # Pillow weighs colours by transparency, torch does not.
+    if not form.draft or form.resample not in INTERPOLATE or form.channels == 4:
         if image.size != (width, height):
             image = image.resize((width, height), form.resample)
         return np.array(image).reshape(height, width, form.channels)

@@ -101,18 +101,16 @@ def milliseconds(seconds: list[float]) -> float:
     return round(1e3 * statistics.median(seconds), 2)
 
 
-def recipe(script: str, **flags) -> str:
-    """What a recipe printed; it runs in a process of its own."""
-    command = [sys.executable, str(RECIPES / script), *(f"--{name}={value}" for name, value in flags.items())]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
-    return done.stdout
+def train_command(**flags) -> list[str]:
+    return [sys.executable, str(RECIPES / "train.py"), *(f"--{name}={value}" for name, value in flags.items())]
 
 
 def train(folder: Path, **flags) -> dict:
-    """The results.json of a run of train.py, with the lines it logged."""
-    recipe("train.py", output_dir=folder, **flags)
+    """The results.json of a run of train.py, in a process of its own, with the lines it logged."""
+    command = train_command(output_dir=folder, **flags)
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {**json.loads((folder / "results.json").read_text()), "lines": lines}
 
@@ -125,14 +123,14 @@ def as_overrides(fields: dict) -> str:
 # The model
 
 
-def products(config: HFViTConfig, batch: int, tokens: int | None = None) -> list[tuple[int, int, int, int]]:
+def products(config: HFViTConfig, batch: int) -> list[tuple[int, int, int, int]]:
     """The products of dense layers in one forward pass of a classifier, as (count, rows, inner, columns).
 
     With a pooled class token the last layer computes queries, outputs and MLP for that token alone.
     """
     D, F, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     patches = config.grid_size[0] * config.grid_size[1]
-    T = tokens or config.num_prefix_tokens + patches
+    T = config.num_prefix_tokens + patches
     flat = config.num_channels * config.patch_size**2
     short = config.pooling == "cls"
     whole = [(1, batch * T, D, 3 * D), (1, batch * T, D, D), (1, batch * T, D, F), (1, batch * T, F, D)]
@@ -251,7 +249,7 @@ def model_part(repeats: int) -> dict:
         print(json.dumps(row))
         rows.append(row)
         del models, runs, bare
-    versions = {name: importlib.metadata.version(name) for name in ("transformers",)}
+    versions = {"transformers": transformers.__version__}
     if "timm" in ratios:
         versions["timm"] = importlib.import_module("timm").__version__
     held = torch.empty(2**26, device=DEVICE)
@@ -287,7 +285,7 @@ def growth(repeats: int) -> dict:
 # Loading and importing, each in a process of its own
 
 LOAD = """
-import json, resource, sys, threading, time
+import json, sys, threading, time
 began = time.perf_counter()
 import torch, transformers
 from transformers import ViTForImageClassification
@@ -304,8 +302,7 @@ process, peak, over = psutil.Process(), 0, threading.Event()
 def watch():
     global peak
     while not over.is_set():
-        info = process.memory_full_info()
-        peak = max(peak, info.uss)
+        peak = max(peak, process.memory_full_info().uss)
         time.sleep(0.002)
 before = process.memory_full_info().uss
 watcher = threading.Thread(target=watch)
@@ -701,11 +698,7 @@ def stream_memory(folder: Path, shards: int) -> float:
         shuffle_buffer=256, max_train_steps=shards * 128 // BATCH, per_device_train_batch_size=BATCH, checkpointing_steps=10,
     )  # fmt: skip
     with open(place / "log", "w") as log:
-        run = psutil.Popen(
-            [sys.executable, str(RECIPES / "train.py"), *(f"--{name}={value}" for name, value in flags.items())],
-            stdout=log,
-            stderr=log,
-        )
+        run = psutil.Popen(train_command(**flags), stdout=log, stderr=log)
         peak = 0
         while run.poll() is None:
             with contextlib.suppress(psutil.NoSuchProcess):
