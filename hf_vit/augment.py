@@ -45,6 +45,17 @@ def standardize(images, form):
     return (images - mean) / std
 
 
+def as_bytes(pixel_values, form):
+    """Normalised (B, C, H, W) -> uint8, for people to look at: `normalize` undone, and what lies outside of black and white cut
+    off. Where the form does not say how that was done, each image fills the range."""
+    if form.processor is not None:
+        low, high = (pixel_values.amin(dim=(1, 2, 3), keepdim=True), pixel_values.amax(dim=(1, 2, 3), keepdim=True))
+        return (255 * (pixel_values - low) / (high - low).clamp(min=1e-12)).round().byte()
+    mean = torch.tensor(form.mean, device=pixel_values.device).view(1, -1, 1, 1)
+    std = torch.tensor(form.std, device=pixel_values.device).view(1, -1, 1, 1)
+    return (255 * (pixel_values * std + mean)).round().clamp(0, 255).byte()
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Where: flips, shifts, crops
 

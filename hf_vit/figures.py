@@ -1,4 +1,4 @@
-"""Values to pictures: how a run went, what is taken for what, what the model says of single images.
+"""Values to pictures: how a run went, what is taken for what, what the model says of single images, and what it looks at.
 
 Each function takes values and returns a `matplotlib.figure.Figure`; `save` writes it. Colours are those of Okabe and Ito,
 which colour-blind readers tell apart ("Color Universal Design", 2008); pictures are readable at the 700 pixels of a model card.
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -17,6 +18,13 @@ WIDTH = 7.0  # inches
 SMOOTHED = 100  # points of a curve, above which its running mean is drawn
 NAMED, COUNTED = 40, 12  # classes up to which a confusion matrix names them all, and counts in its cells
 LONGEST = 18  # characters of a class name
+BESIDE = 6  # maps beside an image; more go into further lines
+METHODS = {  # those of `attention_maps` with one map an image
+    "mean": "attention, last layer",
+    "rollout": "rollout",
+    "gradient_rollout": "rollout, for the answer",
+    "grad_cam": "Grad-CAM, for the answer",
+}
 
 
 def save(figure: Figure, file: Path):
@@ -31,21 +39,22 @@ def shorten(name: str) -> str:
 
 
 def curves(lines: list[dict]) -> Figure:
-    """Loss, accuracy, learning rate and gradient norm over the steps of a run.
+    """Loss, accuracy, learning rate, gradient norm and speed over the steps of a run.
 
     Args:
-        lines: of metrics.jsonl: `step` and any of `loss`, `accuracy`, `learning_rate`, `gradient_norm`, and in the lines of a
-            scoring `eval_loss`, `eval_accuracy`. Accuracies in [0, 1].
+        lines: of metrics.jsonl: `step` and any of `loss`, `accuracy`, `learning_rate`, `gradient_norm`, `images_per_second`, and
+            in the lines of a scoring `eval_loss`, `eval_accuracy`. Accuracies in [0, 1].
     """
-    figure = Figure(figsize=(WIDTH, 4.8), layout="constrained")
-    panels = figure.subplots(2, 2, sharex=True)
+    figure = Figure(figsize=(WIDTH, 6.4), layout="constrained")
+    panels = figure.subplots(3, 2, sharex=True)
     shown = (
         ("loss", "loss (nats)", "loss", "eval_loss"),
         ("accuracy", "accuracy", "accuracy", "eval_accuracy"),
         ("learning rate", "learning rate", "learning_rate", None),
         ("gradient norm", "norm before clipping", "gradient_norm", None),
+        ("speed", "images / s", "images_per_second", None),
     )
-    for panel, (title, unit, training, scoring) in zip(panels.flat, shown, strict=True):
+    for panel, (title, unit, training, scoring) in zip(panels.flat, shown, strict=False):
         for name, colour, marker, label in (
             (training, BLUE, "", "training images, augmented"),
             (scoring, ORANGE, "o", "scored images"),
@@ -66,11 +75,13 @@ def curves(lines: list[dict]) -> Figure:
         panel.tick_params(labelsize=7)
         panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         panel.grid(color=GREY, alpha=0.25, linewidth=0.5)
-    if panels[0, 0].lines:
-        panels[0, 0].legend(fontsize=7, frameon=False)
+    panels[2, 1].axis("off")
+    panels[2, 1].legend(*panels[0, 0].get_legend_handles_labels(), fontsize=8, frameon=False, loc="center")
     panels[0, 1].yaxis.set_major_formatter(PercentFormatter(1.0))
-    for panel in panels[1]:
+    panels[2, 0].set_ylim(bottom=0)
+    for panel in (panels[2, 0], panels[1, 1]):
         panel.set_xlabel("optimizer step", fontsize=8)
+        panel.xaxis.set_tick_params(labelbottom=True)
     return figure
 
 
@@ -156,10 +167,279 @@ def predictions(images: torch.Tensor, labels: torch.Tensor, logits: torch.Tensor
     for panel, image, truth, answer, chance in zip(
         figure.axes, images, labels.tolist(), answers.tolist(), chances.tolist(), strict=False
     ):
-        panel.imshow(image.expand(3, -1, -1).permute(1, 2, 0).numpy(), interpolation="nearest")
+        panel.imshow(as_picture(image), interpolation="nearest")
         said = f"{shorten(names[answer])} {chance:.0%}"
         right = truth == answer
         panel.set_title(
             said if right else f"{said}\nis {shorten(names[truth])}", fontsize=8, color=GREEN if right else RED
         )
+    return figure
+
+
+def mistakes(labels: torch.Tensor, logits: torch.Tensor, count: int = 12) -> torch.Tensor:
+    """Row numbers of the `count` wrong answers that the model was surest of, surest first; fewer where it errs less.
+
+    Args:
+        labels: (n,) true classes.
+        logits: (n, L).
+    """
+    chances, answers = logits.softmax(dim=1).max(dim=1)
+    wrong = (answers != labels).nonzero().flatten()
+    return wrong[chances[wrong].argsort(descending=True, stable=True)][:count]
+
+
+def calibration(bins: list[dict]) -> Figure:
+    """How often the model is right when it is so sure, and how often it is.
+
+    Args:
+        bins: as `hf_vit.metrics.calibration_bins` makes them.
+    """
+    figure = Figure(figsize=(WIDTH * 0.6, 4.6), layout="constrained")
+    panel, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    width = 1 / len(bins)
+    filled = [row for row in bins if row["images"]]
+    panel.bar(
+        [row["up_to"] - width / 2 for row in filled], [row["accuracy"] for row in filled],
+        width * 0.92, color=BLUE, label="share of right answers",
+    )  # fmt: skip
+    panel.plot(
+        [row["confidence"] for row in filled], [row["confidence"] for row in filled],
+        color=ORANGE, marker="o", markersize=3.5, linewidth=1.2, label="what the model claims",
+    )  # fmt: skip
+    total = sum(row["images"] for row in bins)
+    counts.bar(
+        [row["up_to"] - width / 2 for row in bins], [row["images"] / total for row in bins], width * 0.92, color=GREY
+    )
+    panel.set(xlim=(0, 1), ylim=(0, 1))
+    panel.set_ylabel("accuracy", fontsize=8)
+    counts.set_ylabel("images", fontsize=8)
+    counts.set_xlabel("confidence of the answer", fontsize=8)
+    panel.legend(fontsize=7, frameon=False, loc="upper left")
+    for axes in (panel, counts):
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.tick_params(labelsize=7)
+        axes.grid(color=GREY, alpha=0.25, linewidth=0.5)
+        axes.set_axisbelow(True)
+    return figure
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the model looks at
+
+
+def as_picture(image: torch.Tensor) -> np.ndarray:
+    """uint8 (C, H, W), C 1 or 3 -> (H, W, 3)."""
+    return image.expand(3, -1, -1).permute(1, 2, 0).numpy()
+
+
+def overlay(image: torch.Tensor, heat: torch.Tensor, smallest: int = 224) -> np.ndarray:
+    """The image in grey, the more orange the larger the map's number: none at its smallest, most at its largest.
+
+    Args:
+        image: uint8 (C, H, W), C 1 or 3.
+        heat: (h, w); each number covers its patch.
+        smallest: pixels that the shorter side is enlarged to, by whole factors.
+
+    Returns:
+        uint8 (H', W', 3).
+    """
+    heat = (heat - heat.min()) / (heat.max() - heat.min()).clamp(min=1e-12)
+    factor = max(1, -(-smallest // min(image.shape[1:])))
+    size = (image.shape[1] * factor, image.shape[2] * factor)
+    enlarge = lambda values: torch.nn.functional.interpolate(values[None, None].float(), size=size)[0, 0].unsqueeze(2)
+    grey, share = enlarge(image.float().mean(dim=0)), 0.85 * enlarge(heat)  # (H', W', 1) each
+    orange = torch.tensor(to_rgb(ORANGE)) * 255
+    return ((1 - share) * grey + share * orange).round().byte().numpy()  # (H', W', 3)
+
+
+def attention(images: torch.Tensor, maps: torch.Tensor, columns: list[str], rows: list[str]) -> Figure:
+    """Images, and beside each its maps, each in colours of its own range.
+
+    Args:
+        images: uint8 (n, C, H, W), C 1 or 3.
+        maps: (n, k, h, w) as `attention_maps` gives them.
+        columns: k titles.
+        rows: n captions of the images.
+    """
+    count, kinds = maps.shape[:2]
+    beside = min(kinds, BESIDE)
+    lines = -(-kinds // beside)  # an image
+    side = WIDTH / (beside + 1)
+    height = count * lines * (side * images.shape[2] / images.shape[3] + 0.22) + 0.2
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    panels = figure.subplots(count * lines, beside + 1, squeeze=False)
+    for panel in panels.flat:
+        panel.axis("off")
+    for number, (image, of_image, caption) in enumerate(zip(images, maps, rows, strict=True)):
+        first = panels[number * lines, 0]
+        first.imshow(as_picture(image), interpolation="nearest")
+        first.set_title(shorten(caption), fontsize=7)
+        for kind, (heat, title) in enumerate(zip(of_image, columns, strict=True)):
+            panel = panels[number * lines + kind // beside, 1 + kind % beside]
+            panel.imshow(overlay(image, heat), interpolation="nearest")
+            if number == 0 or lines > 1:
+                panel.set_title(title, fontsize=7)
+    return figure
+
+
+def of_model(model, images: torch.Tensor, pixel_values: torch.Tensor, captions: list[str]) -> dict[str, Figure]:
+    """`attention` of a few images, by every method that gives one map, and the `inside` of a model, by their names.
+
+    A head that is all zero, as before training, has no gradient: its methods are then left out.
+
+    Args:
+        model: an `HFViTForImageClassification`.
+        images: uint8 (n, C, H, W), C 1 or 3.
+        pixel_values: (n, C, H, W), the same as the model takes them.
+        captions: n texts.
+    """
+    methods = METHODS if model.classifier.weight.any() else {name: METHODS[name] for name in ("mean", "rollout")}
+    maps = torch.stack([model.attention_maps(pixel_values, -1, method) for method in methods], dim=1)  # (n, k, h, w)
+    embeddings, config = model.vit.embeddings, model.config
+    patches = embeddings.patch_embeddings
+    with_table = config.position_embedding not in ("rotary", "none")
+    return {
+        "attention": attention(images, maps, list(methods.values()), captions),
+        "inside": inside(
+            patches.projection.weight if patches.by_convolution else None,
+            embeddings.positions(config.grid_size)[1][0] if with_table else None,
+            config.grid_size,
+            model.attention_distances(pixel_values),
+        ),
+    }
+
+
+def _tiles(pictures: np.ndarray, columns: int) -> np.ndarray:
+    """Pictures (n, h, w, ...) in rows of `columns`, a pixel or more of NaN between them."""
+    count, height, width = pictures.shape[:3]
+    gap = max(1, min(height, width) // 8)
+    rows = -(-count // columns)
+    laid = np.full((rows * (height + gap) - gap, columns * (width + gap) - gap, *pictures.shape[3:]), np.nan)
+    for number, picture in enumerate(pictures):
+        top, left = number // columns * (height + gap), number % columns * (width + gap)
+        laid[top : top + height, left : left + width] = picture
+    return laid
+
+
+def filters(kernel: torch.Tensor, count: int = 28) -> np.ndarray:
+    """The first principal components of patch filters (D, C, P, P), each scaled to [0, 1]: (count, P, P, 3)."""
+    flat = kernel.detach().float().flatten(1)  # (D, C * P * P)
+    components = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False).Vh[:count]
+    pictures = components.unflatten(1, kernel.shape[1:]).permute(0, 2, 3, 1)  # (count, P, P, C)
+    if pictures.shape[3] != 3:  # one channel in grey; of others, their mean
+        pictures = pictures.mean(dim=3, keepdim=True).expand(-1, -1, -1, 3)
+    low, high = pictures.amin(dim=(1, 2, 3), keepdim=True), pictures.amax(dim=(1, 2, 3), keepdim=True)
+    return ((pictures - low) / (high - low).clamp(min=1e-12)).numpy()
+
+
+def inside(
+    kernel: torch.Tensor | None, positions: torch.Tensor | None, grid: tuple[int, int], distances: torch.Tensor
+) -> Figure:
+    """Figure 7 of the ViT paper (arXiv 2010.11929): what patches are projected on, which positions are alike, how far heads look.
+
+    Args:
+        kernel: (D, C, P, P) of the patch projection; None where it is no convolution.
+        positions: (N, D) of the patches, learned or fixed; None for a model without.
+        grid: rows and columns of patches.
+        distances: (layers, A) in pixels, as `attention_distances` gives them.
+    """
+    shown = [name for name, value in (("filters", kernel), ("positions", positions)) if value is not None] + [
+        "distances"
+    ]
+    figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
+    for panel, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        panel.tick_params(labelsize=6)
+        if name == "filters":
+            pictures = filters(kernel)
+            panel.imshow(
+                np.nan_to_num(_tiles(pictures, 4 if len(pictures) < 20 else 7), nan=1.0), interpolation="nearest"
+            )
+            panel.set_title(f"patch filters: the first {len(pictures)}\nprincipal components", fontsize=8)
+            panel.axis("off")
+        elif name == "positions":
+            rows, columns = (np.unique(np.linspace(0, side - 1, min(side, 7)).round().astype(int)) for side in grid)
+            unit = torch.nn.functional.normalize(positions.detach().float(), dim=1)
+            alike = (unit @ unit.T).view(*grid, *grid)[rows][:, columns].flatten(0, 1).numpy()  # (chosen, h, w)
+            image = panel.imshow(_tiles(alike, len(columns)), vmax=1, cmap="cividis", interpolation="nearest")
+            height, width = (side + max(1, min(grid) // 8) for side in grid)
+            panel.set_xticks([width * place + (grid[1] - 1) / 2 for place in range(len(columns))], columns + 1)
+            panel.set_yticks([height * place + (grid[0] - 1) / 2 for place in range(len(rows))], rows + 1)
+            panel.set_xlabel("column of the patch", fontsize=7)
+            panel.set_ylabel("row of the patch", fontsize=7)
+            panel.set_title("position embeddings:\nsimilarity to all others", fontsize=8)
+            bar = figure.colorbar(image, ax=panel, shrink=0.8, location="bottom")
+            bar.set_label("cosine similarity", fontsize=7)
+            bar.ax.tick_params(labelsize=6)
+        else:
+            layers, heads = distances.shape
+            depths = torch.arange(1, layers + 1).unsqueeze(1).expand(-1, heads)
+            panel.scatter(depths, distances.cpu(), s=14, color=BLUE, alpha=0.7, linewidths=0)
+            panel.set_xlabel("layer", fontsize=7)
+            panel.set_ylabel("mean attention distance (pixels)", fontsize=7)
+            panel.set_title(f"how far the {heads} heads\nof each layer look", fontsize=8)
+            panel.set_ylim(bottom=0)
+            panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+            panel.grid(color=GREY, alpha=0.25, linewidth=0.5)
+    return figure
+
+
+def positions(table: torch.Tensor, name: str) -> Figure:
+    """The numbers of position embeddings: a row a patch, a column a channel.
+
+    Args:
+        table: (N, D), patches row by row.
+        name: what they are, such as "sincos2d".
+    """
+    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
+    panel = figure.subplots()
+    largest = table.detach().abs().max().item()
+    image = panel.imshow(
+        table.detach().float().numpy(),
+        cmap="PuOr",
+        vmin=-largest,
+        vmax=largest,
+        aspect="auto",
+        interpolation="nearest",
+    )
+    panel.set_title(f"position embeddings ({name})", fontsize=9)
+    panel.set_xlabel("channel", fontsize=8)
+    panel.set_ylabel("patch, row by row", fontsize=8)
+    panel.tick_params(labelsize=7)
+    bar = figure.colorbar(image, ax=panel)
+    bar.set_label("value", fontsize=7)
+    bar.ax.tick_params(labelsize=7)
+    return figure
+
+
+def in_shares(targets: torch.Tensor, names: list[str]) -> list[str]:
+    """What the model is asked to say of each image, targets (n, L), such as "Coat" or "70% Coat, 30% Bag"."""
+    texts = []
+    for target in targets:
+        best = target.topk(min(2, len(target)))
+        first, second = best.values[0].item(), best.values[1].item() if len(target) > 1 else 0.0
+        shorter = [shorten(names[index]) for index in best.indices.tolist()]
+        mixed = second > 0.05 * first  # more than label smoothing leaves
+        texts.append(f"{first:.0%} {shorter[0]}\n{second:.0%} {shorter[1]}" if mixed else shorter[0])
+    return texts
+
+
+def augmentations(images: torch.Tensor, versions: list[torch.Tensor], titles: list[list[str]]) -> Figure:
+    """What the model is shown of some training images: each image, and in its row what became of it in one epoch after another.
+
+    Args:
+        images: uint8 (n, C, H', W'), C 1 or 3.
+        versions: uint8 (n, C, H, W) of each epoch.
+        titles: n texts for the images, and for each epoch: what the model was asked to say.
+    """
+    figure = Figure(
+        figsize=(WIDTH, len(images) * (WIDTH / (len(versions) + 1) * images.shape[2] / images.shape[3] + 0.25) + 0.3),
+        layout="constrained",
+    )
+    panels = figure.subplots(len(images), len(versions) + 1, squeeze=False)
+    for column, (pictures, texts) in enumerate(zip([images, *versions], titles, strict=True)):
+        for panel, picture, text in zip(panels[:, column], pictures, texts, strict=True):
+            panel.imshow(as_picture(picture), interpolation="nearest")
+            panel.set_title(text, fontsize=6.5)
+            panel.axis("off")
     return figure

@@ -330,9 +330,10 @@ def is_plain(layer) -> bool:
 
 
 def is_watched(module) -> bool:
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
+    """Whether somebody has hooks on a module; those that transformers leaves there once hidden states were asked for do nothing."""
+    kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    own = "transformers.utils.output_capturing"
+    return any(getattr(hook, "__module__", None) != own for hooks in kinds for hook in hooks.values())
 
 
 def together(layers, hidden_states):
@@ -367,8 +368,8 @@ class HFViTAttention(nn.Module):
         self.q_norm = nn.LayerNorm(self.head_dim, eps=config.layer_norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = nn.LayerNorm(self.head_dim, eps=config.layer_norm_eps) if config.qk_norm else nn.Identity()
 
-    def forward(self, hidden_states, num_queries=None, rotary=None, merging=None, **kwargs):
-        """Tokens (B, T, D) -> what the first `num_queries` of them (None: all) attend to, (B, Q, D), and the weights."""
+    def project(self, hidden_states, num_queries=None, rotary=None):
+        """Tokens (B, T, D) -> queries (B, A, Q, K) of the first `num_queries` of them (None: all), keys and values (B, A, T, K)."""
         if num_queries is None:
             projected = together([self.q_proj, self.k_proj, self.v_proj], hidden_states)  # (B, T, D) each
         else:
@@ -380,6 +381,11 @@ class HFViTAttention(nn.Module):
         if rotary is not None:
             query = rotate(query, *rotary) if num_queries is None else query
             key = rotate(key, *rotary)
+        return query, key, value
+
+    def forward(self, hidden_states, num_queries=None, rotary=None, merging=None, **kwargs):
+        """Tokens (B, T, D) -> what the first `num_queries` of them (None: all) attend to, (B, Q, D), and the weights."""
+        query, key, value = self.project(hidden_states, num_queries, rotary)
         # Only the eager backend has the weights to give.
         wanted = kwargs.get("output_attentions", self.config.output_attentions)
         backend, mask = "eager" if wanted else self.config._attn_implementation, None
@@ -516,17 +522,177 @@ class HFViTAttentionPooling(nn.Module):
         self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.mlp = HFViTGatedMLP(config) if config.gated_mlp else HFViTMLP(config)
 
+    def project(self, patches):
+        """Patches (B, N, D) -> the probe's query (B, A, 1, K), keys and values (B, A, N, K)."""
+        split = lambda tokens: tokens.view(*tokens.shape[:2], -1, self.head_dim).transpose(1, 2)  # (B, A, N, K)
+        query = split(self.q_proj(self.probe)).expand(len(patches), -1, -1, -1)  # (1, A, 1, K) -> (B, A, 1, K)
+        return query, split(self.k_proj(patches)), split(self.v_proj(patches))
+
     def forward(self, patches, sizes=None):
-        B, N, D = patches.shape
-        query = (
-            self.q_proj(self.probe).view(1, 1, -1, self.head_dim).transpose(1, 2).expand(B, -1, -1, -1)
-        )  # (B, A, 1, K)
-        key = self.k_proj(patches).view(B, N, -1, self.head_dim).transpose(1, 2)  # (B, N, D) -> (B, A, N, K)
-        value = self.v_proj(patches).view(B, N, -1, self.head_dim).transpose(1, 2)  # (B, A, N, K)
+        query, key, value = self.project(patches)
         mask = as_mask(sizes, query)  # (B, 1, 1, N)
         attended = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)  # (B, A, 1, K)
-        pooled = self.o_proj(attended.reshape(B, D))  # (B, D)
+        pooled = self.o_proj(attended.reshape(len(patches), -1))  # (B, D)
         return pooled + self.mlp(self.layernorm(pooled))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the model looks at, under any attention backend: the weights are computed anew from what each attention layer reads
+
+GRADIENT_METHODS = ("gradient_rollout", "grad_cam")
+MAP_METHODS = ("raw", "mean", "rollout", *GRADIENT_METHODS)
+
+
+class Reading:
+    """What one attention has read and answered: tokens (B, T, D), and the heads' answers side by side, (B, Q, D)."""
+
+    def __init__(self, attention):
+        self.attention = attention
+        self.tokens = self.rotary = self.answers = None
+        self.handles = [
+            attention.register_forward_pre_hook(self.read, with_kwargs=True),
+            attention.o_proj.register_forward_pre_hook(self.answer),
+        ]
+
+    def read(self, _, args, kwargs):
+        self.tokens, self.rotary = args[0], kwargs.get("rotary")
+
+    def answer(self, _, args):
+        self.answers = args[0]
+
+    @torch.no_grad()
+    def weights(self, gradient=None):
+        """softmax(q k^T / sqrt(K)) in float32, (B, A, Q, T), and beside it its gradient, where that of the answers is given."""
+        rotary = {} if self.rotary is None else {"rotary": self.rotary}
+        query, key, value = (heads.float() for heads in self.attention.project(self.tokens, **rotary))
+        weights = (query @ key.transpose(2, 3) * self.attention.head_dim**-0.5).softmax(dim=3)  # (B, A, Q, T)
+        if gradient is None:
+            return weights
+        B, A, Q, K = query.shape
+        gradient = gradient.float().view(B, Q, A, K).transpose(1, 2)  # (B, Q, D) -> (B, A, Q, K)
+        return weights, gradient @ value.transpose(2, 3)  # the answers are weights @ value
+
+
+@contextmanager
+def readings(model, attentions):
+    """A `Reading` of each of these attentions, which the next forward pass fills. That pass is one of evaluation, of every patch
+    (no token merging) and uncompiled, where hooks are heard; afterwards all is as it was."""
+    modes = {module: module.training for module in model.modules()}
+    merged = {layer: layer.num_merged for layer in model.base_model.layers}
+    made = []
+    try:
+        model.eval()
+        for layer in merged:
+            layer.num_merged = 0
+        for attention in attentions:
+            made.append(Reading(attention))
+        with torch.compiler.set_stance("force_eager"):
+            yield made
+    finally:
+        for handle in (handle for reading in made for handle in reading.handles):
+            handle.remove()
+        for module, mode in modes.items():
+            module.training = mode
+        for layer, count in merged.items():
+            layer.num_merged = count
+
+
+def query_of(model) -> str:
+    """Whose row of the weights is shown: that of the class token where it is pooled, else of what is pooled of the patches."""
+    if model.config.pooling.startswith("cls"):
+        return "the class token"
+    probed = model.base_model.attention_pooling is not None  # a backbone never has one
+    return "the probe of the attention pooling" if probed else "the mean over all patches"
+
+
+def chosen_layers(layers, count: int, method: str) -> tuple[list[int], bool]:
+    """Numbers of layers in 0 .. count - 1, and whether one alone was asked for."""
+    alone = isinstance(layers, int) or (layers is None and method not in ("raw", "mean"))
+    if layers is None:
+        layers = [count - 1] if alone else range(count)
+    asked = [layers] if isinstance(layers, int) else list(layers)
+    if not asked or not all(type(layer) is int and -count <= layer < count for layer in asked):
+        raise ValueError(
+            f"layers is {layers!r}; wanted None, a number from {-count} to {count - 1}, or a list of them"
+        )
+    return [layer % count for layer in asked], alone
+
+
+def class_scores(logits: torch.Tensor, labels) -> torch.Tensor:
+    """The logit of each image's class, (B,); of the model's own answer where `labels` is None."""
+    B, L = logits.shape
+    labels = logits.argmax(dim=1) if labels is None else torch.as_tensor(labels, device=logits.device)
+    labels = labels.expand(B) if labels.ndim == 0 else labels
+    if labels.shape != (B,) or labels.is_floating_point() or not 0 <= int(labels.min()) <= int(labels.max()) < L:
+        raise ValueError(
+            f"labels is {labels.tolist()}; wanted one class from 0 to {L - 1}, or one for each of {B} images"
+        )
+    return logits.gather(1, labels.long().unsqueeze(1)).squeeze(1)
+
+
+def attention_maps(model, pixel_values, layers, method, labels, interpolate_pos_encoding):
+    """See `HFViTPreTrainedModel.attention_maps`."""
+    vit, config, by_gradient = model.base_model, model.config, method in GRADIENT_METHODS
+    if method not in MAP_METHODS:
+        raise ValueError(f"method is {method!r}; wanted one of {', '.join(MAP_METHODS)}")
+    if by_gradient and not model.is_classifier:
+        raise ValueError(f"{method} follows the gradient of a class: wanted an HFViTForImageClassification")
+    if labels is not None and not by_gradient:
+        raise ValueError(f"{method} knows no class: leave labels out, or use {' or '.join(GRADIENT_METHODS)}")
+    asked, alone = chosen_layers(layers, len(vit.layers), method)
+    read = list(range(max(asked) + 1)) if method.endswith("rollout") else sorted(set(asked))
+    probe = vit.attention_pooling if method != "grad_cam" else None
+    attentions = [vit.layers[layer].attention for layer in read] + ([] if probe is None else [probe])
+    with readings(model, attentions) as made, torch.inference_mode(False), torch.set_grad_enabled(by_gradient):
+        pixel_values = pixel_values.clone() if pixel_values.is_inference() else pixel_values.detach()
+        if by_gradient:
+            pixel_values.requires_grad_()  # a graph also where all weights are frozen
+        outputs = model(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding)
+        gradients = [None] * len(made)
+        if by_gradient:
+            ends = [reading.tokens if method == "grad_cam" else reading.answers for reading in made]
+            gradients = torch.autograd.grad(class_scores(outputs.logits, labels).sum(), ends)
+    height, width = vit.embeddings.patch_embeddings.patch_size
+    grid = (pixel_values.shape[2] // height, pixel_values.shape[3] // width)  # (h, w)
+    R = config.num_prefix_tokens
+
+    if method == "grad_cam":
+        maps = {}
+        for layer, reading, gradient in zip(read, made, gradients, strict=True):
+            channels = gradient[:, R:].float().mean(dim=1, keepdim=True)  # (B, 1, D), what each does for the class
+            maps[layer] = (reading.tokens.detach()[:, R:].float() * channels).sum(dim=2).relu()  # (B, N)
+    else:
+
+        def relevance(reading, gradient):  # (B, A, Q, T); only what speaks for the class, where there is one
+            if gradient is None:
+                return reading.weights()
+            weights, slope = reading.weights(gradient)
+            return (weights * slope).clamp(min=0)
+
+        B, T = made[0].tokens.shape[:2]
+        probed = None if probe is None else relevance(made[-1], gradients[-1]).mean(dim=1).squeeze(1)  # (B, N)
+        rows = torch.zeros(B, 1, T, device=made[0].tokens.device)  # how much of each token is in the query
+        if config.pooling.startswith("cls"):
+            rows[:, :, 0] = 1
+        else:
+            rows[:, :, R:] = 1 / (T - R) if probed is None else probed.unsqueeze(1)
+        maps, identity = {}, torch.eye(T, device=rows.device)
+        flow = identity.expand(B, T, T)  # what of the patches has come to each token
+        for layer, reading, gradient in zip(read, made, gradients, strict=False):
+            weights = relevance(reading, gradient)  # (B, A, T, T)
+            if method == "raw":
+                maps[layer] = (rows.unsqueeze(1) @ weights).squeeze(2)  # (B, A, T)
+            elif method == "mean":
+                maps[layer] = (rows @ weights.mean(dim=1)).squeeze(1)  # (B, T)
+            elif method == "rollout":
+                flow = (weights.mean(dim=1) + identity) / 2 @ flow  # (B, T, T)
+                maps[layer] = (rows @ flow).squeeze(1)  # (B, T)
+            else:  # a patch's own share is the same in all maps of a mean, and nothing in those of a class token
+                flow = flow + weights.mean(dim=1) @ flow  # (B, T, T)
+                maps[layer] = (rows @ (flow - identity)).squeeze(1)  # (B, T)
+        maps = {layer: values[..., R:] for layer, values in maps.items()}
+    maps = torch.stack([maps[layer] for layer in asked], dim=1).unflatten(-1, grid)  # (B, layers, ..., h, w)
+    return maps[:, 0] if alone else maps
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -737,6 +903,67 @@ class HFViTPreTrainedModel(PreTrainedModel):
             )
         for layer, count in zip(layers, counts, strict=True):
             layer.num_merged = count
+
+    def attention_maps(
+        self, pixel_values, layers=None, method: str = "raw", labels=None, interpolate_pos_encoding: bool = False
+    ) -> torch.Tensor:
+        """What the model looks at in each image, a number for each patch, whatever attention backend it runs on.
+
+        The query, which `attention_query` names, is the class token where the model pools it, else the mean over all patches, or
+        the probe of attention pooling, whose weights the rows of the patches then have. Other tokens are left out of the maps. It is
+        computed as in evaluation, with every patch, and nothing of the model is changed.
+
+        Args:
+            pixel_values: (B, C, H, W) floats as the model's image processor makes them.
+            layers: a number, negative from the end, or a list of numbers, which adds a dimension; None: all layers of "raw" and
+                "mean", the last one of the others.
+            method: what the numbers are,
+                "raw", attention weights of each head, in [0, 1]; with class, distillation and register tokens their sum is 1;
+                "mean", their mean over the heads;
+                "rollout", weights multiplied up to the layer, half of each being its residual (arXiv 2005.00928, section 3);
+                "gradient_rollout", the same of weights times the positive part of their gradient, for a class (arXiv
+                2103.15679, equations 5 and 6, without the identity that they begin with), 0 or more;
+                "grad_cam", the patches that the layer's attention reads, their channels weighted by the mean gradient of
+                a class, 0 or more (arXiv 1610.02391, equations 1 and 2).
+            labels: for the last two, one class or (B,) classes; None: what the model answers.
+            interpolate_pos_encoding: accept any H and W that the patch divides, with resampled positions.
+
+        Returns:
+            Maps in float32, (B, h, w) of one layer, (B, layers, h, w) of several; with "raw" (B, A, h, w) and
+            (B, layers, A, h, w). Only the layers that are asked for (and with rollouts those below) take memory for it.
+
+        Raises:
+            ValueError: for another method or layer, for a class that is none, or where a class is asked of a model without a head.
+        """
+        return attention_maps(self, pixel_values, layers, method, labels, interpolate_pos_encoding)
+
+    @property
+    def attention_query(self) -> str:
+        """Whose attention `attention_maps` shows, in words."""
+        return query_of(self)
+
+    @torch.no_grad()
+    def attention_distances(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """How far each head looks, (layers, A) in pixels: the mean distance of a patch to the patches it attends to.
+
+        Weighted by the attention weights, which are scaled to a sum of 1 over the patches; the mean over all patches and images.
+        Figure 7, right, and appendix D.7 of arXiv 2010.11929.
+
+        Args:
+            pixel_values: (B, C, H, W) floats as the model's image processor makes them.
+        """
+        vit, R = self.base_model, self.config.num_prefix_tokens
+        with readings(self, [layer.attention for layer in vit.layers]) as made:
+            self(pixel_values, interpolate_pos_encoding=True)
+        height, width = vit.embeddings.patch_embeddings.patch_size
+        sides = (torch.arange(0, pixel_values.shape[2], height), torch.arange(0, pixel_values.shape[3], width))
+        centres = torch.cartesian_prod(*sides).float().to(pixel_values.device)  # (N, 2)
+        between = torch.cdist(centres, centres)  # (N, N)
+        found = []
+        for reading in made:
+            weights = reading.weights()[:, :, R:, R:]  # (B, A, N, N)
+            found.append((weights / weights.sum(dim=3, keepdim=True) * between).sum(dim=3).mean(dim=(0, 2)))  # (A,)
+        return torch.stack(found)
 
     @staticmethod
     def _load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs):
@@ -1131,8 +1358,10 @@ def not_finite(tensors: dict[str, torch.Tensor]) -> list[str]:
         numbers = tensor.flatten()
         return torch.cat([numbers[: 2**13], numbers[-(2**13) :]]) if numbers.numel() > 2**14 else numbers
 
-    looked_at = {name: ends(tensor) for name, tensor in tensors.items()}
-    if not looked_at or torch.cat([numbers.float() for numbers in looked_at.values()]).isfinite().all():
+    looked_at = {name: ends(tensor).float() for name, tensor in tensors.items()}
+    devices = {numbers.device for numbers in looked_at.values()}
+    together = [torch.cat([each for each in looked_at.values() if each.device == device]) for device in devices]
+    if all(numbers.isfinite().all() for numbers in together):  # one answer to wait for
         return []
     return [name for name, numbers in looked_at.items() if not numbers.isfinite().all()]
 

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 import torch
@@ -35,6 +35,8 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 from huggingface_hub.utils import hf_raise_for_status
+from packaging.requirements import Requirement
+from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, AutoModelForImageClassification
@@ -49,7 +51,10 @@ DESCRIBED = (WEIGHTS, "config.json", "preprocessor_config.json")  # whose checks
 PROBES, NUM_PROBES = "probes.safetensors", 4
 SAMPLES, NUM_SAMPLES = "samples.safetensors", 12  # of a run: images of those that were scored, drawn at random
 EVIDENCE = ("results.json", "config.yaml", "metrics.jsonl", "confusion_matrix.csv")  # go along in training/
-PICTURES = ("predictions", "confusion", "curves")
+PICTURES = {  # of figures/, in the order of the card; whether scored or training images can be seen in them
+    "predictions": True, "mistakes": True, "attention": True, "confusion": False,
+    "calibration": False, "curves": False, "augmentations": True, "inside": False,
+}  # fmt: skip
 # What an earlier push may have left, and a later one takes away.
 OURS = {
     "configuration_hf_vit.py", "modeling_hf_vit.py", WEIGHTS, PROBES, "example.png",
@@ -472,7 +477,8 @@ def assemble(
     for name in EVIDENCE:
         (folder / "training" / name).write_text(read_for_others(run / name), encoding="utf-8")
     if (run / "model" / "figures").is_dir():
-        hidden = shutil.ignore_patterns(*([] if with_images else ["predictions.png"]))
+        hidden = [f"{name}.png" for name, shows_images in PICTURES.items() if shows_images and not with_images]
+        hidden = shutil.ignore_patterns(*hidden)
         shutil.copytree(run / "model" / "figures", folder / "figures", ignore=hidden)
 
     if with_images:
@@ -680,11 +686,21 @@ def push(
         return create_pr and "/commit/" in _url(error) and _status(error) in (None, 500, 502, 503, 504)
 
     commit = _patiently(act, lambda error, times: explain(error, repo, times, folder), say, give_up=arrived)
+    _read_back(folder, repo, commit, files, say, verify)
+    return commit, commit.oid != before
+
+
+def _read_back(folder: Path, repo: str, commit, files: list[str], say, check=lambda back: None, kind: str = "model"):
+    """Download what was committed, and hold its bytes against those in `folder`; `check` looks at the download.
+
+    Raises:
+        OSError: if it cannot be had, is not the same twice, or `check` raises a ValueError.
+    """
     where = f"{repo} at commit {commit.oid[:12]}"
     for _ in range(2):
         with tempfile.TemporaryDirectory() as cache:
             fetch = lambda: snapshot_download(
-                repo, revision=commit.oid, cache_dir=cache, allow_patterns=files, max_workers=2
+                repo, repo_type=kind, revision=commit.oid, cache_dir=cache, allow_patterns=files, max_workers=2
             )
             unread = lambda error, times: (
                 f"{where} was pushed but could not be read back ({one_line(error)}), {times} times: check it with --verify {repo}"
@@ -697,14 +713,91 @@ def push(
             ]
             if not wrong:
                 try:
-                    verify(back)
+                    return check(back)
                 except ValueError as error:
                     raise OSError(f"{where} was pushed, but {error}") from error
-                return commit, commit.oid != before
     raise OSError(
         f"{where} gives back other bytes than were sent ({', '.join(wrong)}), twice: do not use it; push it again, and check "
         f"it with --verify {repo}"
     )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A Space: the page of recipes/app.py, for a model that was pushed
+
+
+def write_examples(samples: Path, folder: Path, count: int = 6) -> list[Path]:
+    """Images that a run scored, from its samples.safetensors, as PNG files in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for number, image in enumerate(_read(samples, "images")["images"][:count]):
+        files.append(folder / f"{number + 1}.png")
+        Image.fromarray(image.permute(1, 2, 0).squeeze(2).numpy()).save(files[-1])  # (C, H, W) -> (H, W, 3) or (H, W)
+    return files
+
+
+def assemble_space(
+    run: Path, folder: Path, app: Path, repo: str, license: str | None = None, with_images: bool = True
+):
+    """Write a Space of the Hub into `folder`: the page, this package, what they need, and example images.
+
+    Args:
+        run: the folder of a finished run; it is only read.
+        app: recipes/app.py.
+        repo: the model that the page loads, USER/NAME on the Hub.
+        with_images: whether a few of the scored images go along as examples.
+
+    Raises:
+        ValueError: if the run is not finished, its model is none that the page can show, or Gradio is not installed.
+    """
+    results, _ = read_run(run)
+    if _channels(run / "model") not in (1, 3):
+        raise ValueError(f"{run / 'model'} takes {_channels(run / 'model')} channels; the page shows images of 1 or 3")
+    try:
+        gradio = version("gradio")
+    except PackageNotFoundError as error:
+        raise ValueError(
+            "Gradio is not installed, whose version the Space must name: pip install 'hf_vit[app]'"
+        ) from error
+    shutil.copytree(Path(__file__).parent, folder / "hf_vit", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(app, folder / "app.py")
+    wanted = [Requirement(text) for text in requires("hf_vit")]
+    wanted = [each for each in wanted if each.marker is None or each.marker.evaluate({"extra": "recipes"})]
+    lines = [f"{each.name}{each.specifier}\n" for each in wanted]
+    (folder / "requirements.txt").write_text("".join(lines))
+    if with_images:
+        write_examples(run / SAMPLES, folder / "examples")
+    title = f"What a Vision Transformer sees: {Path(results['data']['name']).name}"
+    metadata = {"title": title, "sdk": "gradio", "sdk_version": gradio, "app_file": "app.py", "models": [repo]}
+    metadata |= {"license": license} if license else {}
+    (folder / "README.md").write_text(
+        f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n# {title}\n\nThe page of [{repo}](https://hf.co/{repo}): drop an "
+        "image, see what the model says of it and which patches count for that. If that repository is private, the Space needs a "
+        "secret `HF_TOKEN` that may read it.\n",
+        encoding="utf-8",
+    )
+
+
+def push_space(folder: Path, repo: str, *, public: bool = False, say=print):
+    """Make `folder` the newest state of a Space, in one commit, and read it back; its other files are kept.
+
+    Raises:
+        OSError: if the Hub refuses, cannot be reached, or gives back something else than was sent.
+    """
+    files = files_of(folder)
+
+    def act():
+        HfApi().create_repo(repo, repo_type="space", space_sdk="gradio", private=not public, exist_ok=True)
+        return HfApi().create_commit(
+            repo,
+            [CommitOperationAdd(name, folder / name) for name in files],
+            repo_type="space",
+            commit_message=f"The page of a Vision Transformer, pushed by hf_vit {version('hf_vit')}",
+        )
+
+    commit = _patiently(act, lambda error, times: explain(error, repo, times, folder), say)
+    _read_back(folder, repo, commit, files, say, kind="space")
+    return commit
 
 
 def files_of(folder: Path) -> list[str]:

@@ -620,7 +620,8 @@ def score(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
 
 
 def report(logits: torch.Tensor, labels: torch.Tensor, names: list[str]) -> dict:
-    """What `score` leaves out: {"intervals": {metric: [low, high]}, "per_class": [...], "confusion_matrix": (L, L) rows}."""
+    """What `score` leaves out: {"intervals": {metric: [low, high]}, "calibration": [...], "per_class": [...],
+    "confusion_matrix": (L, L) rows}."""
     answers = _answers(logits, labels)
     spread = metrics.intervals(**answers)
     if logits.shape[1] <= 5:
@@ -629,6 +630,7 @@ def report(logits: torch.Tensor, labels: torch.Tensor, names: list[str]) -> dict
     confusion = metric("confusion_matrix").compute(**pair, num_labels=len(names))["confusion_matrix"]
     return {
         "intervals": spread,
+        "calibration": metrics.calibration_bins(**pair, confidences=answers["confidences"]),
         "per_class": metrics.per_class(confusion, names),
         "confusion_matrix": confusion.tolist(),
     }

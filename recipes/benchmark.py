@@ -87,9 +87,12 @@ def seconds_of(what, times: int = 1) -> float:
 
 
 def in_turns(contenders: dict, repeats: int, times: int = 1) -> dict[str, list[float]]:
-    """Seconds of each contender in each round; the first round does not count."""
-    rounds = [{name: seconds_of(what, times) for name, what in contenders.items()} for _ in range(repeats + 1)][1:]
-    return {name: [each[name] for each in rounds] for name in contenders}
+    """Seconds of each contender in each round, every other one in reverse; the first round does not count."""
+    rounds = []
+    for turn in range(repeats + 1):
+        order = list(contenders)[:: 1 if turn % 2 else -1]
+        rounds.append({name: seconds_of(contenders[name], times) for name in order})
+    return {name: [each[name] for each in rounds[1:]] for name in contenders}
 
 
 def ratio(one: list[float], other: list[float]) -> float:
@@ -387,7 +390,7 @@ def loader_part(repeats: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         embedded = data.load("fashion-mnist-mini")["train"]
         kinds = [
-            ("photos of 4000x3000, JPEG", photos(Path(folder), 4000, 3000, 64), form, False),
+            ("photos of 4000x3000, JPEG", photos(Path(folder), 4000, 3000, 2 * BATCH), form, False),
             ("photos of 500x375, JPEG", photos(Path(folder), 500, 375, 1024), form, False),
             ("the embedded 10,000 of 28x28, kept in memory", embedded, small, True),
         ]
@@ -400,9 +403,9 @@ def loader_part(repeats: int) -> dict:
             theirs = reference_rows(rows, wanted)
             epochs = iter(range(repeats + 1))
 
-            def through_ours(images=images, epochs=epochs):
-                for _ in data.loader(images, data.epoch_batches(len(images), BATCH, 0, next(epochs)), WORKERS):
-                    pass
+            def through_ours(images=images, wanted=wanted, epochs=epochs):
+                for batch in data.loader(images, data.epoch_batches(len(images), BATCH, 0, next(epochs)), WORKERS):
+                    normalize(batch["images"], wanted)  # as the reference gives them
 
             def through_reference(theirs=theirs):
                 for _ in reference_loader(theirs, WORKERS):
@@ -578,7 +581,12 @@ def savings_part(repeats: int) -> dict:
         head |= {"dataset_name": half(folder, 1), "model_name_or_path": start}
         kinds = [
             ("from scratch", None, scratch, {}),
-            ("patch dropout", "from scratch", scratch, {"config_overrides": f"{demo},patch_dropout_rate=0.25"}),
+            (
+                "patch dropout, `patch_dropout_rate=0.25` among --config_overrides",
+                "from scratch",
+                scratch,
+                {"config_overrides": f"{demo},patch_dropout_rate=0.25"},
+            ),
             ("a smaller first stage", "from scratch", scratch, {"first_image_size": 14, "first_stage": 0.5}),
             ("fine-tuning", None, head, {}),
             ("frozen layers", "fine-tuning", head, {"freeze_layers": 2}),
@@ -607,7 +615,7 @@ def savings_part(repeats: int) -> dict:
                 )
             print(json.dumps(row))
             rows.append(row)
-    return {"rows": rows, "seeds": min(repeats, 3)}
+    return {"rows": rows, "seeds": min(repeats, 3), "hidden_size": SMALL["hidden_size"]}
 
 
 def merging_part(repeats: int) -> dict:

@@ -2,6 +2,7 @@
 
 python recipes/publish.py runs/mine --repo USER/NAME            (shows files, sizes, card and destination; sends nothing)
 python recipes/publish.py runs/mine --repo USER/NAME --push     (one commit; private, unless --public)
+python recipes/publish.py runs/mine --repo USER/NAME --space    (its page, recipes/app.py, as a Space of that name; with --push)
 python recipes/publish.py --verify USER/NAME                    (whether a repository gives what was saved)
 
 The token is that of `hf auth login`, or HF_TOKEN; HF_ENDPOINT names another Hub. The run's folder is only read. Stopped or failed,
@@ -40,6 +41,7 @@ from hf_vit import sharing
 
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "model_cards" / "template.md"
+APP = Path(__file__).resolve().with_name("app.py")
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -69,6 +71,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--output_dir", type=Path, help="keep the folder that would be pushed, to look at; must be new"
     )
+    parser.add_argument(
+        "--space",
+        action="store_true",
+        help="not the model, which should be there already, but a Space: a page that shows what it says and looks at",
+    )
     parser.add_argument("--timeout", type=float, default=60, help="seconds that the Hub may be silent")
     parser.add_argument("--verify", metavar="REPO", help="hold a repository (or folder) against the probes in it")
     args = parser.parse_args(argv)
@@ -78,6 +85,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("--repo is missing: wanted RUN and --repo USER/NAME, or --verify USER/NAME")
     if args.verify is not None and (args.run is not None or args.repo is not None or args.push):
         parser.error("--verify goes alone, or with --revision")
+    if args.space and (args.revision is not None or args.create_pr or args.layout is not None):
+        parser.error(
+            "--space goes to the main branch and has no layout: leave --revision, --create_pr and --layout out"
+        )
     if args.create_pr and args.revision is not None:
         parser.error("--create_pr asks for a merge into main: leave --revision out")
     if args.timeout <= 0:
@@ -107,7 +118,7 @@ def remarks(folder: Path, args, reason: str) -> str:
         )
     if not args.without_images:
         lines.append(
-            "A few of the scored images go along (example.png, figures/predictions.png, probes.safetensors): --without_images "
+            "A few of the scored images go along (example.png, probes.safetensors, pictures in figures/): --without_images "
             "keeps them here."
         )
     lines.append("So do the run's command and configuration, with the names of folders in them.")
@@ -136,6 +147,21 @@ def destination(args, folder: Path) -> str:
         f"there, {'private' if info.private else 'PUBLIC'}, and stays so{other and f'; its {other} is replaced'}. Its README.md is merged; replaced where they differ: "
         f"{names(replaced)}; deleted, of an earlier push: {names(sharing.outdated(info, files))}; all others are kept"
     )
+
+
+def publish_space(args, folder: Path):
+    sharing.assemble_space(args.run, folder, APP, args.repo, args.license, with_images=not args.without_images)
+    if args.output_dir is not None:
+        shutil.copytree(folder, args.output_dir)
+    at = f"{constants.ENDPOINT}/spaces/{args.repo}"
+    if args.push:
+        commit = sharing.push_space(folder, args.repo, public=args.public)
+        print(f"pushed as {commit.oid[:12]} at {at}; read back, it has the same bytes")
+        return
+    print((folder / "README.md").read_text(encoding="utf-8"))
+    for name in sharing.files_of(folder):
+        print(f"{(folder / name).stat().st_size:>13,}  {name}")
+    print(f"To: {at}, in one commit. Nothing was sent; --push sends it.")
 
 
 def without_queries(record) -> bool:
@@ -170,6 +196,9 @@ def main(args: argparse.Namespace):
 
     with tempfile.TemporaryDirectory(prefix="hf_vit-") as temporary:
         folder = Path(temporary) / "repository"
+        if args.space:
+            publish_space(args, folder)
+            return
         reason = sharing.assemble(
             args.run, folder, TEMPLATE, args.repo, revision=args.revision, layout=args.layout, license=args.license,
             data_license=args.data_license, with_images=not args.without_images,

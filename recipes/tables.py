@@ -68,7 +68,8 @@ def _benchmark(house: Path) -> dict:
 
 
 def _where(part: dict) -> str:
-    return f"{part['date']}, {part['hardware']}, commit {part['commit'][:7]}"
+    commit, changed, _ = part["commit"].partition(" ")
+    return f"{part['date']}, {part['hardware']}, commit {commit[:7]}{changed and ' with local changes'}"
 
 
 def speed(house: Path) -> str:
@@ -82,7 +83,7 @@ def speed(house: Path) -> str:
     for row in measured["sizes"]:
         for what, title in (("forward", "forward"), ("step", "training step")):
             one = row[what]
-            times = " | ".join(f"{one[f'{name}_ms']:,.0f}" for name in names)
+            times = " | ".join(f"{one[f'{name}_ms']:,.4g}" for name in names)
             lines.append(
                 f"| {row['model']} | {row['batch']} | {title} | {times} | {one['against_best_peer']:.2f} "
                 f"| {one['share_of_ceiling']:.2f} |"
@@ -111,7 +112,7 @@ def loops(house: Path) -> str:
         )
         lines.append(
             f"| to {race['target']:.1%}, {title}, D=64, 4 layers, 7x7 patches | {seconds(ours)} "
-            f"| {seconds(theirs)} within {race['reference_epochs']} epochs (at best {theirs['accuracy']:.1%}) "
+            f"| {seconds(theirs)} within {race['reference_epochs']} epochs (best of each run, median: {theirs['accuracy']:.1%}) "
             f"| {race['ratio'] or '-'} |"
         )
     for row in measured["loader"]["kinds"]:
@@ -137,7 +138,7 @@ def savings(house: Path) -> str:
     runs, merged = measured["savings"], measured["merging"]
     lines = ["| what | beside | times as fast | accuracy | points |", "|---|---|---|---|---|"]
     for row in runs["rows"]:
-        flags = [f"--{name} {value.rpartition(',')[2]}" for name, value in row["flags"].items()]  # its last override
+        flags = [f"--{name} {value}" for name, value in row["flags"].items() if name != "config_overrides"]
         named = ", ".join([row["what"], *(f"`{flag}`" for flag in flags)])
         if row["beside"] is None:
             lines.append(f"| {named}, {row['seconds']:.0f} s | - | 1 | {row['accuracy']:.2%} | - |")
@@ -154,7 +155,9 @@ def savings(house: Path) -> str:
                 f"| {row['points']:+.2f} |"
             )
     lines.append(
-        f"\nThe demo's model; means of {runs['seeds']} seeds; fine-tuned on one half of the training images after the other half. {_where(runs)}."
+        f"\nFrom scratch the demo's model; fine-tuning a model of D = {runs['hidden_size']} on the half of the training images that it was not "
+        f"pre-trained on; means of {runs['seeds']} seeds. Token merging on one trained model of 6 layers. Of 2,000 test images, so that "
+        f"1.5 points are within the 95% interval of each accuracy. {_where(runs)}."
     )
     return "\n".join(lines)
 

@@ -12,7 +12,7 @@ happened. The run folder then holds
     last/           the last weights, where model/ holds those of an earlier, better scoring
     results.json    metrics with their intervals, scores of each class, times, seed, commit, command, hardware, versions, data
     confusion_matrix.csv   a row a true class, a column an answer
-    samples.safetensors    a few of the scored images, drawn at random, with label and logits
+    samples.safetensors    a few of the scored images, drawn at random, and its surest mistakes, with label and logits
 
 Exit codes: 0 when the run is finished, 75 when SIGTERM, SIGINT or SIGUSR1 stopped it and it can go on, 1 after an error, 2 for a
 flag that is wrong. `accelerate launch` makes a 1 of all but 0.
@@ -59,7 +59,7 @@ from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
 from hf_vit import data, figures, presets, resume, sharing, training
-from hf_vit.augment import augment, mix
+from hf_vit.augment import as_bytes, augment, mix, normalize
 
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "model_cards" / "template.md"
@@ -152,6 +152,7 @@ def main():
     if sharded:
         unsharded = copy.deepcopy(model)  # takes the weights of all processes to score and save them
     model.to(device)
+    features_began = time.monotonic()
     if args.cache_features:
         if sharded:
             raise ValueError("--cache_features trains a head, which FSDP has no need to split: use ddp.yaml")
@@ -161,6 +162,7 @@ def main():
             model, data.loader(train_images, share, workers), form, accelerator, len(train_images), features=True
         )
         train_images = data.Features(train_images, *seen_by_head)
+    features_seconds = time.monotonic() - features_began
     teacher = None
     if args.teacher_name_or_path is not None:
         teacher = training.Teacher(args.teacher_name_or_path, labels, form, device)
@@ -324,27 +326,63 @@ def main():
         for number, rows in enumerate(data.loader(train_images, order(), workers)):
             yield (first + number // accumulation) // an_epoch, rows
 
+    def prepare(rows, epoch, step):
+        """What the model is shown of these rows, and asked to say: inputs (B, C, H, W) or features (B, D), targets (B, L)."""
+        # The ids of a stream's images are others in each epoch.
+        time_and_place = (args.seed, 0, step) if stream else (args.seed, epoch, step % an_epoch)
+        inputs = rows["images"]
+        if not args.cache_features:
+            inputs = augment(
+                inputs, rows["index"], *time_and_place[:2], form,
+                crop=args.crop, crop_scale=args.crop_scale, shift=args.shift, flip=args.flip,
+                auto_augment=args.auto_augment, magnitude=args.rand_magnitude, jitter=args.color_jitter, erase=args.erase,
+            )  # fmt: skip
+        targets = training.soft_targets(rows["labels"], len(labels), args.label_smoothing)
+        # All passes of one step are mixed alike: as one large batch would be.
+        return mix(inputs, targets, args.mixup, args.cutmix, *time_and_place)
+
     def prepared_batches(first):
         """Each pass from step number `first` to the last, on its device: epoch, inputs, targets (B, L), and its rows."""
         passes = (total_steps - first) * accumulation
         for number, (epoch, rows) in enumerate(itertools.islice(train_batches(first), passes)):
             step = first + number // accumulation
             rows = {key: value.to(device, non_blocking=True) for key, value in rows.items()}
-            # The ids of a stream's images are others in each epoch.
-            time_and_place = (args.seed, 0, step) if stream else (args.seed, epoch, step % an_epoch)
-            inputs = rows.pop("images")
-            if not args.cache_features:
-                inputs = augment(
-                    inputs, rows["index"], *time_and_place[:2], form,
-                    crop=args.crop, crop_scale=args.crop_scale, shift=args.shift, flip=args.flip,
-                    auto_augment=args.auto_augment, magnitude=args.rand_magnitude, jitter=args.color_jitter, erase=args.erase,
-                )  # fmt: skip
-            targets = training.soft_targets(rows["labels"], len(labels), args.label_smoothing)
-            # All passes of one step are mixed alike: as one large batch would be.
-            inputs, targets = mix(inputs, targets, args.mixup, args.cutmix, *time_and_place)
+            inputs, targets = prepare(rows, epoch, step)
+            del rows["images"]
             if step < first_stage:
                 inputs = training.shrink(inputs, args.first_image_size)
             yield epoch, inputs, targets, rows
+
+    def draw(folder, lines, details, matrix, samples):
+        """The run's pictures: how it went, what the model says of single images, where it errs, and what it looks at."""
+        drawn = {
+            "curves": figures.curves(lines),
+            "confusion": figures.confusion(matrix, labels),
+            "calibration": figures.calibration(details["calibration"]),
+        }
+        if form.channels in (1, 3) and form.processor is None:
+            some = {name: samples[name] for name in ("images", "labels", "logits")}
+            drawn["predictions"] = figures.predictions(**some, names=labels)
+            if "mistaken_images" in samples:
+                wrong = {name: samples[f"mistaken_{name}"] for name in some}
+                drawn["mistakes"] = figures.predictions(**wrong, names=labels)
+            images, captions = some["images"][:4], [labels[label] for label in some["labels"][:4].tolist()]
+            best_model = training.load_classifier(str(run / "model"))
+            drawn |= figures.of_model(best_model, images, normalize(images, form), captions)
+            if not stream and not args.cache_features:
+                first = train_images.__getitems__(list(range(0, len(train_images), -(-len(train_images) // 4))))
+                shown = [prepare(first, epoch, epoch * an_epoch) for epoch in range(5)]
+                drawn["augmentations"] = figures.augmentations(
+                    first["images"],
+                    [as_bytes(inputs, form) for inputs, _ in shown],
+                    [
+                        [labels[label] for label in first["labels"]],
+                        *(figures.in_shares(targets, labels) for _, targets in shown),
+                    ],
+                )
+        folder.mkdir()
+        for name, figure in drawn.items():
+            figures.save(figure, folder / f"{name}.png")
 
     @contextlib.contextmanager
     def finished_model():
@@ -417,11 +455,11 @@ def main():
                     size = sum(parameter.nbytes for parameter in model.parameters())
                     drawn = torch.Generator().manual_seed(args.seed)
                     drawn = torch.randperm(len(truth), generator=drawn)[: sharing.NUM_SAMPLES]
-                    samples = {
-                        "images": eval_images.__getitems__(answers[1][drawn].tolist())["images"],
-                        "labels": truth[drawn],
-                        "logits": logits[drawn],
-                    }
+                    samples = {}
+                    for prefix, rows in (("", drawn), ("mistaken_", figures.mistakes(truth, logits))):
+                        if len(rows):
+                            samples[f"{prefix}images"] = eval_images.__getitems__(answers[1][rows].tolist())["images"]
+                            samples |= {f"{prefix}labels": truth[rows], f"{prefix}logits": logits[rows]}
 
                     def write(folder):
                         write_model(model, folder)
@@ -461,6 +499,7 @@ def main():
     batches = prepared_batches(step)
     if device.type == "cuda":
         batches = training.one_ahead(batches)
+    seconds["training"] += features_seconds
     training_began = saved_at = logged_at = time.monotonic()
     logged_step, wanted, stopped = step, False, False  # wanted: a checkpoint
     settled = True  # whether weights, optimizers and counters are all of one step
@@ -602,12 +641,8 @@ def main():
             csv.writer(file).writerows([["true class", *labels], *rows])
         log_lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         samples = load_file(run / sharing.SAMPLES)
-        pictures = run / "model" / "figures"
-        pictures.mkdir()
-        figures.save(figures.curves(log_lines), pictures / "curves.png")
-        figures.save(figures.confusion(matrix, labels), pictures / "confusion.png")
+        draw(run / "model" / "figures", log_lines, details, matrix, samples)
         if form.channels in (1, 3):
-            figures.save(figures.predictions(**samples, names=labels), pictures / "predictions.png")
             example = samples["images"][0].permute(1, 2, 0).squeeze(2)  # (C, H, W) -> (H, W, 3) or (H, W)
             Image.fromarray(example.numpy()).save(run / "model" / "example.png")
         scored_images = details.pop("images")
@@ -631,6 +666,7 @@ def main():
             "image_size": [form.height, form.width],
             "parameters": parameters,
             "trained_parameters": trained,
+            "attention_query": backbone.attention_query,
             "seed": args.seed,
             "preset": args.preset or args.model_name_or_path,
             "base_model_hub_id": on_hub(args.model_name_or_path),

@@ -38,13 +38,30 @@ def macro_f1(predictions, references) -> float:
     return float(np.mean(2 * right[known] / (there + called)[known]))
 
 
+def calibration_bins(predictions, references, confidences, bins: int = 15) -> list[dict]:
+    """Of each of `bins` equally wide ranges of confidence, (a, b] as in arXiv 1706.04599: its upper end, how many images it
+    holds, and their mean confidence and accuracy in [0, 1], None where it holds none."""
+    right, confidences = np.asarray(predictions) == np.asarray(references), np.asarray(confidences)
+    bin_of = np.clip(np.ceil(confidences * bins).astype(int) - 1, 0, bins - 1)
+    count = lambda weights=None: np.bincount(bin_of, weights=weights, minlength=bins).tolist()
+    mean = lambda total, images: total / images if images else None
+    return [
+        {
+            "up_to": (number + 1) / bins,
+            "images": images,
+            "confidence": mean(said, images),
+            "accuracy": mean(true, images),
+        }
+        for number, (images, said, true) in enumerate(zip(count(), count(confidences), count(right), strict=True))
+    ]
+
+
 def calibration_error(predictions, references, confidences, bins: int = 15) -> float:
     """Expected calibration error in [0, 1]: |accuracy - mean confidence| of the images in each of `bins` equally wide ranges
     of confidence, weighted by their number ("On Calibration of Modern Neural Networks", arXiv 1706.04599, equation 3)."""
-    right, confidences = np.asarray(predictions) == np.asarray(references), np.asarray(confidences)
-    bin_of = np.clip(np.ceil(confidences * bins).astype(int) - 1, 0, bins - 1)  # ranges (a, b], as there
-    gap = np.bincount(bin_of, weights=right - confidences, minlength=bins)
-    return float(np.abs(gap).sum() / len(right))
+    filled = [row for row in calibration_bins(predictions, references, confidences, bins) if row["images"]]
+    gaps = [row["images"] * abs(row["accuracy"] - row["confidence"]) for row in filled]
+    return float(sum(gaps) / len(np.asarray(references)))
 
 
 def confusion_matrix(predictions, references, num_labels: int) -> np.ndarray:

@@ -1,0 +1,140 @@
+"""A page in the browser: give it an image, see what the model says and which patches count for it.
+
+python recipes/app.py MODEL [OTHER_MODEL]      (a run, a model folder or a repository; two are shown beside each other)
+
+It listens on http://127.0.0.1:7860 and needs no network. This file is also the app.py of a Space, which
+`recipes/publish.py RUN --repo USER/NAME --space` makes: there, the models are those that its README.md names.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+if (HERE / "evaluate.py").exists():  # which would hide the library of that name; a Space has none
+    sys.path = [path for path in sys.path if Path(path).resolve() != HERE]
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+
+import gradio
+import torch
+from huggingface_hub import ModelCard
+from huggingface_hub.errors import StrictDataclassError
+from transformers.utils import logging
+
+from hf_vit import HFViTForImageClassification, data, figures, sharing, training
+from hf_vit.augment import as_bytes, normalize
+
+METHODS = {"attention of a head": "raw", "attention, mean of the heads": "mean"} | {
+    title: method for method, title in figures.METHODS.items() if method != "mean"
+}
+ALONE = ("attention of a head",)  # for which a head is chosen
+
+from gradio.events import Dependency
+
+class Photo(gradio.Image):
+    """An image as the file that was uploaded; what is none is refused in a sentence."""
+
+    is_template = True  # drawn in the browser as the component that it is made from
+
+    def preprocess(self, payload):
+        try:
+            return super().preprocess(payload)
+        except OSError:  # of PIL
+            raise gradio.Error("This file cannot be read as an image. Wanted a JPEG, PNG, WebP or the like.") from None
+    from typing import Callable, Literal, Sequence, Any, TYPE_CHECKING
+    from gradio.blocks import Block
+
+    if TYPE_CHECKING:
+        from gradio.components import Timer
+        from gradio.components.base import Component
+
+class Viewer:
+    """One model, and what the page shows of it."""
+
+    def __init__(self, source: str):
+        source = training.model_folder(source)
+        self.model = HFViTForImageClassification.from_pretrained(source).eval()
+        self.name, self.config = source, self.model.config
+        if self.config.num_channels not in (1, 3):
+            raise ValueError(f"{source} takes {self.config.num_channels} channels; the page shows images of 1 or 3")
+        self.form = data.image_form(training.load_processor(source), self.config)
+
+    def look(self, file: str | None, layer: int, head: int, title: str):
+        """The best classes with their probabilities, and the image under a map; nothing where there is no image."""
+        if file is None:
+            return None, None
+        try:
+            pixels = data.as_batch([data.decode({"bytes": None, "path": file}, self.form)])  # (1, C, H, W)
+        except (ValueError, OSError) as error:
+            raise gradio.Error(f"This file cannot be read as an image: {error}") from error
+        pixel_values = normalize(pixels, self.form)
+        with torch.no_grad():
+            chances = self.model(pixel_values).logits.softmax(dim=1)[0]
+        classes = {self.config.id2label[index]: chance for index, chance in enumerate(chances.tolist())}
+        maps = self.model.attention_maps(pixel_values, int(layer) - 1, METHODS[title])[0]  # (h, w), or (A, h, w)
+        heat = maps[int(head) - 1] if title in ALONE else maps
+        return classes, figures.overlay(as_bytes(pixel_values, self.form)[0], heat, smallest=384)
+
+    def column(self, photo):
+        """This model's part of the page, which changes with the image and with what is chosen."""
+        layers, heads = self.config.num_hidden_layers, self.config.num_attention_heads
+        gradio.Markdown(f"### {self.name}")
+        label = gradio.Label(num_top_classes=5, label="what it says")
+        seen = gradio.Image(label="what counts for it, the more orange the more", interactive=False, format="png")
+        title = gradio.Dropdown(list(METHODS), value="rollout, for the answer", label="method")
+        layer = gradio.Slider(1, layers, value=layers, step=1, label="layer (with rollouts, all up to it)")
+        head = gradio.Slider(1, heads, value=1, step=1, label="head", visible=False)
+        gradio.Markdown(f"Attention maps are those of {self.model.attention_query}.")
+        title.change(lambda title: gradio.update(visible=title in ALONE), title, head, show_progress="hidden")
+        for changed in (photo, title, layer, head):
+            changed.change(self.look, [photo, layer, head, title], [label, seen], show_progress="minimal")
+
+def examples(source: str, folder: Path) -> list[str]:
+    """Files of images that the model's run scored: those in `examples/` of a Space, else those that its run kept."""
+    there = sorted(map(str, (HERE / "examples").glob("*.png")))
+    kept = Path(source).parent / sharing.SAMPLES
+    if not there and kept.is_file():
+        there = [str(file) for file in sharing.write_examples(kept, folder)]
+    return there
+
+def page(viewers: list[Viewer], shown: list[str]) -> gradio.Blocks:
+    with gradio.Blocks(title="What a Vision Transformer sees") as blocks:
+        gradio.Markdown("## What a Vision Transformer sees\nDrop an image, or take one of the examples.")
+        with gradio.Row():
+            with gradio.Column():
+                photo = Photo(type="filepath", image_mode=None, label="image", sources=["upload", "clipboard"])
+                if shown:
+                    gradio.Examples(shown, photo, label="images that the model was scored on")
+            for viewer in viewers:
+                with gradio.Column():
+                    viewer.column(photo)
+    return blocks
+
+def models_of_space() -> list[str]:
+    """What the README.md beside this file names under `models:`."""
+    readme = HERE / "README.md"
+    return (ModelCard.load(readme).data.get("models") if readme.is_file() else None) or []
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
+    parser.add_argument(
+        "models", nargs="*", metavar="MODEL", help="run, model folder or Hub id; one, or two to compare"
+    )
+    parser.add_argument("--port", type=int, help="7860 or the next that is free, if not given")
+    args = parser.parse_args()
+    sources = args.models or models_of_space()
+    if not 1 <= len(sources) <= 2:
+        parser.error(f"{len(sources)} models were given; wanted one, or two to compare")
+    logging.disable_progress_bar()
+    viewers = [Viewer(source) for source in sources]
+    with tempfile.TemporaryDirectory(prefix="hf_vit-") as folder:
+        blocks = page(viewers, examples(viewers[0].name, Path(folder)))
+        blocks.launch(server_port=args.port, allowed_paths=[folder], show_error=True, footer_links=[])
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ValueError, OSError, StrictDataclassError) as error:  # one sentence; a traceback would hide it
+        sys.exit(f"error: {error}")
