@@ -34,16 +34,16 @@ METHODS = {"attention of a head": "raw", "attention, mean of the heads": "mean"}
 ALONE = ("attention of a head",)  # for which a head is chosen
 
 
-class Photo(gradio.Image):
-    """An image as the file that was uploaded; what is none is refused in a sentence."""
+def careful(preprocess):
+    """`preprocess` of an image component, with a sentence for what is no image."""
 
-    is_template = True  # drawn in the browser as the component that it is made from
-
-    def preprocess(self, payload):
+    def wrapped(payload):
         try:
-            return super().preprocess(payload)
+            return preprocess(payload)
         except OSError:  # of PIL
             raise gradio.Error("This file cannot be read as an image. Wanted a JPEG, PNG, WebP or the like.") from None
+
+    return wrapped
 
 
 class Viewer:
@@ -107,9 +107,10 @@ def page(viewers: list[Viewer], shown: list[str]) -> gradio.Blocks:
         gradio.Markdown("## What a Vision Transformer sees\nDrop an image, or take one of the examples.")
         with gradio.Row():
             with gradio.Column():
-                photo = Photo(
+                photo = gradio.Image(
                     type="filepath", image_mode=None, height=320, label="image", sources=["upload", "clipboard"]
                 )
+                photo.preprocess = careful(photo.preprocess)
                 if shown:
                     gradio.Examples(shown, photo, label="images that the model was scored on")
             for viewer in viewers:
