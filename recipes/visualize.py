@@ -3,7 +3,7 @@
 python recipes/visualize.py MODEL --images photo.jpg [more.jpg ...]
 python recipes/visualize.py MODEL --dataset_name fashion-mnist-mini [--split test]
 
-MODEL is a run, a model folder, or a repository of any format that hf_vit reads. Written to --output_dir:
+MODEL is a run, a model folder, or a repository of any format that hf_vit reads. Written to --output_dir, runs/figures if not given:
 
     attention.png     images, and which patches count for what the model says of them
     layers.png        the attention of every layer, the mean of its heads; with --method or --layers what those ask for
@@ -46,7 +46,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--method", choices=[name for name in MAP_METHODS if name != "raw"], default="mean")
     parser.add_argument("--layers", type=int, nargs="+", help="from 0, or negative from the end; all if not given")
     parser.add_argument("--label", help="class whose gradient is followed; what the model answers if not given")
-    parser.add_argument("--output_dir", type=Path, default=Path("figures"))
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/figures"))
     args = parser.parse_args()
     if args.count < 1:
         parser.error(f"--count is {args.count}; wanted 1 or more")

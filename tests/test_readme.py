@@ -62,7 +62,7 @@ def test_python_blocks_run(block, desk, monkeypatch, capsys):
         assert capsys.readouterr().out.strip() in data.load("fashion-mnist-mini")["test"].features["label"].names
 
 
-@pytest.mark.parametrize(("commands", "count"), list(zip(COMMANDS, (7, 5), strict=True)), ids=["README", "recipes"])
+@pytest.mark.parametrize(("commands", "count"), list(zip(COMMANDS, (9, 6), strict=True)), ids=["README", "recipes"])
 def test_commands_run_in_their_order(commands, count, desk, hub, tmp_path):
     assert len(commands) == count
     for command in commands:
