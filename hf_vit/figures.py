@@ -32,9 +32,9 @@ def save(figure: Figure, file: Path):
     figure.savefig(file, dpi=150, metadata={"Software": None})
 
 
-def shorten(name: str) -> str:
+def shorten(name: str, longest: int = LONGEST) -> str:
     """A class name that fits beside a picture; as text, whatever signs of TeX are in it."""
-    name = name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
+    name = name if len(name) <= longest else name[: longest - 1] + "…"
     return name.replace("$", r"\$")
 
 
@@ -73,15 +73,17 @@ def curves(lines: list[dict]) -> Figure:
         panel.set_title(title, fontsize=9)
         panel.set_ylabel(unit, fontsize=8)
         panel.tick_params(labelsize=7)
-        panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        panel.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
         panel.grid(color=GREY, alpha=0.25, linewidth=0.5)
+        panel.set_visible(panel.has_data())
     panels[2, 1].axis("off")
     panels[2, 1].legend(*panels[0, 0].get_legend_handles_labels(), fontsize=8, frameon=False, loc="center")
     panels[0, 1].yaxis.set_major_formatter(PercentFormatter(1.0))
-    panels[2, 0].set_ylim(bottom=0)
-    for panel in (panels[2, 0], panels[1, 1]):
-        panel.set_xlabel("optimizer step", fontsize=8)
-        panel.xaxis.set_tick_params(labelbottom=True)
+    panels[2, 0].set_ylim(0, 1.1 * panels[2, 0].get_ylim()[1])
+    for column in panels.T:
+        for panel in [panel for panel in column if panel.has_data()][-1:]:  # the lowest
+            panel.set_xlabel("optimizer step", fontsize=8)
+            panel.xaxis.set_tick_params(labelbottom=True)
     return figure
 
 
@@ -106,7 +108,7 @@ def confusion(matrix: np.ndarray, names: list[str]) -> Figure:
     image = panel.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     panel.set_xlabel("answer", fontsize=8)
     panel.set_ylabel("true class", fontsize=8)
-    size = float(np.clip(140 / max(classes, 1), 4.5, 8))
+    size = float(np.clip(240 / max(classes, 1), 5, 8))
     if named:
         texts = [shorten(name) for name in names]
         panel.set_xticks(range(classes), texts, rotation=90 if classes > 8 else 45, fontsize=size, ha="center" if classes > 8 else "right", rotation_mode="default" if classes > 8 else "anchor")  # fmt: skip
@@ -145,7 +147,8 @@ def confusion(matrix: np.ndarray, names: list[str]) -> Figure:
         panels[1].xaxis.set_major_formatter(PercentFormatter(1.0))
         panels[1].tick_params(axis="x", labelsize=7)
         panels[1].set_xlabel("share of the true class", fontsize=7)
-        panels[1].set_title("most frequent mistakes", fontsize=8)
+        panels[1].set_title("most frequent mistakes" if worst else "no mistakes", fontsize=8)
+        panels[1].axis("on" if worst else "off")
     return figure
 
 
@@ -171,7 +174,7 @@ def predictions(images: torch.Tensor, labels: torch.Tensor, logits: torch.Tensor
         said = f"{shorten(names[answer])} {chance:.0%}"
         right = truth == answer
         panel.set_title(
-            said if right else f"{said}\nis {shorten(names[truth])}", fontsize=8, color=GREEN if right else RED
+            said if right else f"{said}\nis {shorten(names[truth])}", fontsize=7.5, color=GREEN if right else RED
         )
     return figure
 
@@ -214,7 +217,7 @@ def calibration(bins: list[dict]) -> Figure:
     panel.set_ylabel("accuracy", fontsize=8)
     counts.set_ylabel("images", fontsize=8)
     counts.set_xlabel("confidence of the answer", fontsize=8)
-    panel.legend(fontsize=7, frameon=False, loc="upper left")
+    figure.legend(fontsize=7, frameon=False, loc="outside upper center", ncols=2)
     for axes in (panel, counts):
         axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -247,7 +250,9 @@ def overlay(image: torch.Tensor, heat: torch.Tensor, smallest: int = 224) -> np.
     heat = (heat - heat.min()) / (heat.max() - heat.min()).clamp(min=1e-12)
     factor = max(1, -(-smallest // min(image.shape[1:])))
     size = (image.shape[1] * factor, image.shape[2] * factor)
-    enlarge = lambda values: torch.nn.functional.interpolate(values[None, None].float(), size=size)[0, 0].unsqueeze(2)
+    enlarge = lambda values: torch.nn.functional.interpolate(  # "nearest" errs by a pixel
+        values[None, None].float(), size=size, mode="nearest-exact"
+    )[0, 0].unsqueeze(2)
     grey, share = enlarge(image.float().mean(dim=0)), 0.85 * enlarge(heat)  # (H', W', 1) each
     orange = torch.tensor(to_rgb(ORANGE)) * 255
     return ((1 - share) * grey + share * orange).round().byte().numpy()  # (H', W', 3)
@@ -260,11 +265,11 @@ def attention(images: torch.Tensor, maps: torch.Tensor, columns: list[str], rows
         images: uint8 (n, C, H, W), C 1 or 3.
         maps: (n, k, h, w) as `attention_maps` gives them.
         columns: k titles.
-        rows: n captions of the images.
+        rows: n captions of the images, drawn as they are.
     """
     count, kinds = maps.shape[:2]
-    beside = min(kinds, BESIDE)
-    lines = -(-kinds // beside)  # an image
+    lines = -(-kinds // BESIDE)  # an image
+    beside = -(-kinds // lines)
     side = WIDTH / (beside + 1)
     height = count * lines * (side * images.shape[2] / images.shape[3] + 0.22) + 0.2
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
@@ -274,7 +279,7 @@ def attention(images: torch.Tensor, maps: torch.Tensor, columns: list[str], rows
     for number, (image, of_image, caption) in enumerate(zip(images, maps, rows, strict=True)):
         first = panels[number * lines, 0]
         first.imshow(as_picture(image), interpolation="nearest")
-        first.set_title(shorten(caption), fontsize=7)
+        first.set_title(caption, fontsize=7, loc="left")
         for kind, (heat, title) in enumerate(zip(of_image, columns, strict=True)):
             panel = panels[number * lines + kind // beside, 1 + kind % beside]
             panel.imshow(overlay(image, heat), interpolation="nearest")
@@ -377,9 +382,9 @@ def inside(
             panel.scatter(depths, distances.cpu(), s=14, color=BLUE, alpha=0.7, linewidths=0)
             panel.set_xlabel("layer", fontsize=7)
             panel.set_ylabel("mean attention distance (pixels)", fontsize=7)
-            panel.set_title(f"how far the {heads} heads\nof each layer look", fontsize=8)
-            panel.set_ylim(bottom=0)
-            panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+            panel.set_title(f"how far heads look,\n{heads} in each layer", fontsize=8)
+            panel.set(xlim=(0.5, layers + 0.5), ylim=(0, 1.05 * panel.get_ylim()[1]))
+            panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
             panel.grid(color=GREY, alpha=0.25, linewidth=0.5)
     return figure
 
@@ -405,6 +410,8 @@ def positions(table: torch.Tensor, name: str) -> Figure:
     panel.set_title(f"position embeddings ({name})", fontsize=9)
     panel.set_xlabel("channel", fontsize=8)
     panel.set_ylabel("patch, row by row", fontsize=8)
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     panel.tick_params(labelsize=7)
     bar = figure.colorbar(image, ax=panel)
     bar.set_label("value", fontsize=7)
@@ -413,12 +420,12 @@ def positions(table: torch.Tensor, name: str) -> Figure:
 
 
 def in_shares(targets: torch.Tensor, names: list[str]) -> list[str]:
-    """What the model is asked to say of each image, targets (n, L), such as "Coat" or "70% Coat, 30% Bag"."""
+    """What the model is asked to say of each image, targets (n, L), such as "Coat", or "70% Coat" and "30% Bag" in two lines."""
     texts = []
     for target in targets:
         best = target.topk(min(2, len(target)))
         first, second = best.values[0].item(), best.values[1].item() if len(target) > 1 else 0.0
-        shorter = [shorten(names[index]) for index in best.indices.tolist()]
+        shorter = [shorten(names[index], 14) for index in best.indices.tolist()]
         mixed = second > 0.05 * first  # more than label smoothing leaves
         texts.append(f"{first:.0%} {shorter[0]}\n{second:.0%} {shorter[1]}" if mixed else shorter[0])
     return texts
@@ -430,7 +437,7 @@ def augmentations(images: torch.Tensor, versions: list[torch.Tensor], titles: li
     Args:
         images: uint8 (n, C, H', W'), C 1 or 3.
         versions: uint8 (n, C, H, W) of each epoch.
-        titles: n texts for the images, and for each epoch: what the model was asked to say.
+        titles: n texts for the images, and for each epoch: what the model was asked to say; drawn as they are.
     """
     figure = Figure(
         figsize=(WIDTH, len(images) * (WIDTH / (len(versions) + 1) * images.shape[2] / images.shape[3] + 0.25) + 0.3),

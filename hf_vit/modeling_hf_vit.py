@@ -564,7 +564,8 @@ class Reading:
     def weights(self, gradient=None):
         """softmax(q k^T / sqrt(K)) in float32, (B, A, Q, T), and beside it its gradient, where that of the answers is given."""
         rotary = {} if self.rotary is None else {"rotary": self.rotary}
-        query, key, value = (heads.float() for heads in self.attention.project(self.tokens, **rotary))
+        tokens = self.tokens.to(self.attention.q_proj.weight.dtype)  # autocast makes others
+        query, key, value = (heads.float() for heads in self.attention.project(tokens, **rotary))
         weights = (query @ key.transpose(2, 3) * self.attention.head_dim**-0.5).softmax(dim=3)  # (B, A, Q, T)
         if gradient is None:
             return weights
@@ -607,27 +608,65 @@ def query_of(model) -> str:
 
 def chosen_layers(layers, count: int, method: str) -> tuple[list[int], bool]:
     """Numbers of layers in 0 .. count - 1, and whether one alone was asked for."""
-    alone = isinstance(layers, int) or (layers is None and method not in ("raw", "mean"))
+    several = isinstance(layers, (list, tuple, range)) or (layers is None and method in ("raw", "mean"))
     if layers is None:
-        layers = [count - 1] if alone else range(count)
-    asked = [layers] if isinstance(layers, int) else list(layers)
+        layers = range(count) if several else count - 1
+    asked = list(layers) if several else [layers]
     if not asked or not all(type(layer) is int and -count <= layer < count for layer in asked):
         raise ValueError(
             f"layers is {layers!r}; wanted None, a number from {-count} to {count - 1}, or a list of them"
         )
-    return [layer % count for layer in asked], alone
+    return [layer % count for layer in asked], not several
 
 
 def class_scores(logits: torch.Tensor, labels) -> torch.Tensor:
     """The logit of each image's class, (B,); of the model's own answer where `labels` is None."""
     B, L = logits.shape
-    labels = logits.argmax(dim=1) if labels is None else torch.as_tensor(labels, device=logits.device)
-    labels = labels.expand(B) if labels.ndim == 0 else labels
-    if labels.shape != (B,) or labels.is_floating_point() or not 0 <= int(labels.min()) <= int(labels.max()) < L:
-        raise ValueError(
-            f"labels is {labels.tolist()}; wanted one class from 0 to {L - 1}, or one for each of {B} images"
-        )
-    return logits.gather(1, labels.long().unsqueeze(1)).squeeze(1)
+    given = logits.argmax(dim=1) if labels is None else labels
+    given = given.tolist() if isinstance(given, torch.Tensor) else given
+    classes = list(given) if isinstance(given, (list, tuple)) else [given] * B
+    if len(classes) != B or not all(type(label) is int and 0 <= label < L for label in classes):
+        raise ValueError(f"labels is {given!r}; wanted one class from 0 to {L - 1}, or one for each of {B} images")
+    return logits.gather(1, torch.tensor(classes, device=logits.device).view(B, 1)).squeeze(1)
+
+
+def maps_of(read, made, gradients, method, config, with_probe):
+    """The map, (B, N) or of heads (B, A, N), of each layer in `read`, from its `Reading` and gradient; a probe's comes last."""
+    R, maps = config.num_prefix_tokens, {}
+    if method == "grad_cam":
+        for layer, reading, gradient in zip(read, made, gradients, strict=True):
+            channels = gradient[:, R:].float().mean(dim=1, keepdim=True)  # (B, 1, D), what each does for the class
+            maps[layer] = (reading.tokens.detach()[:, R:].float() * channels).sum(dim=2).relu()  # (B, N)
+        return maps
+
+    def relevance(reading, gradient):  # (B, A, Q, T); only what speaks for the class, where there is one
+        if gradient is None:
+            return reading.weights()
+        weights, slope = reading.weights(gradient)
+        return (weights * slope).clamp(min=0)
+
+    B, T = made[0].tokens.shape[:2]
+    probed = None if not with_probe else relevance(made[-1], gradients[-1]).mean(dim=1).squeeze(1)  # (B, N)
+    rows = torch.zeros(B, 1, T, device=made[0].tokens.device)  # how much of each token is in the query
+    if config.pooling.startswith("cls"):
+        rows[:, :, 0] = 1
+    else:
+        rows[:, :, R:] = 1 / (T - R) if probed is None else probed.unsqueeze(1)
+    identity = torch.eye(T, device=rows.device)
+    flow = identity.expand(B, T, T)  # what of the patches has come to each token
+    for layer, reading, gradient in zip(read, made, gradients, strict=False):
+        weights = relevance(reading, gradient)  # (B, A, T, T)
+        if method == "raw":
+            maps[layer] = (rows.unsqueeze(1) @ weights).squeeze(2)  # (B, A, T)
+        elif method == "mean":
+            maps[layer] = (rows @ weights.mean(dim=1)).squeeze(1)  # (B, T)
+        elif method == "rollout":
+            flow = (weights.mean(dim=1) + identity) / 2 @ flow  # (B, T, T)
+            maps[layer] = (rows @ flow).squeeze(1)  # (B, T)
+        else:  # a patch's own share is the same in all maps of a mean, and nothing in those of a class token
+            flow = flow + weights.mean(dim=1) @ flow  # (B, T, T)
+            maps[layer] = (rows @ (flow - identity)).squeeze(1)  # (B, T)
+    return {layer: values[..., R:] for layer, values in maps.items()}
 
 
 def attention_maps(model, pixel_values, layers, method, labels, interpolate_pos_encoding):
@@ -645,52 +684,17 @@ def attention_maps(model, pixel_values, layers, method, labels, interpolate_pos_
     attentions = [vit.layers[layer].attention for layer in read] + ([] if probe is None else [probe])
     with readings(model, attentions) as made, torch.inference_mode(False), torch.set_grad_enabled(by_gradient):
         pixel_values = pixel_values.clone() if pixel_values.is_inference() else pixel_values.detach()
-        if by_gradient:
+        if by_gradient and pixel_values.is_floating_point():
             pixel_values.requires_grad_()  # a graph also where all weights are frozen
         outputs = model(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding)
         gradients = [None] * len(made)
         if by_gradient:
             ends = [reading.tokens if method == "grad_cam" else reading.answers for reading in made]
             gradients = torch.autograd.grad(class_scores(outputs.logits, labels).sum(), ends)
+    with torch.autocast(pixel_values.device.type, enabled=False):
+        maps = maps_of(read, made, gradients, method, config, probe is not None)
     height, width = vit.embeddings.patch_embeddings.patch_size
     grid = (pixel_values.shape[2] // height, pixel_values.shape[3] // width)  # (h, w)
-    R = config.num_prefix_tokens
-
-    if method == "grad_cam":
-        maps = {}
-        for layer, reading, gradient in zip(read, made, gradients, strict=True):
-            channels = gradient[:, R:].float().mean(dim=1, keepdim=True)  # (B, 1, D), what each does for the class
-            maps[layer] = (reading.tokens.detach()[:, R:].float() * channels).sum(dim=2).relu()  # (B, N)
-    else:
-
-        def relevance(reading, gradient):  # (B, A, Q, T); only what speaks for the class, where there is one
-            if gradient is None:
-                return reading.weights()
-            weights, slope = reading.weights(gradient)
-            return (weights * slope).clamp(min=0)
-
-        B, T = made[0].tokens.shape[:2]
-        probed = None if probe is None else relevance(made[-1], gradients[-1]).mean(dim=1).squeeze(1)  # (B, N)
-        rows = torch.zeros(B, 1, T, device=made[0].tokens.device)  # how much of each token is in the query
-        if config.pooling.startswith("cls"):
-            rows[:, :, 0] = 1
-        else:
-            rows[:, :, R:] = 1 / (T - R) if probed is None else probed.unsqueeze(1)
-        maps, identity = {}, torch.eye(T, device=rows.device)
-        flow = identity.expand(B, T, T)  # what of the patches has come to each token
-        for layer, reading, gradient in zip(read, made, gradients, strict=False):
-            weights = relevance(reading, gradient)  # (B, A, T, T)
-            if method == "raw":
-                maps[layer] = (rows.unsqueeze(1) @ weights).squeeze(2)  # (B, A, T)
-            elif method == "mean":
-                maps[layer] = (rows @ weights.mean(dim=1)).squeeze(1)  # (B, T)
-            elif method == "rollout":
-                flow = (weights.mean(dim=1) + identity) / 2 @ flow  # (B, T, T)
-                maps[layer] = (rows @ flow).squeeze(1)  # (B, T)
-            else:  # a patch's own share is the same in all maps of a mean, and nothing in those of a class token
-                flow = flow + weights.mean(dim=1) @ flow  # (B, T, T)
-                maps[layer] = (rows @ (flow - identity)).squeeze(1)  # (B, T)
-        maps = {layer: values[..., R:] for layer, values in maps.items()}
     maps = torch.stack([maps[layer] for layer in asked], dim=1).unflatten(-1, grid)  # (B, layers, ..., h, w)
     return maps[:, 0] if alone else maps
 

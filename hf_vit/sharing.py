@@ -766,9 +766,13 @@ def assemble_space(
     lines = [f"{each.name}{each.specifier}\n" for each in wanted]
     (folder / "requirements.txt").write_text("".join(lines))
     if with_images:
+        if not (run / SAMPLES).is_file():
+            raise ValueError(f"{run} holds no {SAMPLES}: pass --without_images, or train it again with this version")
         write_examples(run / SAMPLES, folder / "examples")
     title = f"What a Vision Transformer sees: {Path(results['data']['name']).name}"
-    metadata = {"title": title, "sdk": "gradio", "sdk_version": gradio, "app_file": "app.py", "models": [repo]}
+    python = ".".join(platform.python_version_tuple()[:2])  # a Space takes 3.10 by itself, too old for this package
+    metadata = {"title": title, "sdk": "gradio", "sdk_version": gradio, "python_version": python, "app_file": "app.py"}
+    metadata |= {"models": [repo]}
     metadata |= {"license": license} if license else {}
     (folder / "README.md").write_text(
         f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n# {title}\n\nThe page of [{repo}](https://hf.co/{repo}): drop an "
@@ -779,7 +783,9 @@ def assemble_space(
 
 
 def push_space(folder: Path, repo: str, *, public: bool = False, say=print):
-    """Make `folder` the newest state of a Space, in one commit, and read it back; its other files are kept.
+    """Make `folder` the newest state of a Space, in one commit, and read it back.
+
+    What an earlier push left of the package and the examples is deleted; other files are kept.
 
     Raises:
         OSError: if the Hub refuses, cannot be reached, or gives back something else than was sent.
@@ -788,9 +794,14 @@ def push_space(folder: Path, repo: str, *, public: bool = False, say=print):
 
     def act():
         HfApi().create_repo(repo, repo_type="space", space_sdk="gradio", private=not public, exist_ok=True)
+        there = HfApi().list_repo_files(repo, repo_type="space")
+        ours = re.compile(r"hf_vit/.*|examples/\d+\.png")
         return HfApi().create_commit(
             repo,
-            [CommitOperationAdd(name, folder / name) for name in files],
+            [
+                *(CommitOperationAdd(name, folder / name) for name in files),
+                *(CommitOperationDelete(name) for name in there if ours.fullmatch(name) and name not in files),
+            ],
             repo_type="space",
             commit_message=f"The page of a Vision Transformer, pushed by hf_vit {version('hf_vit')}",
         )

@@ -22,6 +22,7 @@ import gradio
 import torch
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import StrictDataclassError
+from PIL import UnidentifiedImageError
 from transformers.utils import logging
 
 from hf_vit import HFViTForImageClassification, data, figures, sharing, training
@@ -34,16 +35,30 @@ METHODS = {"attention of a head": "raw", "attention, mean of the heads": "mean"}
 ALONE = ("attention of a head",)  # for which a head is chosen
 
 
+def no_image(error: Exception) -> gradio.Error:
+    """The sentence that the page shows for a file that could not be read."""
+    why = "no known format" if isinstance(error, UnidentifiedImageError) else error  # whose text holds an address
+    wanted = "Wanted a whole JPEG, PNG, WebP or the like."
+    return gradio.Error(f"This file cannot be read as an image: {why}. {wanted}", print_exception=False)
+
+
 def careful(preprocess):
     """`preprocess` of an image component, with a sentence for what is no image."""
 
     def wrapped(payload):
         try:
             return preprocess(payload)
-        except OSError:  # of PIL
-            raise gradio.Error("This file cannot be read as an image. Wanted a JPEG, PNG, WebP or the like.") from None
+        except Exception as error:  # PIL's plugins raise anything
+            raise no_image(error) from error
 
     return wrapped
+
+
+def one_of(count: int, value: int, **options):
+    """A slider from 1 to `count`, which Gradio has for 2 and more only."""
+    if count == 1:
+        return gradio.Number(1, interactive=False, **options)
+    return gradio.Slider(1, count, value=value, step=1, **options)
 
 
 class Viewer:
@@ -63,8 +78,8 @@ class Viewer:
             return None, None
         try:
             pixels = data.as_batch([data.decode({"bytes": None, "path": file}, self.form)])  # (1, C, H, W)
-        except (ValueError, OSError) as error:
-            raise gradio.Error(f"This file cannot be read as an image: {error}") from error
+        except Exception as error:
+            raise no_image(error) from error
         pixel_values = normalize(pixels, self.form)
         with torch.no_grad():
             chances = self.model(pixel_values).logits.softmax(dim=1)[0]
@@ -85,8 +100,8 @@ class Viewer:
             buttons=["fullscreen", "download"],
         )
         title = gradio.Dropdown(list(METHODS), value="rollout, for the answer", label="method")
-        layer = gradio.Slider(1, layers, value=layers, step=1, label="layer (with rollouts, all up to it)")
-        head = gradio.Slider(1, heads, value=1, step=1, label="head", visible=False)
+        layer = one_of(layers, layers, label="layer (with rollouts, all up to it)")
+        head = one_of(heads, 1, label="head", visible=False)
         gradio.Markdown(f"Attention maps are those of {self.model.attention_query}.")
         title.change(lambda title: gradio.update(visible=title in ALONE), title, head, show_progress="hidden")
         for changed in (photo, title, layer, head):
@@ -146,4 +161,4 @@ if __name__ == "__main__":
     try:
         main()
     except (ValueError, OSError, StrictDataclassError) as error:  # one sentence; a traceback would hide it
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {sharing.one_line(error)}")

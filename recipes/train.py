@@ -366,7 +366,7 @@ def main():
             if "mistaken_images" in samples:
                 wrong = {name: samples[f"mistaken_{name}"] for name in some}
                 drawn["mistakes"] = figures.predictions(**wrong, names=labels)
-            images, captions = some["images"][:4], [labels[label] for label in some["labels"][:4].tolist()]
+            images, captions = some["images"][:4], [figures.shorten(labels[label]) for label in some["labels"][:4].tolist()]
             best_model = training.load_classifier(str(run / "model"))
             drawn |= figures.of_model(best_model, images, normalize(images, form), captions)
             if not stream and not args.cache_features:
@@ -376,7 +376,7 @@ def main():
                     first["images"],
                     [as_bytes(inputs, form) for inputs, _ in shown],
                     [
-                        [labels[label] for label in first["labels"]],
+                        [figures.shorten(labels[label], 14) for label in first["labels"]],
                         *(figures.in_shares(targets, labels) for _, targets in shown),
                     ],
                 )

@@ -29,7 +29,7 @@ from transformers.utils import logging
 
 from hf_vit import HFViTForImageClassification, data, figures, training
 from hf_vit.augment import as_bytes, normalize
-from hf_vit.modeling_hf_vit import MAP_METHODS
+from hf_vit.modeling_hf_vit import GRADIENT_METHODS, MAP_METHODS
 
 
 def parse() -> argparse.Namespace:
@@ -98,27 +98,33 @@ def main():
     config, drawn = model.config, {}
     if config.num_channels not in (1, 3):
         raise ValueError(f"the model takes {config.num_channels} channels; pictures are made of 1 (grey) or 3 (RGB)")
-    form = data.image_form(training.load_processor(source), config)
-    if args.images:
-        pixels = data.as_batch([data.decode({"bytes": None, "path": file}, form) for file in args.images])
-    else:
-        images, drawn = score(args, model, form)
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))[: args.count]
-        pixels = images.__getitems__(order.tolist())["images"]
-    pixel_values = normalize(pixels, form)  # (n, C, H, W)
-    pictures = as_bytes(pixel_values, form)
-    gradient = {}
+    answers, gradient = bool(model.classifier.weight.any()), {}
+    if args.method in GRADIENT_METHODS and not answers:
+        raise ValueError(f"the head of the model is all zero, so {args.method} has no gradient to follow")
     if args.label is not None:
         if args.label not in config.label2id:
             raise ValueError(
                 f"--label {args.label} is no class of the model; wanted one of {', '.join(config.label2id)}"
             )
         gradient = {"labels": config.label2id[args.label]}
+    form = data.image_form(training.load_processor(source), config)
+    if args.images:
+        rows = [{"row": row, "image": {"bytes": None, "path": file}} for row, file in enumerate(args.images)]
+        read, bad = data.decode_rows(rows, form)
+        if bad:
+            raise ValueError("; ".join(bad))
+        pixels = data.as_batch(read)
+    else:
+        images, drawn = score(args, model, form)
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))[: args.count]
+        pixels = images.__getitems__(order.tolist())["images"]
+    pixel_values = normalize(pixels, form)  # (n, C, H, W)
+    pictures = as_bytes(pixel_values, form)
 
     with torch.no_grad():
         best = model(pixel_values).logits.softmax(dim=1).max(dim=1)
     captions = [
-        f"{config.id2label[index]} {chance:.0%}" if model.classifier.weight.any() else ""  # no head is no answer
+        f"{figures.shorten(config.id2label[index])}\n{chance:.0%}" if answers else ""
         for chance, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
     ]
     drawn |= figures.of_model(model, pictures, pixel_values, captions)
