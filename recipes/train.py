@@ -366,8 +366,9 @@ def main():
             if "mistaken_images" in samples:
                 wrong = {name: samples[f"mistaken_{name}"] for name in some}
                 drawn["mistakes"] = figures.predictions(**wrong, names=labels)
-            images, captions = some["images"][:4], [figures.shorten(labels[label]) for label in some["labels"][:4].tolist()]
+            captions = [figures.shorten(labels[label]) for label in some["labels"][:4].tolist()]
             best_model = training.load_classifier(str(run / "model"))
+            images = some["images"][:4]
             drawn |= figures.of_model(best_model, images, normalize(images, form), captions)
             if not stream and not args.cache_features:
                 first = train_images.__getitems__(list(range(0, len(train_images), -(-len(train_images) // 4))))

@@ -124,7 +124,7 @@ def main():
     with torch.no_grad():
         best = model(pixel_values).logits.softmax(dim=1).max(dim=1)
     captions = [
-        f"{figures.shorten(config.id2label[index])}\n{chance:.0%}" if answers else ""
+        f"{figures.shorten(config.id2label[index], 14)} {chance:.0%}" if answers else ""
         for chance, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
     ]
     drawn |= figures.of_model(model, pictures, pixel_values, captions)
