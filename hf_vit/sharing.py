@@ -697,13 +697,14 @@ def _read_back(folder: Path, repo: str, commit, files: list[str], say, check=lam
         OSError: if it cannot be had, is not the same twice, or `check` raises a ValueError.
     """
     where = f"{repo} at commit {commit.oid[:12]}"
+    look = f"check it with --verify {repo}" if kind == "model" else "look at it there"
     for _ in range(2):
         with tempfile.TemporaryDirectory() as cache:
             fetch = lambda: snapshot_download(
                 repo, repo_type=kind, revision=commit.oid, cache_dir=cache, allow_patterns=files, max_workers=2
             )
             unread = lambda error, times: (
-                f"{where} was pushed but could not be read back ({one_line(error)}), {times} times: check it with --verify {repo}"
+                f"{where} was pushed but could not be read back ({one_line(error)}), {times} times: {look}"
             )
             back = Path(_patiently(fetch, unread, say))
             wrong = [
@@ -717,8 +718,7 @@ def _read_back(folder: Path, repo: str, commit, files: list[str], say, check=lam
                 except ValueError as error:
                     raise OSError(f"{where} was pushed, but {error}") from error
     raise OSError(
-        f"{where} gives back other bytes than were sent ({', '.join(wrong)}), twice: do not use it; push it again, and check "
-        f"it with --verify {repo}"
+        f"{where} gives back other bytes than were sent ({', '.join(wrong)}), twice: do not use it; push it again, and {look}"
     )
 
 
@@ -788,11 +788,13 @@ def push_space(folder: Path, repo: str, *, public: bool = False, say=print):
     What an earlier push left of the package and the examples is deleted; other files are kept.
 
     Raises:
+        ValueError: if the Hub refuses the README.md.
         OSError: if the Hub refuses, cannot be reached, or gives back something else than was sent.
     """
-    files = files_of(folder)
+    card, files = (folder / "README.md").read_text(encoding="utf-8"), files_of(folder)
 
     def act():
+        check_card(card, "space")
         HfApi().create_repo(repo, repo_type="space", space_sdk="gradio", private=not public, exist_ok=True)
         there = HfApi().list_repo_files(repo, repo_type="space")
         ours = re.compile(r"hf_vit/.*|examples/\d+\.png")
@@ -831,10 +833,10 @@ def outdated(info, files: list[str]) -> list[str]:
     return [name for name in there if name in OURS and name not in files]
 
 
-def check_card(text: str):
+def check_card(text: str, kind: str = "model"):
     """Have the Hub look at a card, before anything is made there; ValueError with what it says."""
     try:
-        ModelCard(text).validate()
+        ModelCard(text).validate(repo_type=kind)
     except HfHubHTTPError:
         raise
     except ValueError as error:

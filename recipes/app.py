@@ -18,7 +18,10 @@ if (HERE / "evaluate.py").exists():  # which would hide the library of that name
     sys.path = [path for path in sys.path if Path(path).resolve() != HERE]
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
-import gradio
+try:
+    import gradio
+except ImportError:
+    sys.exit("error: the page needs Gradio: pip install 'hf_vit[app]'")
 import torch
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import StrictDataclassError
@@ -37,9 +40,9 @@ ALONE = ("attention of a head",)  # for which a head is chosen
 
 def no_image(error: Exception) -> gradio.Error:
     """The sentence that the page shows for a file that could not be read."""
-    why = "no known format" if isinstance(error, UnidentifiedImageError) else error  # whose text holds an address
+    why = "no known format" if isinstance(error, UnidentifiedImageError) else str(error)  # whose text holds an address
     wanted = "Wanted a whole JPEG, PNG, WebP or the like."
-    return gradio.Error(f"This file cannot be read as an image: {why}. {wanted}", print_exception=False)
+    return gradio.Error(f"This file cannot be read as an image: {why.rstrip('.')}. {wanted}", print_exception=False)
 
 
 def careful(preprocess):
@@ -58,7 +61,10 @@ def one_of(count: int, value: int, **options):
     """A slider from 1 to `count`, which Gradio has for 2 and more only."""
     if count == 1:
         return gradio.Number(1, interactive=False, **options)
-    return gradio.Slider(1, count, value=value, step=1, **options)
+    slider = gradio.Slider(1, count, value=value, step=1, **options)
+    # Its field is empty, or out of range, while somebody types.
+    slider.preprocess = lambda number: min(max(1, number or value), count)
+    return slider
 
 
 class Viewer:
@@ -93,8 +99,9 @@ class Viewer:
         layers, heads = self.config.num_hidden_layers, self.config.num_attention_heads
         gradio.Markdown(f"### {self.name}")
         label = gradio.Label(num_top_classes=5, label="what it says")
+        gradio.Markdown("What counts for it, the more orange the more:")
         seen = gradio.Image(
-            label="what counts for it, the more orange the more",
+            show_label=False,
             interactive=False,
             format="png",
             buttons=["fullscreen", "download"],
@@ -118,7 +125,7 @@ def examples(source: str, folder: Path) -> list[str]:
 
 
 def page(viewers: list[Viewer], shown: list[str]) -> gradio.Blocks:
-    with gradio.Blocks(title="What a Vision Transformer sees") as blocks:
+    with gradio.Blocks(title="What a Vision Transformer sees", delete_cache=(3600, 3600)) as blocks:
         gradio.Markdown("## What a Vision Transformer sees\nDrop an image, or take one of the examples.")
         with gradio.Row():
             with gradio.Column():

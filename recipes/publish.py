@@ -85,6 +85,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("--repo is missing: wanted RUN and --repo USER/NAME, or --verify USER/NAME")
     if args.verify is not None and (args.run is not None or args.repo is not None or args.push):
         parser.error("--verify goes alone, or with --revision")
+    if args.space and (args.verify is not None or args.data_license is not None):
+        parser.error("--space has nothing to verify and no data: leave --verify and --data_license out")
     if args.space and (args.revision is not None or args.create_pr or args.layout is not None):
         parser.error(
             "--space goes to the main branch and has no layout: leave --revision, --create_pr and --layout out"

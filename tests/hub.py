@@ -7,7 +7,8 @@
 
 The client reads HF_ENDPOINT when it is imported, so it runs in a process of its own, with HF_HUB_DISABLE_XET=1 and a
 fresh HF_HOME. Status codes, headers and messages are those of huggingface.co, as far as the client or the docs tell
-them. There are models only, and no Xet storage: large files go by git-lfs, in one piece or in parts.
+them. There are models and Spaces, and no Xet storage: large files go by git-lfs, in one piece or in parts. A Space is
+named as its address is, "spaces/alice/page"; nothing of it is built or run.
 """
 
 import base64
@@ -70,6 +71,8 @@ TASKS = re.findall(
 FRONT_MATTER = re.compile(r"^(\s*---(?:\r\n|\r|\n))([\S\s]*?)((?:\r\n|\r|\n)---[ \t]*(\r\n|\n|$))")
 REPO_ID = re.compile(r"(\b[\w.-]+\b/)?\b[\w.-]{1,96}\b", re.ASCII)  # as huggingface_hub's validator has it
 DATASET_TYPE = re.compile(r"(?:[\w-]+/)?[\w.-]+", re.ASCII)
+SDKS = ("gradio", "docker", "static")
+COLORS = ("red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray")
 KINDS = {str: "a string", list: "an array", dict: "of type object", (int, float, str): "a number or a string"}
 
 
@@ -124,6 +127,34 @@ def check_card(text: str) -> tuple[list[str], list[str]]:
         warnings.append(f'The pipeline tag "{card["pipeline_tag"]}" is not in the official list: {", ".join(TASKS)}')
     _check_model_index(errors, card)
     return errors, warnings
+
+
+def check_space(text: str) -> list[str]:
+    """What the Hub refuses in the README.md of a Space; the rules of huggingface/hub-docs spaces-config-reference.md."""
+    front_matter = FRONT_MATTER.match(text)
+    try:
+        card = yaml.safe_load(front_matter[2]) if front_matter else None
+    except yaml.YAMLError as error:
+        return [f"bad YAML: {error}"]
+    if not isinstance(card, dict):
+        return ["Missing configuration in README"]
+    errors = []
+    if card.get("sdk") not in SDKS:
+        errors.append(f'"sdk" must be one of [{", ".join(SDKS)}]')
+    for key in ("title", "sdk_version", "python_version", "app_file"):
+        if key in card:
+            _member(errors, card, key, "", str)
+    for key in ("colorFrom", "colorTo"):
+        if card.get(key, COLORS[0]) not in COLORS:
+            errors.append(f'"{key}" must be one of [{", ".join(COLORS)}]')
+    for name, license_id in _values(card, "license"):
+        if license_id not in LICENSES:
+            errors.append(f'"{name}" must be one of [{", ".join(LICENSES)}, array]')
+    for key in ("models", "datasets"):
+        for name, value in _items(errors, card, key, "", str):
+            if not REPO_ID.fullmatch(value):
+                errors.append(f'"{name}" with value "{value}" is not valid. Use an id from https://hf.co/{key}.')
+    return errors
 
 
 def _check_model_index(errors: list[str], card: dict):
@@ -195,7 +226,7 @@ class Refusal(Exception):
 
 @dataclass
 class Repo:
-    """A model repository. branches and pull_requests ("refs/pr/1") map a name to its commits, oldest first."""
+    """A repository. branches and pull_requests ("refs/pr/1") map a name to its commits, oldest first."""
 
     private: bool = False
     branches: dict[str, list[str]] = field(default_factory=lambda: {"main": []})
@@ -323,7 +354,7 @@ class Hub:
 
     Attributes:
         url: for HF_ENDPOINT.
-        repos: by "namespace/name".
+        repos: by "namespace/name", or "spaces/namespace/name".
         requests: (method, path with its query) as they came, never headers.
         uploaded: every PUT to the storage, cut and refused ones too.
         validated: the texts that came to /api/validate-yaml.
@@ -456,7 +487,7 @@ class Hub:
             return refusal_reply(refusal)
 
     def _owns(self, repo: str) -> bool:
-        return repo.split("/")[0] in (self.user, *self.organisations)
+        return repo.removeprefix("spaces/").split("/")[0] in (self.user, *self.organisations)
 
     def _readable(self, request: Request, repo: str) -> Repo:
         """The repository; a private one is, for others, not there."""
@@ -498,15 +529,18 @@ class Hub:
     def create(self, request: Request) -> Reply:
         self._signed_in(request)
         wanted = request.json()
-        if wanted.get("type", "model") != "model":
-            raise Refusal(400, f"This hub keeps models only, not a {wanted['type']}")
+        kind = wanted.get("type") or "model"
+        if kind not in ("model", "space"):
+            raise Refusal(400, f"This hub keeps models and Spaces, not a {kind}")
+        if kind == "space" and wanted.get("sdk") not in SDKS:
+            raise Refusal(400, f'"sdk" must be one of [{", ".join(SDKS)}]')
         namespace = wanted.get("organization") or self.user
-        repo = f"{namespace}/{wanted['name']}"
+        repo = f"{'spaces/' if kind == 'space' else ''}{namespace}/{wanted['name']}"
         url = f"{self.url}/{repo}"
         if not self._owns(repo):
-            raise Refusal(403, f'You don\'t have the rights to create a model under the namespace "{namespace}"')
+            raise Refusal(403, f'You don\'t have the rights to create a {kind} under the namespace "{namespace}"')
         if repo in self.repos:
-            error = "You already created this model repo"
+            error = f"You already created this {kind} repo"
             return json_reply({"error": error, "url": url}, 409, **{"X-Error-Message": error})
         private = wanted.get("private") or wanted.get("visibility") == "private"
         attributes = "".join(f"*{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in LFS_SUFFIXES)
@@ -526,10 +560,10 @@ class Hub:
                     lfs = entry["lfs"]
                     sibling["lfs"] = {"sha256": lfs["oid"], "size": lfs["size"], "pointerSize": lfs["pointerSize"]}
             siblings.append(sibling)
+        name = repo.removeprefix("spaces/")
         data = {
-            "id": repo,
-            "modelId": repo,
-            "author": repo.split("/")[0],
+            "id": name,
+            "author": name.split("/")[0],
             "sha": oid,
             "private": found.private,
             "gated": False,
@@ -542,7 +576,8 @@ class Hub:
             "siblings": siblings,
         }
         readme = found.trees[oid].get("README.md", b"").decode(errors="replace")
-        if FRONT_MATTER.match(readme) and not check_card(readme)[0]:
+        data |= {"sdk": "gradio"} if repo != name else {"modelId": repo}
+        if FRONT_MATTER.match(readme) and not (check_space(readme) if repo != name else check_card(readme)[0]):
             data["cardData"] = yaml.safe_load(FRONT_MATTER.match(readme)[2])
         return json_reply(data)
 
@@ -587,7 +622,8 @@ class Hub:
 
     def validate_yaml(self, request: Request) -> Reply:
         self.validated.append(request.json()["content"])
-        errors, warnings = check_card(self.validated[-1])
+        space = request.json().get("repoType") == "space"
+        errors, warnings = (check_space(self.validated[-1]), []) if space else check_card(self.validated[-1])
         data = {"errors": [{"message": text} for text in errors], "warnings": [{"message": text} for text in warnings]}
         return json_reply(data, 400 if errors else 200)
 
@@ -685,7 +721,8 @@ class Hub:
                 self._apply(tree, key, value)
         readme = tree.get("README.md", b"")
         if readme != before.get("README.md", b""):
-            errors, _ = check_card(readme.decode(errors="replace"))
+            text = readme.decode(errors="replace")
+            errors = check_space(text) if repo.startswith("spaces/") else check_card(text)[0]
             if errors:
                 raise Refusal(400, "Invalid metadata in README.md: " + " ".join(errors))
         data = {"success": True, "hookOutput": ""}
@@ -746,21 +783,22 @@ class Hub:
         return Reply(content[first : last + 1], 206, headers)
 
 
-REPO = r"(?P<repo>[^/]+(?:/[^/]+)?)"
+REPO = r"(?P<repo>spaces/[^/]+/[^/]+|[^/]+(?:/[^/]+)?)"
+API = f"/api/(?:models/|(?=spaces/)){REPO}"
 REV = r"(?P<rev>refs/pr/\d+|[^/]+)"
 STORAGE = r"/storage/(?P<ticket>[^/]+)/(?P<oid>[0-9a-f]{64})"
 ROUTES = (
     ("GET", "/api/whoami-v2", Hub.whoami),
     ("POST", "/api/repos/create", Hub.create),
     ("POST", "/api/validate-yaml", Hub.validate_yaml),
-    ("GET", f"/api/models/{REPO}", Hub.info),
-    ("GET", f"/api/models/{REPO}/revision/{REV}", Hub.info),
-    ("GET", f"/api/models/{REPO}/tree/{REV}(?:/(?P<path>.+))?", Hub.tree),
-    ("POST", f"/api/models/{REPO}/paths-info/{REV}", Hub.paths_info),
-    ("GET", f"/api/models/{REPO}/refs", Hub.refs),
-    ("POST", f"/api/models/{REPO}/branch/(?P<branch>[^/]+)", Hub.branch),
-    ("POST", f"/api/models/{REPO}/preupload/{REV}", Hub.preupload),
-    ("POST", f"/api/models/{REPO}/commit/{REV}", Hub.commit),
+    ("GET", API, Hub.info),
+    ("GET", f"{API}/revision/{REV}", Hub.info),
+    ("GET", f"{API}/tree/{REV}(?:/(?P<path>.+))?", Hub.tree),
+    ("POST", f"{API}/paths-info/{REV}", Hub.paths_info),
+    ("GET", f"{API}/refs", Hub.refs),
+    ("POST", f"{API}/branch/(?P<branch>[^/]+)", Hub.branch),
+    ("POST", f"{API}/preupload/{REV}", Hub.preupload),
+    ("POST", f"{API}/commit/{REV}", Hub.commit),
     ("POST", rf"/{REPO}\.git/info/lfs/objects/batch", Hub.lfs_batch),
     ("POST", rf"/{REPO}\.git/info/lfs/verify", Hub.lfs_verify),
     ("PUT", rf"{STORAGE}(?:/(?P<part>\d+))?", Hub.lfs_put),

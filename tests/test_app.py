@@ -1,0 +1,743 @@
+"""Claims about recipes/app.py, the page in the browser, and about the Space that recipes/publish.py --space makes of it."""
+
+import ast
+import contextlib
+import importlib.metadata
+import json
+import os
+import re
+import runpy
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import time
+import urllib.request
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hub import Hub, check_space
+from huggingface_hub import ModelCard
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from PIL import Image
+from safetensors.torch import load_file
+from test_publish import FOR_EVER, at, command, content, one_line, publish, recipe, talking_to
+from transformers import AutoImageProcessor, ViTImageProcessorPil
+
+from hf_vit import HFViTForImageClassification, sharing
+
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Use 'content=<...>':DeprecationWarning"
+)  # huggingface_hub 2.4 to httpx2
+HOUSE = Path(__file__).parents[1]
+APP = HOUSE / "recipes" / "app.py"
+pytest.importorskip("gradio", reason="the page needs Gradio: pip install 'hf_vit[app]'")
+sys.path.insert(0, str(HOUSE / "recipes"))  # app.py takes it out again
+import app  # noqa: E402
+
+
+SMALL = dict(num_hidden_layers=1, num_attention_heads=1)
+ANSWER, HEAD = "rollout, for the answer", "attention of a head"
+SORRY = "This file cannot be read as an image: "
+# Prints where a process connects to, and whose names it looks up.
+WATCH = """
+import sys
+def watch(event, arguments):
+    if event == "socket.connect":
+        print("connects to", arguments[1], file=sys.stderr)
+    if event == "socket.getaddrinfo":
+        print("looks up", arguments[0], file=sys.stderr)
+sys.addaudithook(watch)
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, tiny_config, randomize):
+    """model(name, **overrides) -> the folder of a tiny model with its image processor; three labels."""
+    home = tmp_path_factory.mktemp("models")
+
+    def make(name, **overrides):
+        torch.manual_seed(0)
+        config = tiny_config(**{"id2label": {0: "cat", 1: "dog", 2: "owl"}} | overrides)
+        randomize(HFViTForImageClassification(config)).save_pretrained(home / name)
+        half = [0.5] * config.num_channels
+        size = {"height": 16, "width": 16}
+        ViTImageProcessorPil(size=size, image_mean=half, image_std=half).save_pretrained(home / name)
+        return home / name
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def photo(tmp_path_factory):
+    """A photograph-like file, larger than any model here."""
+    file = tmp_path_factory.mktemp("photo") / "photo.png"
+    coarse = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8))
+    coarse.resize((140, 100)).save(file)
+    return file
+
+
+def chunk(kind, body):
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory, photo):
+    """Files that are no image, or not a whole one."""
+    folder = tmp_path_factory.mktemp("broken")
+    with Image.open(photo) as image:
+        image.save(folder / "cut.jpg")
+    whole = (folder / "cut.jpg").read_bytes()
+    (folder / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    (folder / "photo.jpg").write_text("I am a letter, not a photo.")
+    (folder / "empty.jpg").write_bytes(b"")
+    header = struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0)
+    bomb = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    (folder / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bomb)
+    (folder / "drawing.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>')
+    return folder
+
+
+class Server:
+    """A page that is being served: its address, and what it has written."""
+
+    def __init__(self, url, log):
+        self.url, self.log = url, log
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+
+@contextlib.contextmanager
+def serving(folder, *line, cwd=None, **environment):
+    """`python *line` as a process that serves a page on a free port, until the block ends."""
+    folder.mkdir(exist_ok=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    usual = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "GRADIO_ANALYTICS_ENABLED")
+    }
+    ours = {"GRADIO_SERVER_PORT": str(port), "GRADIO_TEMP_DIR": str(folder / "cache"), "TMPDIR": str(folder)}
+    log, url = folder / "log.txt", f"http://127.0.0.1:{port}/"
+    with open(log, "w") as opened:
+        process = subprocess.Popen(
+            [sys.executable, *map(str, line)], cwd=cwd or folder, stdout=opened, stderr=opened, env=usual | ours | environment
+        )  # fmt: skip
+    try:
+        until = time.monotonic() + 90
+        while True:
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < until, f"no answer in time: {log.read_text()}"
+            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10):
+                break
+            time.sleep(0.1)
+        yield Server(url, log)
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(timeout=10)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory, demo_run, model):
+    """The page of a run, and beside it of a model with one layer and one head."""
+    home = tmp_path_factory.mktemp("two")
+    (home / "sitecustomize.py").write_text(WATCH)
+    with serving(home / "served", APP, demo_run, model("small", **SMALL), PYTHONPATH=str(home)) as server:
+        yield server
+
+
+@pytest.fixture
+def ask(two, tmp_path):
+    """ask(file, layer, head, method, column) -> {class: probability} and the picture, as the page would show them."""
+    from gradio_client import Client, handle_file
+
+    client = Client(two.url, analytics_enabled=False, verbose=False, download_files=tmp_path / "answers")
+
+    def look(file, layer=2, head=1, method=ANSWER, column="/look"):
+        label, picture = client.predict(handle_file(file), layer, head, method, api_name=column)
+        with Image.open(picture) as image:
+            return {row["label"]: row["confidence"] for row in label["confidences"]}, np.asarray(image)
+
+    yield look
+    client.close()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The page, asked as a browser asks it
+
+
+def own(folder, photo):
+    """What the model in `folder` itself says of an image, {class: probability}."""
+    model = HFViTForImageClassification.from_pretrained(folder).eval()
+    with Image.open(photo) as image:
+        inputs = AutoImageProcessor.from_pretrained(folder)(image.convert("RGB"), return_tensors="pt")
+    with torch.no_grad():
+        chances = model(**inputs).logits.softmax(dim=1)[0].tolist()
+    return {model.config.id2label[index]: chance for index, chance in enumerate(chances)}
+
+
+def test_two_models_beside_each_other_give_their_own_answers(ask, demo_run, model, photo):
+    first, picture = ask(photo)
+    expected = own(demo_run / "model", photo)
+    assert len(first) == 5
+    assert set(first) == set(sorted(expected, key=expected.get)[-5:])
+    assert first == pytest.approx({name: expected[name] for name in first}, abs=1e-4)
+    second, other = ask(photo, layer=1, column="/look_4")
+    assert sum(second.values()) == pytest.approx(1, abs=1e-5)
+    assert second == pytest.approx(own(model("small", **SMALL), photo), abs=1e-4)
+    assert picture.shape == (392, 392, 3)  # 28 x 28, enlarged by a whole factor to 384 at least
+    assert other.shape == (384, 384, 3)
+
+
+def test_another_layer_method_or_head_gives_another_picture_and_the_same_answer(ask, photo):
+    asked = [(1, 1, ANSWER), (2, 1, ANSWER), (2, 1, "Grad-CAM, for the answer"), (2, 1, HEAD), (2, 2, HEAD)]
+    answers, pictures = zip(*(ask(photo, *choice) for choice in asked), strict=True)
+    assert all(answer == answers[0] for answer in answers)
+    assert len({picture.tobytes() for picture in pictures}) == len(asked)
+    assert (ask(photo, *asked[0])[1] == pictures[0]).all()
+    assert (ask(photo, 99, -1, ANSWER)[1] == pictures[1]).all()  # the nearest that there is
+
+
+@pytest.mark.parametrize("name", ["photo.jpg", "empty.jpg", "bomb.png", "drawing.svg", "cut.jpg"])
+def test_a_file_that_is_no_image_is_told_in_a_sentence(name, ask, two, broken, photo):
+    """a file that is no image, or not a whole one, is dropped on the page | a sentence there; no traceback in the log"""
+    from gradio_client.exceptions import AppError
+
+    with pytest.raises(AppError, match=SORRY) as error:
+        ask(broken / name)
+    assert "Wanted a whole JPEG, PNG, WebP or the like." in str(error.value)
+    assert not re.search(r"\n|Traceback|BytesIO|\.\.", str(error.value))
+    assert "Traceback" not in two.said()
+    ask(photo)  # and it goes on
+
+
+def test_the_page_connects_to_nobody_and_links_to_nothing_it_needs(ask, two, photo):
+    ask(photo)
+    said = two.said()
+    assert "looks up 127.0.0.1" in said  # the hook is at work
+    assert set(re.findall(r"(?:looks up|connects to) \(?'?([^',\s]+)", said)) == {"127.0.0.1"}
+    with urllib.request.urlopen(two.url, timeout=10) as answer:
+        html = answer.read().decode()
+    loaded = re.findall(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"'](https?://[^\"']+)", html)
+    assert [address for address in loaded if not address.startswith(two.url)] == []
+
+
+def test_the_examples_are_images_that_the_run_scored(two, demo_run):
+    with urllib.request.urlopen(f"{two.url}config", timeout=10) as answer:
+        components = json.load(answer)["components"]
+    (shown,) = [each["props"]["samples"] for each in components if each["type"] == "dataset"]
+    scored = load_file(demo_run / "samples.safetensors")["images"].permute(0, 2, 3, 1)
+    assert len(shown) == 6
+    for (sample,), image in zip(shown, scored, strict=False):
+        with urllib.request.urlopen(sample["url"], timeout=10) as answer, Image.open(answer) as example:
+            assert (np.asarray(example.convert("RGB")) == image.numpy()).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "sentence"),
+    [
+        ([], 2, "0 models were given; wanted one, or two to compare"),
+        (["a", "b", "c"], 2, "3 models were given; wanted one, or two to compare"),
+        (["{tmp}"], 1, "{tmp} has no config.json: give a folder or repo with a saved model"),
+        (["{tmp}/nowhere"], 1, "{tmp}/nowhere"),
+        (["alice/nowhere"], 1, "alice/nowhere|couldn't connect"),
+        (["{five}"], 1, "{five} takes 5 channels; the page shows images of 1 or 3"),
+        (["{three}", "{five}"], 1, "{five} takes 5 channels"),
+    ],
+)
+def test_models_that_cannot_be_shown_end_in_one_sentence(given, code, sentence, model, tmp_path, monkeypatch, capsys):
+    """recipes/app.py gets no model, three, or one that it cannot show | one sentence, exit code 2 for the number, else 1"""
+    places = dict(tmp=tmp_path, five=model("five", num_channels=5), three=model("three"))
+    monkeypatch.setattr(sys, "argv", [str(APP), *(text.format(**places) for text in given)])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(APP), run_name="__main__")
+    said = capsys.readouterr().err if code == 2 else ended.value.code  # a text is written, and means 1
+    assert ended.value.code == code if code == 2 else said.startswith("error: ")
+    assert re.search(sentence.format(**places), said)
+    assert "Traceback" not in said
+    assert len(said.strip().splitlines()) == code  # 2: the usage before it
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken_ends_in_one_sentence(model):
+    """another program listens at the page's --port | one sentence, exit code 1"""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        line = [sys.executable, APP, model("three"), "--port", str(taken.getsockname()[1])]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert re.fullmatch(r"error: [^\n]*port[^\n]*\n", done.stderr)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What it looks up, as functions
+
+
+@pytest.mark.parametrize("corner", [(0, 0), (0, 3), (3, 0), (3, 3)])
+def test_a_map_lies_where_the_image_is(corner, model, tmp_path):
+    folder = model("bright")
+    net = HFViTForImageClassification.from_pretrained(folder)
+    projection, attention = net.vit.embeddings.patch_embeddings.projection, net.vit.layers[0].attention
+    with torch.no_grad():  # a model that attends to bright patches
+        for parameter in (projection.weight, projection.bias, attention.q_proj.weight, attention.k_proj.weight):
+            parameter.zero_()
+        projection.weight[0] = 1
+        attention.q_proj.bias.fill_(1)
+        attention.k_proj.weight[:, 0] = 1
+    net.save_pretrained(folder)
+    row, column = corner
+    image = np.full((16, 16, 3), 20, np.uint8)
+    image[4 * row : 4 * row + 4, 4 * column : 4 * column + 4] = 250
+    Image.fromarray(image).save(tmp_path / "corner.png")
+    _, seen = app.Viewer(str(folder)).look(str(tmp_path / "corner.png"), 1, 1, "attention, mean of the heads")
+    patches = seen.reshape(4, 96, 4, 96, 3).mean(axis=(1, 3))  # 384 pixels a side, 4 x 4 patches
+    orange = patches[:, :, 0] - patches[:, :, 2]
+    assert np.unravel_index(orange.argmax(), orange.shape) == corner
+    assert np.partition(orange.ravel(), -2)[-2] < 1 < orange.max() / 50  # and nowhere else
+    assert (
+        seen == np.kron(seen[::24, ::24], np.ones((24, 24, 1), np.uint8))
+    ).all()  # whole pixels of the model's image
+
+
+def test_no_image_is_no_answer(model):
+    assert app.Viewer(str(model("three"))).look(None, 1, 1, ANSWER) == (None, None)
+
+
+def test_all_classes_are_given_and_sum_to_one(demo_run, photo):
+    classes, _ = app.Viewer(str(demo_run)).look(str(photo), 2, 1, ANSWER)
+    assert len(classes) == 10
+    assert sum(classes.values()) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("title", app.METHODS)
+def test_each_layer_has_its_map_and_a_head_counts_where_one_is_chosen(title, model, photo):
+    viewer = app.Viewer(str(model("three")))
+    seen = {
+        (layer, head): viewer.look(str(photo), layer, head, title)[1].tobytes() for layer in (1, 2) for head in (1, 4)
+    }
+    assert seen[1, 1] != seen[2, 1]
+    assert (seen[2, 1] != seen[2, 4]) is (title == HEAD)
+
+
+@pytest.mark.parametrize("fields", [SMALL, dict(num_channels=1)])
+def test_a_model_of_one_layer_head_or_channel_is_looked_at(fields, model, photo):
+    viewer = app.Viewer(str(model("small" if fields is SMALL else "grey", **fields)))
+    for title in app.METHODS:
+        classes, seen = viewer.look(str(photo), 1, 1, title)
+        assert len(classes) == 3
+        assert seen.shape == (384, 384, 3)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The folder of a Space
+
+
+@pytest.fixture(scope="module")
+def space(tmp_path_factory, demo_run):
+    folder = tmp_path_factory.mktemp("space") / "space"
+    sharing.assemble_space(demo_run, folder, APP, "alice/model", "apache-2.0")
+    return folder
+
+
+def test_a_space_is_the_page_the_package_and_what_they_need(space):
+    files = content(space)
+    package = {f"hf_vit/{name}" for name in content(HOUSE / "hf_vit") if "__pycache__" not in name}
+    examples = {f"examples/{number}.png" for number in range(1, 7)}
+    assert {*files} == {"app.py", "README.md", "requirements.txt", *package, *examples}
+    assert files["app.py"] == APP.read_bytes()
+    for name in package:
+        assert files[name] == (HOUSE / name).read_bytes()
+
+
+def test_a_space_requires_every_package_that_its_files_import(space):
+    lines = (space / "requirements.txt").read_text().splitlines()
+    wanted = {canonicalize_name(Requirement(line).name): Requirement(line) for line in lines}
+    assert len(wanted) == len(lines)
+    dists, missing = importlib.metadata.packages_distributions(), set()
+    for file in [space / "app.py", *(space / "hf_vit").rglob("*.py")]:
+        for node in ast.parse(file.read_text()).body:  # within functions it is what can be done without
+            names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
+            for name in {name.partition(".")[0] for name in names} - {*sys.stdlib_module_names} - {"hf_vit", "gradio"}:
+                if not {canonicalize_name(each) for each in dists.get(name, [name])} & {*wanted}:
+                    missing.add((file.relative_to(space).as_posix(), name))
+    assert missing == set()
+    for name, requirement in wanted.items():
+        assert requirement.specifier.contains(importlib.metadata.version(name), prereleases=True)
+
+
+def test_the_readme_of_a_space_names_the_model_and_what_runs_it(space, demo_run, tmp_path):
+    card = ModelCard.load(space / "README.md").data.to_dict()
+    assert card["models"] == ["alice/model"]
+    assert card["license"] == "apache-2.0"
+    assert (card["sdk"], card["sdk_version"]) == ("gradio", importlib.metadata.version("gradio"))
+    assert card["python_version"] == f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert (space / card["app_file"]).is_file()
+    text = (space / "README.md").read_text()
+    assert check_space(text) == []
+    assert "https://hf.co/alice/model" in text
+    sharing.assemble_space(demo_run, tmp_path / "space", APP, "alice/model", with_images=False)
+    assert "license" not in ModelCard.load(tmp_path / "space" / "README.md").data.to_dict()
+    assert {*content(space)} - {*content(tmp_path / "space")} == {f"examples/{number}.png" for number in range(1, 7)}
+
+
+def test_a_space_answers_with_the_package_beside_it(space, demo_run, tmp_path):
+    folder = shutil.copytree(space, tmp_path / "space")
+    readme = folder / "README.md"
+    readme.write_text(readme.read_text().replace("- alice/model", f"- {demo_run / 'model'}"))
+    with open(folder / "hf_vit" / "__init__.py", "a") as opened:
+        opened.write("\nprint('hf_vit is', __file__, flush=True)\n")
+    from gradio_client import Client, handle_file
+
+    with serving(tmp_path / "served", "app.py", cwd=folder) as server:
+        client = Client(server.url, analytics_enabled=False, verbose=False, download_files=tmp_path / "answers")
+        label, _ = client.predict(handle_file(folder / "examples" / "1.png"), 2, 1, ANSWER, api_name="/look")
+        client.close()
+        with urllib.request.urlopen(f"{server.url}config", timeout=10) as answer:
+            components = json.load(answer)["components"]
+    (shown,) = [each["props"]["samples"] for each in components if each["type"] == "dataset"]
+    assert [sample["orig_name"] for (sample,) in shown] == [f"{number}.png" for number in range(1, 7)]
+    scored = load_file(demo_run / "samples.safetensors")["logits"][0].softmax(dim=0)
+    names = yaml.safe_load((demo_run / "model" / "config.json").read_text())["id2label"]
+    assert label["label"] == names[str(scored.argmax().item())]
+    assert label["confidences"][0]["confidence"] == pytest.approx(scored.max().item(), abs=1e-4)
+    assert f"hf_vit is {folder / 'hf_vit' / '__init__.py'}" in server.said()
+    assert "Traceback" not in server.said()
+
+
+def test_a_run_that_has_no_page_is_refused(demo_run, model, tmp_path, monkeypatch):
+    """a Space of a run that is not finished, has no sample images or takes five channels; Gradio is not installed | one line says so"""
+    run = shutil.copytree(demo_run, tmp_path / "run")
+    assemble = lambda folder, **options: sharing.assemble_space(
+        folder, tmp_path / "space", APP, "alice/model", **options
+    )
+    (run / "samples.safetensors").unlink()
+    with one_line(ValueError, r"holds no samples\.safetensors: pass --without_images"):
+        assemble(run)
+    shutil.rmtree(tmp_path / "space", ignore_errors=True)
+    assemble(run, with_images=False)
+    with monkeypatch.context() as patch, one_line(ValueError, "Gradio is not installed.*pip install"):
+        patch.setattr(sharing, "version", lambda name: importlib.metadata.version("no-such-package"))
+        assemble(demo_run)
+    shutil.copy(model("five", num_channels=5) / "config.json", run / "model" / "config.json")
+    with one_line(ValueError, "takes 5 channels; the page shows images of 1 or 3"):
+        assemble(run)
+    (run / "results.json").unlink()
+    with one_line(ValueError, r"is not finished.*results\.json"):
+        assemble(run)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# To the Hub
+
+
+@pytest.fixture
+def hub(tmp_path):
+    with Hub() as hub, talking_to(hub.url, tmp_path / "home") as hub.waits:
+        yield hub
+
+
+def test_a_pushed_space_has_the_same_bytes_and_is_private(demo_run, tmp_path):
+    with Hub() as hub:
+        hub.put("alice/model", {"README.md": b"theirs"})
+        flags = ["--repo", "alice/model", "--space", "--push", "--license", "mit", "--output_dir", tmp_path / "kept"]
+        done = command(demo_run, *flags, cwd=tmp_path, **at(hub, tmp_path / "home"))
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        commit = hub.history("spaces/alice/model")[-1]
+        assert (
+            done.stdout
+            == f"pushed as {commit[:12]} at {hub.url}/spaces/alice/model; read back, it has the same bytes\n"
+        )
+        assert hub.repos["spaces/alice/model"].private
+        files = hub.files("spaces/alice/model")
+        assert files.pop(".gitattributes")
+        assert files == content(tmp_path / "kept")
+        assert {sharing.checksum(tmp_path / "kept" / "examples" / "1.png")} <= {sent.sha256 for sent in hub.uploaded}
+        assert hub.files("alice/model") == {"README.md": b"theirs"}
+
+
+def test_a_space_is_pushed_again_and_keeps_what_others_put_there(space, hub):
+    sharing.push_space(space, "team/page", public=True)
+    assert not hub.repos["spaces/team/page"].private
+    hub.put(
+        "spaces/team/page", {"notes.txt": b"theirs", "examples/mine.jpg": b"theirs", "hf_vit/old.py": b"ours, once"}
+    )
+    sharing.push_space(space, "team/page")
+    files = hub.files("spaces/team/page")
+    assert files.items() >= content(space).items()
+    assert {*files} - {*content(space)} == {".gitattributes", "notes.txt", "examples/mine.jpg"}
+    assert not hub.repos["spaces/team/page"].private
+
+
+def test_examples_leave_a_space_that_is_pushed_without_images(demo_run, hub, capsys):
+    recipe(demo_run, "--repo", "alice/page", "--space", "--push")
+    recipe(demo_run, "--repo", "alice/page", "--space", "--push", "--without_images")
+    assert [name for name in hub.files("spaces/alice/page") if name.endswith(".png")] == []
+    assert capsys.readouterr().out.count("read back, it has the same bytes") == 2
+
+
+def test_without_push_a_space_is_shown_and_nothing_sent(demo_run, space, hub, tmp_path, capsys):
+    recipe(demo_run, "--repo", "alice/model", "--space", "--license", "apache-2.0", "--output_dir", tmp_path / "kept")
+    assert content(tmp_path / "kept") == content(space)
+    shown = capsys.readouterr().out
+    assert (space / "README.md").read_text() in shown
+    for name, data in content(space).items():
+        assert re.search(rf"^ *{len(data):,}  {re.escape(name)}$", shown, re.MULTILINE), name
+    assert f"To: {hub.url}/spaces/alice/model, in one commit. Nothing was sent; --push sends it." in shown
+    assert hub.requests == []
+    with one_line(ValueError, "--output_dir .* is there already: name a new folder"):
+        recipe(demo_run, "--repo", "alice/model", "--space", "--output_dir", tmp_path / "kept")
+
+
+@pytest.mark.parametrize("flags", [["--revision", "v2"], ["--create_pr"], ["--layout", "code"]])
+def test_a_space_has_no_branch_and_no_layout(flags, demo_run, capsys):
+    """--space with --revision, --create_pr or --layout | refused in a sentence, exit code 2"""
+    with pytest.raises(SystemExit) as ended:
+        publish.parse([str(demo_run), "--repo", "alice/page", "--space", *flags])
+    assert ended.value.code == 2
+    assert "leave --revision, --create_pr and --layout out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stage", ["/api/repos/create", "/api/spaces/alice/page/commit/"])
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [
+        (401, "log in with `hf auth login`"),
+        (403, "the token may not write to alice/page"),
+        (404, "knows no alice/page"),
+        (413, "the largest are "),
+        (500, "fails .500., 5 times: run it again later"),
+    ],
+)
+def test_a_space_that_cannot_be_pushed_ends_in_one_line(stage, status, sentence, space, hub):
+    """the Hub refuses a Space, or fails (401, 403, 404, 413, 500) | one line says what to do"""
+    hub.fault("POST", stage, status=status, times=FOR_EVER)
+    with one_line(OSError, f"{sentence}.*nothing on this disk has changed"):
+        sharing.push_space(space, "alice/page", say=lambda _: None)
+
+
+def test_a_space_of_others_is_refused(space, hub):
+    with one_line(OSError, "may not write to bob/page .*under your own name"):
+        sharing.push_space(space, "bob/page")
+    assert hub.repos == {}
+
+
+def test_a_hub_that_fails_for_a_moment_gets_the_space(space, hub):
+    hub.fault("POST", "/api/repos/create", status=500)
+    hub.fault("POST", "/api/spaces/alice/page/commit/", status=500)
+    hub.fault("GET", "/spaces/alice/page/resolve/.*/app.py", corrupt=True)
+    sharing.push_space(space, "alice/page", say=lambda _: None)
+    assert len(hub.history("spaces/alice/page")) == 2
+    assert hub.waits == [1, 2]
+
+
+def test_a_space_that_comes_back_changed_is_told(space, hub):
+    hub.fault("GET", "/spaces/alice/page/resolve/.*/app.py", corrupt=True, times=FOR_EVER)
+    with one_line(OSError, "gives back other bytes than were sent .app.py., twice"):
+        sharing.push_space(space, "alice/page", say=lambda _: None)
+
+
+def test_a_licence_that_the_hub_does_not_know_ends_in_one_line(demo_run, hub):
+    """the licence of a Space is none that the Hub knows | one line, with what the Hub says; no Space is made"""
+    with one_line(ValueError, 'the Hub refuses the card: .*"license" must be one of'):
+        recipe(demo_run, "--repo", "alice/page", "--space", "--push", "--license", "free-beer")
+    assert hub.repos == {}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def driver():
+    """Chromium without a window."""
+    selenium = pytest.importorskip("selenium", reason="needs the dependency group `browser`")
+    found = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
+    if None in found.values():
+        pytest.skip(f"no {' and no '.join(name for name, path in found.items() if path is None)} on this machine")
+    from selenium.webdriver.chrome.service import Service
+
+    options = selenium.webdriver.ChromeOptions()
+    options.binary_location = found["chromium"]
+    for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "window-size=1400,1100"):
+        options.add_argument(f"--{flag}")
+    driver = selenium.webdriver.Chrome(options=options, service=Service(found["chromedriver"]))
+    driver.set_page_load_timeout(60)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, demo_run):
+    """The page of one run."""
+    with serving(tmp_path_factory.mktemp("alone"), APP, demo_run) as server:
+        yield server
+
+
+class Visitor:
+    """Somebody who opens the page, looks and clicks; `SHOTS` in the environment names a folder for what they see."""
+
+    def __init__(self, driver, server):
+        self.driver, self.server = driver, server
+        driver.get(server.url)
+        self.until(lambda: self.all("input[type=file]") and self.all("[data-testid=label]"))
+
+    def all(self, selector):
+        return self.driver.find_elements("css selector", selector)
+
+    def until(self, met):
+        """What `met()` gives, as soon as that is something."""
+        from selenium.common.exceptions import StaleElementReferenceException
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        wait = WebDriverWait(self.driver, 30, ignored_exceptions=[StaleElementReferenceException])
+        return wait.until(lambda _: met())
+
+    def drop(self, file):
+        self.all("input[type=file]")[0].send_keys(str(file))
+
+    def sees(self, column=0):
+        """The class named in a column, and the address of its picture, once both are there; None before."""
+        read = """
+            const column = document.querySelectorAll("[data-testid=label]")[arguments[0]].closest(".column");
+            const said = column.querySelector("[data-testid=label-output-value]"), image = column.querySelector("img");
+            const pending = [...column.querySelectorAll("[data-testid=status-tracker]")].some(
+                tracker => !tracker.classList.contains("hide"));
+            if (pending || !said || !said.innerText || !image || !image.complete || !image.naturalWidth) return null;
+            return [said.innerText, image.src];
+        """
+        return self.driver.execute_script(read, column)
+
+    def sees_another(self, before, column=0):
+        """The same, as soon as the picture is none of those `before`."""
+        return self.until(lambda: (now := self.sees(column)) and now[1] not in before and now)
+
+    def types(self, label, text):
+        """Write into the number field of a slider."""
+        from selenium.webdriver.common.keys import Keys
+
+        (field,) = self.all(f"input[type=number][aria-label='number input for {label}']")
+        field.send_keys(Keys.CONTROL + "a" + Keys.NULL, text, Keys.TAB)
+
+    def picks(self, title):
+        """Choose a method."""
+        self.all("input[role=combobox]")[0].click()
+        self.until(lambda: [each for each in self.all("[role=option]") if each.text.endswith(title)])[0].click()
+
+    def shot(self, name):
+        if "SHOTS" in os.environ:
+            self.driver.save_screenshot(f"{os.environ['SHOTS']}/{name}.png")
+
+    def is_content(self):
+        assert "Traceback" not in self.driver.page_source
+        assert "Traceback" not in self.server.said()
+
+
+LAYER = "layer (with rollouts, all up to it)"
+
+
+@pytest.mark.browser
+def test_an_uploaded_image_is_named_and_every_choice_changes_the_picture(driver, alone, demo_run, photo):
+    page = Visitor(driver, alone)
+    page.shot("empty")
+    page.drop(photo)
+    said, first = page.until(page.sees)
+    expected = own(demo_run / "model", photo)
+    assert said == max(expected, key=expected.get)
+    page.shot("answer")
+    page.types(LAYER, "1")
+    _, second = page.sees_another([first])
+    page.picks("Grad-CAM, for the answer")
+    _, third = page.sees_another([first, second])
+    assert page.all("input[aria-label='number input for head']") == []
+    page.picks(HEAD)
+    _, fourth = page.sees_another([first, second, third])
+    page.until(lambda: page.all("input[aria-label='number input for head']"))
+    page.types("head", "3")
+    said_last, _ = page.sees_another([first, second, third, fourth])
+    page.shot("head")
+    assert said_last == said
+    page.picks("rollout")
+    page.until(lambda: not page.all("input[aria-label='number input for head']"))
+    page.is_content()
+
+
+@pytest.mark.browser
+def test_a_number_that_is_half_typed_is_no_error(driver, alone, photo):
+    from selenium.webdriver.common.keys import Keys
+
+    page = Visitor(driver, alone)
+    page.drop(photo)
+    _, first = page.until(page.sees)
+    page.types(LAYER, Keys.BACKSPACE)  # which leaves the field empty
+    page.types(LAYER, "1")
+    _, second = page.sees_another([first])
+    page.types(LAYER, "99")
+    assert page.sees_another([second])[1] == first
+    assert page.all("[data-testid=toast-body]") == []
+    page.is_content()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("name", ["photo.jpg", "empty.jpg", "cut.jpg"])
+def test_a_broken_upload_is_told_on_the_page(name, driver, alone, broken, photo):
+    page = Visitor(driver, alone)
+    page.drop(broken / name)
+    message = page.until(lambda: [each.text for each in page.all("[data-testid=toast-body]") if SORRY in each.text])[0]
+    page.shot(f"broken-{name}")
+    assert "Wanted a whole JPEG, PNG, WebP or the like." in message
+    page.is_content()
+
+
+@pytest.mark.browser
+def test_an_example_that_is_clicked_is_looked_at(driver, alone):
+    page = Visitor(driver, alone)
+    examples = page.all("button.gallery-item")
+    assert len(examples) == 6
+    examples[0].click()
+    _, first = page.until(page.sees)
+    page.all("button.gallery-item")[3].click()
+    page.sees_another([first])
+    page.shot("example")
+    page.is_content()
+
+
+@pytest.mark.browser
+def test_two_models_are_two_columns(driver, two, demo_run, model, photo):
+    page = Visitor(driver, two)
+    page.drop(photo)
+    (left, _), (right, _) = (page.until(lambda column=column: page.sees(column)) for column in (0, 1))
+    page.shot("two")
+    for said, folder in ((left, demo_run / "model"), (right, model("small", **SMALL))):
+        expected = own(folder, photo)
+        assert said == max(expected, key=expected.get)
+    first, second = (each.rect for each in page.all("[data-testid=label]"))
+    assert first["y"] == second["y"]
+    assert first["x"] + first["width"] <= second["x"]
+    assert [each.text for each in page.all("h3")] == [str(demo_run), str(model("small", **SMALL))]
+    page.is_content()
+
+
+@pytest.mark.browser
+def test_the_browser_loads_nothing_from_elsewhere(driver, alone, photo):
+    page = Visitor(driver, alone)
+    page.drop(photo)
+    page.until(page.sees)
+    loaded = driver.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
+    assert len(loaded) > 10
+    assert [name for name in loaded if not name.startswith((alone.url, "data:", "blob:"))] == []
