@@ -35,14 +35,14 @@ def normalize(images, form):
     """uint8 (B, C, H, W) -> float32, as the image processor does it: (x / 255 - mean) / std for each channel.
 
     Floats are what an image processor has normalised already."""
-    return images if images.is_floating_point() else standardize(images.float() / 255, form)
+    return images if images.is_floating_point() else standardize(images.float().div_(255), form)
 
 
 def standardize(images, form):
     """(x - mean) / std for each channel."""
     mean = torch.tensor(form.mean, device=images.device).view(1, -1, 1, 1)
     std = torch.tensor(form.std, device=images.device).view(1, -1, 1, 1)
-    return (images - mean) / std
+    return (images - mean).div_(std)
 
 
 def as_bytes(pixel_values, form):
