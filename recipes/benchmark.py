@@ -29,6 +29,7 @@ import datetime
 import functools
 import importlib
 import importlib.util
+import itertools
 import json
 import statistics
 import subprocess
@@ -401,23 +402,34 @@ def loader_part(repeats: int) -> dict:
             images = data.Images(numbered, dataclasses.replace(wanted, draft=True))
             filled = time.perf_counter() - filling
             theirs = reference_rows(rows, wanted)
-            epochs = iter(range(repeats + 1))
+            epochs = itertools.count()
 
-            def through_ours(images=images, wanted=wanted, epochs=epochs):
+            def as_bytes(images=images, epochs=epochs):
                 for batch in data.loader(images, data.epoch_batches(len(images), BATCH, 0, next(epochs)), WORKERS):
-                    normalize(batch["images"], wanted)  # as the reference gives them
+                    yield batch["images"]
+
+            def through_bytes(batches=as_bytes):
+                for _ in batches():
+                    pass
+
+            def through_ours(batches=as_bytes, wanted=wanted):
+                for batch in batches():
+                    normalize(batch, wanted)  # as the reference gives them
 
             def through_reference(theirs=theirs):
                 for _ in reference_loader(theirs, WORKERS):
                     pass
 
-            seconds = in_turns({"reference": through_reference, "hf_vit": through_ours}, repeats)
+            seconds = in_turns(
+                {"reference": through_reference, "hf_vit": through_ours, "hf_vit_bytes": through_bytes}, repeats
+            )
             speed = {key: round(len(rows) / statistics.median(values), 1) for key, values in seconds.items()}
             measured.append(
                 {
                     "data": name,
                     **speed,
                     "ratio": ratio(seconds["reference"], seconds["hf_vit"]),
+                    "ratio_of_bytes": ratio(seconds["reference"], seconds["hf_vit_bytes"]),
                     "seconds_to_fill_memory": round(filled, 1) if cached else None,
                 }
             )
