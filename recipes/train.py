@@ -642,7 +642,12 @@ def main():
             csv.writer(file).writerows([["true class", *labels], *rows])
         log_lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         samples = load_file(run / sharing.SAMPLES)
-        draw(run / "model" / "figures", log_lines, details, matrix, samples)
+        try:
+            draw(run / "model" / "figures", log_lines, details, matrix, samples)
+        except Exception as error:  # hours of training are worth more than their pictures
+            say(
+                f"not all pictures could be drawn ({type(error).__name__}: {error}); recipes/visualize.py {run} makes most of them"
+            )
         if form.channels in (1, 3):
             example = samples["images"][0].permute(1, 2, 0).squeeze(2)  # (C, H, W) -> (H, W, 3) or (H, W)
             Image.fromarray(example.numpy()).save(run / "model" / "example.png")

@@ -433,3 +433,21 @@ def test_an_unknown_or_missing_tracker_is_refused(photos, tmp_path):
 def test_the_demo_reaches_86_percent(tmp_path):
     recipe("train.py", "--config", HOUSE / "recipes" / "configs" / "demo.yaml", cwd=tmp_path)
     assert json.loads((tmp_path / "runs" / "demo" / "results.json").read_text())["metrics"]["accuracy"] >= 0.86
+
+
+def test_a_run_whose_pictures_cannot_be_drawn_is_finished(photos, tmp_path):
+    """pictures of a run that cannot be drawn | the run is finished with all its numbers; a line says why"""
+    flags = ["--dataset_name", str(photos), "--preset", "tiny-patch16-224", "--config_overrides", TINY]
+    flags += ["--output_dir", str(tmp_path / "run"), "--max_train_steps", "1", "--per_device_train_batch_size", "8"]
+    sabotage = (
+        "import runpy, sys; from hf_vit import figures; figures.calibration = lambda bins: bins[99]; "
+        f"sys.argv = {['train.py', *flags]!r}; "
+        f"runpy.run_path({str(HOUSE / 'recipes' / 'train.py')!r}, run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", sabotage], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert "not all pictures could be drawn (IndexError" in done.stdout + done.stderr
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["calibration"]
+    assert (tmp_path / "run" / "model" / "README.md").is_file()
