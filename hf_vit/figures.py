@@ -288,6 +288,15 @@ def attention(images: torch.Tensor, maps: torch.Tensor, columns: list[str], rows
     return figure
 
 
+def answers(logits: torch.Tensor, names: list[str]) -> list[str]:
+    """What the model says of each image, logits (n, L), such as "Coat 98%"; nothing where all classes are alike."""
+    best = logits.softmax(dim=1).max(dim=1)
+    return [
+        f"{shorten(names[index], 14)} {chance:.0%}" if row.std() > 0 else ""
+        for row, chance, index in zip(logits, best.values.tolist(), best.indices.tolist(), strict=True)
+    ]
+
+
 def of_model(model, images: torch.Tensor, pixel_values: torch.Tensor, captions: list[str]) -> dict[str, Figure]:
     """`attention` of a few images, by every method that gives one map, and the `inside` of a model, by their names.
 
@@ -300,7 +309,9 @@ def of_model(model, images: torch.Tensor, pixel_values: torch.Tensor, captions: 
         captions: n texts.
     """
     methods = METHODS if model.classifier.weight.any() else {name: METHODS[name] for name in ("mean", "rollout")}
-    maps = torch.stack([model.attention_maps(pixel_values, -1, method) for method in methods], dim=1)  # (n, k, h, w)
+    maps = torch.stack(
+        [model.attention_maps(pixel_values, -1, method).cpu() for method in methods], dim=1
+    )  # (n, k, h, w)
     embeddings, config = model.vit.embeddings, model.config
     patches = embeddings.patch_embeddings
     with_table = config.position_embedding not in ("rotary", "none")
@@ -329,7 +340,7 @@ def _tiles(pictures: np.ndarray, columns: int) -> np.ndarray:
 
 def filters(kernel: torch.Tensor, count: int = 28) -> np.ndarray:
     """The first principal components of patch filters (D, C, P, P), each scaled to [0, 1]: (count, P, P, 3)."""
-    flat = kernel.detach().float().flatten(1)  # (D, C * P * P)
+    flat = kernel.detach().float().cpu().flatten(1)  # (D, C * P * P)
     components = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False).Vh[:count]
     pictures = components.unflatten(1, kernel.shape[1:]).permute(0, 2, 3, 1)  # (count, P, P, C)
     if pictures.shape[3] != 3:  # one channel in grey; of others, their mean
@@ -364,7 +375,7 @@ def inside(
             panel.axis("off")
         elif name == "positions":
             rows, columns = (np.unique(np.linspace(0, side - 1, min(side, 7)).round().astype(int)) for side in grid)
-            unit = torch.nn.functional.normalize(positions.detach().float(), dim=1)
+            unit = torch.nn.functional.normalize(positions.detach().float().cpu(), dim=1)
             alike = (unit @ unit.T).view(*grid, *grid)[rows][:, columns].flatten(0, 1).numpy()  # (chosen, h, w)
             image = panel.imshow(_tiles(alike, len(columns)), vmax=1, cmap="cividis", interpolation="nearest")
             height, width = (side + max(1, min(grid) // 8) for side in grid)
@@ -400,7 +411,7 @@ def positions(table: torch.Tensor, name: str) -> Figure:
     panel = figure.subplots()
     largest = table.detach().abs().max().item()
     image = panel.imshow(
-        table.detach().float().numpy(),
+        table.detach().float().cpu().numpy(),
         cmap="PuOr",
         vmin=-largest,
         vmax=largest,

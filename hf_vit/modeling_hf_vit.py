@@ -17,6 +17,7 @@ import os
 import re
 from collections import defaultdict
 from contextlib import contextmanager, suppress
+from numbers import Integral
 from pathlib import Path
 
 import torch
@@ -561,17 +562,19 @@ class Reading:
         self.answers = args[0]
 
     @torch.no_grad()
-    def weights(self, gradient=None):
-        """softmax(q k^T / sqrt(K)) in float32, (B, A, Q, T), and beside it its gradient, where that of the answers is given."""
-        rotary = {} if self.rotary is None else {"rotary": self.rotary}
+    def weights(self, gradient=None, **kwargs):
+        """softmax(q k^T / sqrt(K)), (B, A, Q, T) in float32; where the gradient of the answers is given, times the positive part
+        of its own. `kwargs` are those of the attention's `project`."""
+        if self.rotary is not None:
+            kwargs["rotary"] = self.rotary
         tokens = self.tokens.to(self.attention.q_proj.weight.dtype)  # autocast makes others
-        query, key, value = (heads.float() for heads in self.attention.project(tokens, **rotary))
+        query, key, value = (heads.float() for heads in self.attention.project(tokens, **kwargs))
         weights = (query @ key.transpose(2, 3) * self.attention.head_dim**-0.5).softmax(dim=3)  # (B, A, Q, T)
         if gradient is None:
             return weights
         B, A, Q, K = query.shape
         gradient = gradient.float().view(B, Q, A, K).transpose(1, 2)  # (B, Q, D) -> (B, A, Q, K)
-        return weights, gradient @ value.transpose(2, 3)  # the answers are weights @ value
+        return weights * (gradient @ value.transpose(2, 3)).clamp(min=0)  # the answers are weights @ value
 
 
 @contextmanager
@@ -612,7 +615,9 @@ def chosen_layers(layers, count: int, method: str) -> tuple[list[int], bool]:
     if layers is None:
         layers = range(count) if several else count - 1
     asked = list(layers) if several else [layers]
-    if not asked or not all(type(layer) is int and -count <= layer < count for layer in asked):
+    if not asked or not all(
+        isinstance(layer, Integral) and layer is not True and -count <= layer < count for layer in asked
+    ):
         raise ValueError(
             f"layers is {layers!r}; wanted None, a number from {-count} to {count - 1}, or a list of them"
         )
@@ -623,50 +628,49 @@ def class_scores(logits: torch.Tensor, labels) -> torch.Tensor:
     """The logit of each image's class, (B,); of the model's own answer where `labels` is None."""
     B, L = logits.shape
     given = logits.argmax(dim=1) if labels is None else labels
-    given = given.tolist() if isinstance(given, torch.Tensor) else given
+    given = given.tolist() if hasattr(given, "tolist") else given  # of torch or numpy
     classes = list(given) if isinstance(given, (list, tuple)) else [given] * B
     if len(classes) != B or not all(type(label) is int and 0 <= label < L for label in classes):
         raise ValueError(f"labels is {given!r}; wanted one class from 0 to {L - 1}, or one for each of {B} images")
     return logits.gather(1, torch.tensor(classes, device=logits.device).view(B, 1)).squeeze(1)
 
 
-def maps_of(read, made, gradients, method, config, with_probe):
-    """The map, (B, N) or of heads (B, A, N), of each layer in `read`, from its `Reading` and gradient; a probe's comes last."""
-    R, maps = config.num_prefix_tokens, {}
+def maps_of(asked, read, made, gradients, method, config, with_probe):
+    """The maps (B, layers, N), of heads (B, layers, A, N), of the layers asked for, from the `Reading` and gradient of each layer
+    in `read`; a probe's comes last."""
+    R = config.num_prefix_tokens
     if method == "grad_cam":
+        maps = {}
         for layer, reading, gradient in zip(read, made, gradients, strict=True):
             channels = gradient[:, R:].float().mean(dim=1, keepdim=True)  # (B, 1, D), what each does for the class
             maps[layer] = (reading.tokens.detach()[:, R:].float() * channels).sum(dim=2).relu()  # (B, N)
-        return maps
+        return torch.stack([maps[layer] for layer in asked], dim=1)
 
-    def relevance(reading, gradient):  # (B, A, Q, T); only what speaks for the class, where there is one
-        if gradient is None:
-            return reading.weights()
-        weights, slope = reading.weights(gradient)
-        return (weights * slope).clamp(min=0)
-
+    by_class = config.pooling.startswith("cls")
     B, T = made[0].tokens.shape[:2]
-    probed = None if not with_probe else relevance(made[-1], gradients[-1]).mean(dim=1).squeeze(1)  # (B, N)
-    rows = torch.zeros(B, 1, T, device=made[0].tokens.device)  # how much of each token is in the query
-    if config.pooling.startswith("cls"):
-        rows[:, :, 0] = 1
+    query = torch.zeros(B, 1, T, device=made[0].tokens.device)  # how much of each token is in it
+    if by_class:
+        query[:, :, 0] = 1
     else:
-        rows[:, :, R:] = 1 / (T - R) if probed is None else probed.unsqueeze(1)
-    identity = torch.eye(T, device=rows.device)
-    flow = identity.expand(B, T, T)  # what of the patches has come to each token
-    for layer, reading, gradient in zip(read, made, gradients, strict=False):
-        weights = relevance(reading, gradient)  # (B, A, T, T)
-        if method == "raw":
-            maps[layer] = (rows.unsqueeze(1) @ weights).squeeze(2)  # (B, A, T)
-        elif method == "mean":
-            maps[layer] = (rows @ weights.mean(dim=1)).squeeze(1)  # (B, T)
-        elif method == "rollout":
-            flow = (weights.mean(dim=1) + identity) / 2 @ flow  # (B, T, T)
-            maps[layer] = (rows @ flow).squeeze(1)  # (B, T)
-        else:  # a patch's own share is the same in all maps of a mean, and nothing in those of a class token
-            flow = flow + weights.mean(dim=1) @ flow  # (B, T, T)
-            maps[layer] = (rows @ (flow - identity)).squeeze(1)  # (B, T)
-    return {layer: values[..., R:] for layer, values in maps.items()}
+        query[:, :, R:] = made[-1].weights(gradients[-1]).mean(dim=1) if with_probe else 1 / (T - R)
+
+    if not method.endswith("rollout"):
+        count, maps = 1 if by_class else None, {}  # queries
+        for layer, reading in zip(read, made, strict=False):
+            weights = query[:, None, :, :count] @ reading.weights(num_queries=count)  # (B, A, 1, T)
+            maps[layer] = weights.squeeze(2)[..., R:]  # (B, A, N)
+        maps = torch.stack([maps[layer] for layer in asked], dim=1)  # (B, layers, A, N)
+        return maps.mean(dim=2) if method == "mean" else maps
+
+    # From the top down: where each query comes from, one layer below the last
+    rows, begun = query.repeat(1, len(asked), 1), torch.tensor(asked, device=query.device)  # (B, layers, T)
+    for layer, reading, gradient in reversed(list(zip(read, made, gradients, strict=False))):
+        weights, through = reading.weights(gradient).mean(dim=1), begun >= layer  # (B, T, T)
+        passed = rows[:, through] + rows[:, through] @ weights
+        rows[:, through] = passed / 2 if method == "rollout" else passed
+    if method == "gradient_rollout" and not with_probe:
+        rows = rows - query  # a patch's own share is the same in all of a mean, and nothing in that of a class token
+    return rows[..., R:]
 
 
 def attention_maps(model, pixel_values, layers, method, labels, interpolate_pos_encoding):
@@ -692,10 +696,10 @@ def attention_maps(model, pixel_values, layers, method, labels, interpolate_pos_
             ends = [reading.tokens if method == "grad_cam" else reading.answers for reading in made]
             gradients = torch.autograd.grad(class_scores(outputs.logits, labels).sum(), ends)
     with torch.autocast(pixel_values.device.type, enabled=False):
-        maps = maps_of(read, made, gradients, method, config, probe is not None)
+        maps = maps_of(asked, read, made, gradients, method, config, probe is not None)
     height, width = vit.embeddings.patch_embeddings.patch_size
     grid = (pixel_values.shape[2] // height, pixel_values.shape[3] // width)  # (h, w)
-    maps = torch.stack([maps[layer] for layer in asked], dim=1).unflatten(-1, grid)  # (B, layers, ..., h, w)
+    maps = maps.unflatten(-1, grid)  # (B, layers, ..., N) -> (B, layers, ..., h, w)
     return maps[:, 0] if alone else maps
 
 
@@ -915,7 +919,8 @@ class HFViTPreTrainedModel(PreTrainedModel):
 
         The query, which `attention_query` names, is the class token where the model pools it, else the mean over all patches, or
         the probe of attention pooling, whose weights the rows of the patches then have. Other tokens are left out of the maps. It is
-        computed as in evaluation, with every patch, and nothing of the model is changed.
+        computed as in evaluation, with every patch, and nothing of the model is changed; but hooks hear the pass, so that
+        threads which share a model must take turns.
 
         Args:
             pixel_values: (B, C, H, W) floats as the model's image processor makes them.
@@ -926,7 +931,7 @@ class HFViTPreTrainedModel(PreTrainedModel):
                 "mean", their mean over the heads;
                 "rollout", weights multiplied up to the layer, half of each being its residual (arXiv 2005.00928, section 3);
                 "gradient_rollout", the same of weights times the positive part of their gradient, for a class (arXiv
-                2103.15679, equations 5 and 6, without the identity that they begin with), 0 or more;
+                2103.15679, equations 5 and 6, without the query's own share that they begin with), 0 or more;
                 "grad_cam", the patches that the layer's attention reads, their channels weighted by the mean gradient of
                 a class, 0 or more (arXiv 1610.02391, equations 1 and 2).
             labels: for the last two, one class or (B,) classes; None: what the model answers.
@@ -964,9 +969,11 @@ class HFViTPreTrainedModel(PreTrainedModel):
         centres = torch.cartesian_prod(*sides).float().to(pixel_values.device)  # (N, 2)
         between = torch.cdist(centres, centres)  # (N, N)
         found = []
-        for reading in made:
-            weights = reading.weights()[:, :, R:, R:]  # (B, A, N, N)
-            found.append((weights / weights.sum(dim=3, keepdim=True) * between).sum(dim=3).mean(dim=(0, 2)))  # (A,)
+        with torch.autocast(pixel_values.device.type, enabled=False):
+            for reading in made:
+                weights = reading.weights()[:, :, R:, R:]  # (B, A, N, N)
+                weights = weights / weights.sum(dim=3, keepdim=True)
+                found.append((weights * between).sum(dim=3).mean(dim=(0, 2)))  # (A,)
         return torch.stack(found)
 
     @staticmethod

@@ -477,9 +477,11 @@ def assemble(
     for name in EVIDENCE:
         (folder / "training" / name).write_text(read_for_others(run / name), encoding="utf-8")
     if (run / "model" / "figures").is_dir():
-        hidden = [f"{name}.png" for name, shows_images in PICTURES.items() if shows_images and not with_images]
-        hidden = shutil.ignore_patterns(*hidden)
-        shutil.copytree(run / "model" / "figures", folder / "figures", ignore=hidden)
+        (folder / "figures").mkdir()
+        for name, shows_images in PICTURES.items():
+            file = run / "model" / "figures" / f"{name}.png"
+            if file.is_file() and (with_images or not shows_images):
+                shutil.copy(file, folder / "figures")
 
     if with_images:
         pixel_values, logits = _samples(run)
@@ -759,7 +761,10 @@ def assemble_space(
         raise ValueError(
             "Gradio is not installed, whose version the Space must name: pip install 'hf_vit[app]'"
         ) from error
-    shutil.copytree(Path(__file__).parent, folder / "hf_vit", ignore=shutil.ignore_patterns("__pycache__"))
+    package = Path(__file__).parent
+    for file in package.rglob("*.py"):
+        (folder / "hf_vit" / file.relative_to(package)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, folder / "hf_vit" / file.relative_to(package))
     shutil.copy(app, folder / "app.py")
     wanted = [Requirement(text) for text in requires("hf_vit")]
     wanted = [each for each in wanted if each.marker is None or each.marker.evaluate({"extra": "recipes"})]
@@ -796,7 +801,10 @@ def push_space(folder: Path, repo: str, *, public: bool = False, say=print):
     def act():
         check_card(card, "space")
         HfApi().create_repo(repo, repo_type="space", space_sdk="gradio", private=not public, exist_ok=True)
-        there = HfApi().list_repo_files(repo, repo_type="space")
+        info = HfApi().space_info(repo)
+        if not public and not info.private:
+            say(f"{repo} is PUBLIC and stays so, with the example images in it")
+        there = [file.rfilename for file in info.siblings or ()]
         ours = re.compile(r"hf_vit/.*|examples/\d+\.png")
         return HfApi().create_commit(
             repo,

@@ -370,7 +370,14 @@ def trackers(names: str) -> list[str]:
 
 
 def model_folder(checkpoint: str) -> str:
-    """A Hub id or folder as it is; of a run folder, its model/."""
+    """A Hub id or folder as it is; of a run folder, its model/.
+
+    Raises:
+        ValueError: if it looks like a path, because the folder above is there, and there is nothing.
+    """
+    above = Path(checkpoint).parent
+    if above != Path() and above.is_dir() and not Path(checkpoint).exists():
+        raise ValueError(f"{checkpoint} is not there, while {above} is: name a run, a model folder or a Hub id")
     inside = Path(checkpoint) / "model"
     return str(inside) if inside.is_dir() and not (Path(checkpoint) / "config.json").exists() else checkpoint
 

@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 
@@ -73,7 +74,7 @@ class Viewer:
     def __init__(self, source: str):
         self.name, source = source, training.model_folder(source)
         self.model = HFViTForImageClassification.from_pretrained(source).eval()
-        self.config = self.model.config
+        self.config, self.lock = self.model.config, threading.Lock()
         if self.config.num_channels not in (1, 3):
             raise ValueError(f"{source} takes {self.config.num_channels} channels; the page shows images of 1 or 3")
         self.form = data.image_form(training.load_processor(source), self.config)
@@ -87,10 +88,11 @@ class Viewer:
         except Exception as error:
             raise no_image(error) from error
         pixel_values = normalize(pixels, self.form)
-        with torch.no_grad():
+        with self.lock, torch.no_grad():
             chances = self.model(pixel_values).logits.softmax(dim=1)[0]
         classes = {self.config.id2label[index]: chance for index, chance in enumerate(chances.tolist())}
-        maps = self.model.attention_maps(pixel_values, int(layer) - 1, METHODS[title])[0]  # (h, w), or (A, h, w)
+        with self.lock:  # its hooks would hear the pass of another visitor
+            maps = self.model.attention_maps(pixel_values, int(layer) - 1, METHODS[title])[0]  # (h, w), or (A, h, w)
         heat = maps[int(head) - 1] if title in ALONE else maps
         return classes, figures.overlay(as_bytes(pixel_values, self.form)[0], heat, smallest=384)
 

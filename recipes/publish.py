@@ -120,7 +120,7 @@ def remarks(folder: Path, args, reason: str) -> str:
         )
     if not args.without_images:
         lines.append(
-            "A few of the scored images go along (example.png, probes.safetensors, pictures in figures/): --without_images "
+            "A few of the scored and training images go along (example.png, probes.safetensors, pictures in figures/): --without_images "
             "keeps them here."
         )
     lines.append("So do the run's command and configuration, with the names of folders in them.")
@@ -163,7 +163,12 @@ def publish_space(args, folder: Path):
     print((folder / "README.md").read_text(encoding="utf-8"))
     for name in sharing.files_of(folder):
         print(f"{(folder / name).stat().st_size:>13,}  {name}")
-    print(f"To: {at}, in one commit. Nothing was sent; --push sends it.")
+    if not args.without_images:
+        print("A few of the scored images go along (examples/): --without_images keeps them here.")
+    kind = "public" if args.public else "private"
+    print(
+        f"To: {at}, in one commit; a new Space will be {kind}. It loads the model {args.repo}: push that first. Nothing was sent; --push sends it."
+    )
 
 
 def without_queries(record) -> bool:

@@ -93,7 +93,7 @@ def speed(house: Path) -> str:
     by_patches = ", ".join(f"{count}: {time:,.0f}" for count, time in growth["forward_ms_by_patches"].items())
     peers = ", ".join(f"{name} {version}" for name, version in measured["peers"].items())
     lines.append(
-        f"\nMedians of {measured['rounds']} rounds in turns; beside {peers}. The ceiling is the bare matrix products of the same "
+        f"\nMedians of {measured['rounds']} rounds in turns, also of the ratios, which are taken in each round; beside {peers}. The ceiling is the bare matrix products of the same "
         f"shapes. Milliseconds of a step of ViT-Ti by batch: {by_batch}; of its forward pass, 8 images, by patches: {by_patches}. "
         f"{_where(measured)}."
     )
@@ -128,7 +128,9 @@ def loops(house: Path) -> str:
         f"| import | {ours['imported']:.1f} s | {theirs['imported']:.1f} s | - |",
         f"| part of the demo's time that is the model's | {measured['demo']['model_share']:.1%} | - | - |",
     ]
-    lines.append(f"\n{measured['loader']['workers']} processes read. {_where(measured['accuracy'])}.")
+    lines.append(
+        f"\nA ratio above 1 means that hf_vit is faster. {measured['loader']['workers']} processes read. {_where(measured['accuracy'])}."
+    )
     return "\n".join(lines)
 
 

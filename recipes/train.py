@@ -353,37 +353,31 @@ def main():
                 inputs = training.shrink(inputs, args.first_image_size)
             yield epoch, inputs, targets, rows
 
-    def draw(folder, lines, details, matrix, samples):
-        """The run's pictures: how it went, what the model says of single images, where it errs, and what it looks at."""
-        drawn = {
-            "curves": figures.curves(lines),
-            "confusion": figures.confusion(matrix, labels),
-            "calibration": figures.calibration(details["calibration"]),
-        }
-        if form.channels in (1, 3) and form.processor is None:
-            some = {name: samples[name] for name in ("images", "labels", "logits")}
-            drawn["predictions"] = figures.predictions(**some, names=labels)
-            if "mistaken_images" in samples:
-                wrong = {name: samples[f"mistaken_{name}"] for name in some}
-                drawn["mistakes"] = figures.predictions(**wrong, names=labels)
-            captions = [figures.shorten(labels[label]) for label in some["labels"][:4].tolist()]
-            best_model = training.load_classifier(str(run / "model"))
-            images = some["images"][:4]
-            drawn |= figures.of_model(best_model, images, normalize(images, form), captions)
-            if not stream and not args.cache_features:
-                first = train_images.__getitems__(list(range(0, len(train_images), -(-len(train_images) // 4))))
-                shown = [prepare(first, epoch, epoch * an_epoch) for epoch in range(5)]
-                drawn["augmentations"] = figures.augmentations(
-                    first["images"],
-                    [as_bytes(inputs, form) for inputs, _ in shown],
-                    [
-                        [figures.shorten(labels[label], 14) for label in first["labels"]],
-                        *(figures.in_shares(targets, labels) for _, targets in shown),
-                    ],
-                )
-        folder.mkdir()
-        for name, figure in drawn.items():
-            figures.save(figure, folder / f"{name}.png")
+    def pictures(lines, details, matrix, samples):
+        """The run's pictures by their names: how it went, where it errs, what it says of single images and what it looks at."""
+        yield "curves", figures.curves(lines)
+        yield "confusion", figures.confusion(matrix, labels)
+        yield "calibration", figures.calibration(details["calibration"])
+        if form.channels not in (1, 3):
+            return
+        some = {name: samples[name] for name in ("images", "labels", "logits")}
+        pixel_values = normalize(some["images"], form)
+        some["images"] = as_bytes(pixel_values, form)
+        yield "predictions", figures.predictions(**some, names=labels)
+        if "mistaken_images" in samples:
+            wrong = {name: samples[f"mistaken_{name}"] for name in some}
+            wrong["images"] = as_bytes(normalize(wrong["images"], form), form)
+            yield "mistakes", figures.predictions(**wrong, names=labels)
+        if not stream and not args.cache_features and form.processor is None:
+            first = train_images.__getitems__(list(range(0, len(train_images), -(-len(train_images) // 4))))
+            shown = [prepare(first, epoch, epoch * an_epoch) for epoch in range(5)]
+            titles = [[figures.shorten(labels[label], 14) for label in first["labels"]]]
+            titles += [figures.in_shares(targets, labels) for _, targets in shown]
+            versions = [as_bytes(inputs, form) for inputs, _ in shown]
+            yield "augmentations", figures.augmentations(first["images"], versions, titles)
+        best_model = training.load_classifier(str(run / "model")).to(device)
+        captions = figures.answers(some["logits"][:4], labels)
+        yield from figures.of_model(best_model, some["images"][:4], pixel_values[:4].to(device), captions).items()
 
     @contextlib.contextmanager
     def finished_model():
@@ -642,12 +636,12 @@ def main():
             csv.writer(file).writerows([["true class", *labels], *rows])
         log_lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         samples = load_file(run / sharing.SAMPLES)
+        (run / "model" / "figures").mkdir()
         try:
-            draw(run / "model" / "figures", log_lines, details, matrix, samples)
+            for name, figure in pictures(log_lines, details, matrix, samples):
+                figures.save(figure, run / "model" / "figures" / f"{name}.png")
         except Exception as error:  # hours of training are worth more than their pictures
-            say(
-                f"not all pictures could be drawn ({type(error).__name__}: {error}); recipes/visualize.py {run} makes most of them"
-            )
+            say(f"not all pictures could be drawn ({type(error).__name__}: {error})")
         if form.channels in (1, 3):
             example = samples["images"][0].permute(1, 2, 0).squeeze(2)  # (C, H, W) -> (H, W, 3) or (H, W)
             Image.fromarray(example.numpy()).save(run / "model" / "example.png")

@@ -3,7 +3,7 @@
 python recipes/visualize.py MODEL --images photo.jpg [more.jpg ...]
 python recipes/visualize.py MODEL --dataset_name fashion-mnist-mini [--split test]
 
-MODEL is a run, a model folder, or a repository of any format that hf_vit reads. Written to --output_dir, runs/figures if not given:
+MODEL is a run, a model folder, or a repository of any format that hf_vit reads. Written to --output_dir:
 
     attention.png     images, and which patches count for what the model says of them
     layers.png        the attention of every layer, the mean of its heads; with --method or --layers what those ask for
@@ -46,7 +46,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--method", choices=[name for name in MAP_METHODS if name != "raw"], default="mean")
     parser.add_argument("--layers", type=int, nargs="+", help="from 0, or negative from the end; all if not given")
     parser.add_argument("--label", help="class whose gradient is followed; what the model answers if not given")
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/figures"))
+    parser.add_argument("--output_dir", type=Path, help="figures/ of a run, else runs/figures/MODEL, if not given")
     args = parser.parse_args()
     if args.count < 1:
         parser.error(f"--count is {args.count}; wanted 1 or more")
@@ -98,8 +98,8 @@ def main():
     config, drawn = model.config, {}
     if config.num_channels not in (1, 3):
         raise ValueError(f"the model takes {config.num_channels} channels; pictures are made of 1 (grey) or 3 (RGB)")
-    answers, gradient = bool(model.classifier.weight.any()), {}
-    if args.method in GRADIENT_METHODS and not answers:
+    gradient = {}
+    if args.method in GRADIENT_METHODS and not model.classifier.weight.any():
         raise ValueError(f"the head of the model is all zero, so {args.method} has no gradient to follow")
     if args.label is not None:
         if args.label not in config.label2id:
@@ -122,11 +122,7 @@ def main():
     pictures = as_bytes(pixel_values, form)
 
     with torch.no_grad():
-        best = model(pixel_values).logits.softmax(dim=1).max(dim=1)
-    captions = [
-        f"{figures.shorten(config.id2label[index], 14)} {chance:.0%}" if answers else ""
-        for chance, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-    ]
+        captions = figures.answers(model(pixel_values).logits, [config.id2label[i] for i in range(config.num_labels)])
     drawn |= figures.of_model(model, pictures, pixel_values, captions)
     layers = list(range(config.num_hidden_layers)) if args.layers is None else args.layers
     maps = model.attention_maps(pixel_values, layers, args.method, **gradient)  # (n, layers, h, w)
@@ -140,11 +136,13 @@ def main():
         table = model.vit.embeddings.positions(config.grid_size)[1][0]  # (N, D)
         drawn["positions"] = figures.positions(table, config.position_embedding)
 
-    args.output_dir.mkdir(parents=True, exist_ok=True)
+    of_run = Path(args.model) / "figures" if source != args.model else Path("runs/figures") / Path(args.model).name
+    folder = args.output_dir or of_run
+    folder.mkdir(parents=True, exist_ok=True)
     for name, figure in drawn.items():
-        figures.save(figure, args.output_dir / f"{name}.png")
-        print(args.output_dir / f"{name}.png")
-    print(f"{named[-1]}; the attention is that of {model.attention_query}")
+        figures.save(figure, folder / f"{name}.png")
+        print(folder / f"{name}.png")
+    print(f"the attention is that of {model.attention_query}")
 
 
 if __name__ == "__main__":

@@ -498,7 +498,7 @@ def test_without_push_a_space_is_shown_and_nothing_sent(demo_run, space, hub, tm
     assert (space / "README.md").read_text() in shown
     for name, data in content(space).items():
         assert re.search(rf"^ *{len(data):,}  {re.escape(name)}$", shown, re.MULTILINE), name
-    assert f"To: {hub.url}/spaces/alice/model, in one commit. Nothing was sent; --push sends it." in shown
+    assert f"To: {hub.url}/spaces/alice/model, in one commit; a new Space will be private." in shown
     assert hub.requests == []
     with one_line(ValueError, "--output_dir .* is there already: name a new folder"):
         recipe(demo_run, "--repo", "alice/model", "--space", "--output_dir", tmp_path / "kept")

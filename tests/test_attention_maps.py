@@ -60,7 +60,12 @@ def slow_maps(model, images, layer, method, labels=None):
         rollout = flow = torch.eye(T).double()
         for below in mean[: layer + 1]:
             rollout, flow = (below + torch.eye(T)) / 2 @ rollout, (below + torch.eye(T)) @ flow
-        looks = dict(raw=heads[layer], mean=mean[layer], rollout=rollout, gradient_rollout=flow - torch.eye(T))
+        looks = dict(
+            raw=heads[layer],
+            mean=mean[layer],
+            rollout=rollout,
+            gradient_rollout=flow - (0 if probes else torch.eye(T)),
+        )
         if method == "grad_cam":
             channels = slope[image, R:].mean(dim=0)
             maps.append(torch.stack([(token @ channels).relu() for token in tokens[0][image, R:]]).detach())
