@@ -526,14 +526,14 @@ class HFViTAttentionPooling(nn.Module):
     def project(self, patches):
         """Patches (B, N, D) -> the probe's query (B, A, 1, K), keys and values (B, A, N, K)."""
         split = lambda tokens: tokens.view(*tokens.shape[:2], -1, self.head_dim).transpose(1, 2)  # (B, A, N, K)
-        query = split(self.q_proj(self.probe)).expand(len(patches), -1, -1, -1)  # (1, A, 1, K) -> (B, A, 1, K)
+        query = split(self.q_proj(self.probe)).expand(patches.shape[0], -1, -1, -1)  # (1, A, 1, K) -> (B, A, 1, K)
         return query, split(self.k_proj(patches)), split(self.v_proj(patches))
 
     def forward(self, patches, sizes=None):
         query, key, value = self.project(patches)
         mask = as_mask(sizes, query)  # (B, 1, 1, N)
         attended = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)  # (B, A, 1, K)
-        pooled = self.o_proj(attended.reshape(len(patches), -1))  # (B, D)
+        pooled = self.o_proj(attended.reshape(patches.shape[0], -1))  # (B, D)
         return pooled + self.mlp(self.layernorm(pooled))
 
 
