@@ -601,14 +601,6 @@ def readings(model, attentions):
             layer.num_merged = count
 
 
-def query_of(model) -> str:
-    """Whose row of the weights is shown: that of the class token where it is pooled, else of what is pooled of the patches."""
-    if model.config.pooling.startswith("cls"):
-        return "the class token"
-    probed = model.base_model.attention_pooling is not None  # a backbone never has one
-    return "the probe of the attention pooling" if probed else "the mean over all patches"
-
-
 def chosen_layers(layers, count: int, method: str) -> tuple[list[int], bool]:
     """Numbers of layers in 0 .. count - 1, and whether one alone was asked for."""
     several = isinstance(layers, (list, tuple, range)) or (layers is None and method in ("raw", "mean"))
@@ -949,7 +941,10 @@ class HFViTPreTrainedModel(PreTrainedModel):
     @property
     def attention_query(self) -> str:
         """Whose attention `attention_maps` shows, in words."""
-        return query_of(self)
+        if self.config.pooling.startswith("cls"):
+            return "the class token"
+        probed = self.base_model.attention_pooling is not None  # a backbone never has one
+        return "the probe of the attention pooling" if probed else "the mean over all patches"
 
     @torch.no_grad()
     def attention_distances(self, pixel_values: torch.Tensor) -> torch.Tensor:

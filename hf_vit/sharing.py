@@ -508,11 +508,15 @@ def assemble(
     return reason
 
 
-def _samples(run: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """The run's sample images as the model takes them (n, C, H, W), and the logits that the run gave them (n, L)."""
+def _samples_file(run: Path) -> Path:
     if not (run / SAMPLES).is_file():
         raise ValueError(f"{run} holds no {SAMPLES}: pass --without_images, or train it again with this version")
-    samples = _read(run / SAMPLES, "images", "logits")
+    return run / SAMPLES
+
+
+def _samples(run: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """The run's sample images as the model takes them (n, C, H, W), and the logits that the run gave them (n, L)."""
+    samples = _read(_samples_file(run), "images", "logits")
     processor = AutoImageProcessor.from_pretrained(run / "model")
     shape = (1, -1, 1, 1)
     mean, std = (torch.tensor(values).view(shape) for values in (processor.image_mean, processor.image_std))
@@ -771,9 +775,7 @@ def assemble_space(
     lines = [f"{each.name}{each.specifier}\n" for each in wanted]
     (folder / "requirements.txt").write_text("".join(lines))
     if with_images:
-        if not (run / SAMPLES).is_file():
-            raise ValueError(f"{run} holds no {SAMPLES}: pass --without_images, or train it again with this version")
-        write_examples(run / SAMPLES, folder / "examples")
+        write_examples(_samples_file(run), folder / "examples")
     title = f"What a Vision Transformer sees: {Path(results['data']['name']).name}"
     python = ".".join(platform.python_version_tuple()[:2])  # a Space takes 3.10 by itself, too old for this package
     metadata = {"title": title, "sdk": "gradio", "sdk_version": gradio, "python_version": python, "app_file": "app.py"}
