@@ -117,6 +117,7 @@ def write_card(
     results: dict,
     config: str,
     *,
+    where: str | None = None,
     repo: str | None = None,
     revision: str | None = None,
     answer: str | None = None,
@@ -131,14 +132,15 @@ def write_card(
         template: Jinja template of the card.
         results: as in results.json.
         config: the run's configuration, as YAML.
-        repo, revision: where it will be; None for a model that stays in `folder`, and for main.
-        answer: what the model says of `example.png`, see `in_words`.
+        where: what the card calls the folder, where it was not always `folder`.
+        repo, revision: where it will be; None for a model that stays in its folder, and for main.
+        answer: what the model says of `example.png`, see `in_words`; what the results say if not given.
         layout: a sentence on how it is stored and why, see `choose_layout`.
         license: of the weights, an id such as apache-2.0.
         export: what export.json of recipes/export.py holds, where its files go along.
     """
     data, base_model = results["data"], yaml.safe_load(config).get("model_name_or_path")
-    name, where = Path(data["name"]).name or "images", repo or str(folder)
+    name, where = Path(data["name"]).name or "images", repo or where or str(folder)
     title = f"Vision Transformer on {name}"
     percent = lambda value: f"{100 * value:.2f}%"
     said = {
@@ -179,10 +181,10 @@ def write_card(
     example = folder / "example.png"
     channels = _channels(folder)
     at = f", revision={json.dumps(revision)}" if revision else ""
-    argument = json.dumps(str(example)) if repo is None else f'hf_hub_download("{repo}", "example.png"{at})'
+    argument = json.dumps(str(Path(where, example.name))) if repo is None else f'hf_hub_download("{repo}", "example.png"{at})'
     recalls = [row for row in results["per_class"] if row["recall"] is not None]
     weakest = sorted(recalls, key=lambda row: row["recall"])[:3] if len(recalls) > 3 else []
-    weights = _weights_of(folder)
+    weights = weights_of(folder)
     if weights.name == ADAPTER:
         layout = f"What is saved here goes on top of `{base_model}`; it takes the packages hf_vit and peft."
     elif layout is None:
@@ -206,7 +208,7 @@ def write_card(
         data_license=data.get("license"),
         license=license,
         weights=weights.name,
-        checksum=checksum(weights),
+        checksum=checksum(weights) if weights.is_file() else results["weights_sha256"],
         where=json.dumps(where),
         at=at,
         repo=repo,
@@ -217,7 +219,7 @@ def write_card(
         channels=channels,
         has_example=example.is_file(),
         example=argument if example.is_file() else '"photo.jpg"',
-        answer=answer and inline(answer),
+        answer=inline(answer or results["answer"]),
         export=export,
         javascript=all((export, repo, channels == 3, _config(folder)["model_type"] in IN_JAVASCRIPT)),
         pictures={name: (folder / "figures" / f"{name}.png").is_file() for name in PICTURES},
@@ -246,9 +248,9 @@ def _channels(folder: Path) -> int:
     return fields.get("vision_config", fields).get("num_channels", 3)
 
 
-def _weights_of(folder: Path) -> Path:
+def weights_of(folder: Path) -> Path:
     """The file of weights of a saved model, whole or an adapter."""
-    return folder / (WEIGHTS if (folder / WEIGHTS).is_file() else ADAPTER)
+    return folder / (ADAPTER if (folder / ADAPTER).is_file() else WEIGHTS)
 
 
 def _as_record(metadata: dict) -> str:
@@ -550,7 +552,7 @@ def _exported(run: Path, folder: Path) -> dict | None:
     if not file.is_file():
         return None
     made = json.loads(file.read_text())
-    if made["weights_sha256"] != checksum(_weights_of(run / "model")):
+    if made["weights_sha256"] != checksum(weights_of(run / "model")):
         raise ValueError(
             f"{run / 'export'} was made of other weights than those in {run / 'model'}: run recipes/export.py again, or delete it"
         )

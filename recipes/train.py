@@ -667,6 +667,8 @@ def main():
             "parameters": parameters,
             "trained_parameters": trained,
             "attention_query": backbone.attention_query,
+            "answer": sharing.in_words(samples["logits"][0], labels),  # to example.png
+            "weights_sha256": sharing.checksum(sharing.weights_of(run / "model")),
             "seed": args.seed,
             "preset": args.preset or args.model_name_or_path,
             "base_model_hub_id": on_hub(args.model_name_or_path),
@@ -688,8 +690,7 @@ def main():
                 "fingerprints": {} if stream else {name: part._fingerprint for name, part in splits.items()},
             },
         }
-        answer = sharing.in_words(samples["logits"][0], labels)
-        sharing.write_card(run / "model", TEMPLATE, results, presets.as_yaml(args), answer=answer)
+        sharing.write_card(run / "model", TEMPLATE, results, presets.as_yaml(args))
         resume.write_text(run / resume.FINISHED, json.dumps(results, indent=2) + "\n")
         if skipped:
             print(f"{len(skipped)} images could not be read and were skipped; {skipped[0]}")
