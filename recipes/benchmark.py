@@ -11,6 +11,7 @@ of the others, and a ratio is the median of the ratios of each round. timm takes
     loader      images a second to batches of tensors
     demo        what part of the demo's training is spent in the model
     accuracy    seconds to an accuracy, from scratch and fine-tuned, beside the reference loop
+    budget      the demo beside the reference loop with as many images, or as many seconds: the accuracy of each
     savings     what saves work (patch dropout, a smaller first stage, frozen layers, cached features), and its accuracy
     merging     images a second and accuracy of a trained model whose tokens are merged
     checkpoint  one checkpoint beside a training step
@@ -456,16 +457,28 @@ def demo_part(repeats: int) -> dict:
 # Time to accuracy
 
 
-def reference_loop(model, train_rows, test_rows, form, learning_rate: float, target: float, seed: int) -> dict:
-    """Train as the examples do. Seconds until a scoring, one an epoch, reaches `target`, without the scorings; None if none does."""
+def reference_loop(
+    model,
+    train_rows,
+    test_rows,
+    form,
+    learning_rate: float,
+    target: float | None,
+    seed: int,
+    epochs: int = REFERENCE_EPOCHS,
+) -> dict:
+    """Train as the examples do. Seconds until a scoring, one an epoch, reaches `target`, without the scorings; None if none does.
+
+    Without a target: the seconds of all epochs, and the accuracy of the last weights.
+    """
     torch.manual_seed(seed)
     model.to(DEVICE)
     loader = reference_loader(reference_rows(train_rows, form), workers=0)
     test = reference_loader(reference_rows(test_rows, form), workers=0, shuffle=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
-    schedule = get_scheduler("linear", optimizer, 0, REFERENCE_EPOCHS * len(loader))
+    schedule = get_scheduler("linear", optimizer, 0, epochs * len(loader))
     seconds, scores = 0.0, []
-    for _ in range(REFERENCE_EPOCHS):
+    for epoch in range(1, epochs + 1):
         began = time.perf_counter()
         model.train()
         for batch in loader:
@@ -475,6 +488,8 @@ def reference_loop(model, train_rows, test_rows, form, learning_rate: float, tar
             schedule.step()
             optimizer.zero_grad()
         seconds += time.perf_counter() - began
+        if target is None and epoch < epochs:
+            continue
         model.eval()
         with torch.no_grad():
             right = sum(
@@ -482,7 +497,7 @@ def reference_loop(model, train_rows, test_rows, form, learning_rate: float, tar
                 for batch in test
             )
         scores.append(right / len(test_rows))
-        if scores[-1] >= target:
+        if target is None or scores[-1] >= target:
             return {"seconds": seconds, "accuracy": scores[-1]}
     return {"seconds": None, "accuracy": max(scores)}
 
@@ -575,6 +590,66 @@ def accuracy_part(repeats: int) -> dict:
             )  # fmt: skip
 
         return {"scratch": scratch, "tuned": race(native_tuned, tuned, repeats, target)}
+
+
+def budget_part(repeats: int) -> dict:
+    """The demo, and the reference loop on a native ViT of the same sizes, which gets as many images, or as many seconds of training."""
+    demo = RECIPES / "configs" / "demo.yaml"
+    preset = yaml.safe_load(demo.read_text())
+    config = HFViTConfig(**presets.overrides(preset["config_overrides"]), num_labels=10)
+    form = data.ImageForm(
+        config.image_size,
+        config.image_size,
+        config.num_channels,
+        int(Image.Resampling.BILINEAR),
+        (0.5,) * 3,
+        (0.5,) * 3,
+    )
+    splits, folder = data.load(preset["dataset_name"]), tempfile.TemporaryDirectory()
+
+    def reference(learning_rate, seed, epochs):
+        torch.manual_seed(seed)
+        model = peers(config)["transformers"]
+        done = reference_loop(model, splits["train"], splits["test"], form, learning_rate, None, seed, epochs)
+        print(json.dumps({"learning_rate": learning_rate, "seed": seed, "epochs": epochs, **done}), flush=True)
+        return {**done, "epochs": epochs}
+
+    def ours(seed):
+        run = train(Path(folder.name, str(seed)), config=demo, seed=seed)
+        trained = [line["seconds"] for line in run["lines"] if "loss" in line][-1]  # without the scorings
+        done = {"seconds": run["seconds"]["reading"] + trained, "accuracy": run["metrics"]["accuracy"]}
+        print(json.dumps({"seed": seed, **done}), flush=True)
+        return {**done, "epochs": preset["num_train_epochs"]}
+
+    with folder:
+        tried = {rate: reference(rate, 0, preset["num_train_epochs"]) for rate in RATES}
+        best = max(RATES, key=lambda rate: tried[rate]["accuracy"])
+        turns = {"hf_vit, demo.yaml": [], "reference, as many images": [], "reference, as many seconds": []}
+        for seed in range(min(repeats, 3)):
+            run = ours(seed)
+            images = tried[best] if seed == 0 else reference(best, seed, preset["num_train_epochs"])
+            epochs = max(1, round(run["seconds"] * images["epochs"] / images["seconds"]))
+            for each, done in zip(turns.values(), (run, images, reference(best, seed, epochs)), strict=True):
+                each.append(done)
+    rows, first = [], turns["hf_vit, demo.yaml"]
+    for who, each in turns.items():
+        ahead = [100 * (one["accuracy"] - other["accuracy"]) for one, other in zip(first, each, strict=True)]
+        row = {
+            "who": who,
+            "epochs": statistics.median(done["epochs"] for done in each),
+            "seconds": round(statistics.median(done["seconds"] for done in each), 1),
+            "accuracy": round(statistics.mean(done["accuracy"] for done in each), 4),
+            "accuracies": [round(done["accuracy"], 4) for done in each],
+            "gain": None if each is first else round(statistics.mean(ahead), 2),
+        }
+        rows.append(row)
+    return {
+        "rows": rows,
+        "reference_learning_rate": best,
+        "seeds": min(repeats, 3),
+        "train_images": len(splits["train"]),
+        "test_images": len(splits["test"]),
+    }
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -1,17 +1,68 @@
 """Write the tables of the two README.md from the JSON files of model_cards and from the tests of faults, so that none is typed.
 
-Run it with `python recipes/tables.py`; a test fails while README and results differ.
+    python recipes/tables.py [--keep RUN NAME]
+
+It also writes the cards in model_cards anew, from their results. `--keep runs/demo demo` first copies what model_cards keeps of a
+finished run to model_cards/demo; `--keep runs/demo-1 demo/seeds/1` only the numbers of the same run with another seed. A test fails
+while a page or a card and its results differ.
 """
 
+import argparse
 import ast
 import json
+import shutil
+import statistics
+import sys
 from functools import partial
 from pathlib import Path
 
 import yaml
 
 
-HOUSE = Path(__file__).parents[1]
+if __name__ == "__main__":  # this folder holds evaluate.py, which would hide the library of that name
+    sys.path = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
+
+HOUSE = Path(__file__).resolve().parents[1]
+NUMBERS = ("results.json", "metrics.jsonl", "confusion_matrix.csv", "config.yaml")
+OF_MODEL = ("README.md", "example.png", "config.json", "preprocessor_config.json", "model.safetensors")
+LARGEST_WEIGHTS = 5_000_000  # bytes that git may well hold
+
+
+def keep(run: Path, name: str, house: Path):
+    """Copy what model_cards/`name` keeps of a finished run, in place of what it kept; of a further seed only the numbers.
+
+    Raises:
+        ValueError: if the run is not there or not finished.
+    """
+    from hf_vit import sharing
+
+    sharing.read_run(run)
+    target = house / "model_cards" / name
+    target.mkdir(parents=True, exist_ok=True)
+    for file in (*NUMBERS, *OF_MODEL):
+        (target / file).unlink(missing_ok=True)
+    if (target / "figures").exists():
+        shutil.rmtree(target / "figures")
+    files = [run / file for file in NUMBERS]
+    if "seeds" not in Path(name).parts:
+        files += [file for file in (run / "model" / name for name in OF_MODEL) if file.is_file()]
+        shutil.copytree(run / "model" / "figures", target / "figures")
+    for file in files:
+        if file.name != "model.safetensors" or file.stat().st_size < LARGEST_WEIGHTS:
+            shutil.copy(file, target)
+
+
+def cards(house: Path):
+    """Write the card of each kept run anew, as recipes/train.py wrote it beside the model."""
+    from hf_vit import sharing
+
+    for file in sorted(house.glob("model_cards/**/results.json")):
+        folder, config = file.parent, file.with_name("config.yaml")
+        if config.is_file() and (folder / "README.md").is_file():
+            text = config.read_text(encoding="utf-8")
+            where = str(Path(yaml.safe_load(text)["output_dir"], "model"))
+            template = house / "model_cards" / "template.md"
+            sharing.write_card(folder, template, json.loads(file.read_text()), text, where=where)
 
 
 def results(house: Path) -> str:
@@ -27,6 +78,47 @@ def results(house: Path) -> str:
             f"| {run['train_seconds']:.0f} s, {run['images_per_second']:,.0f} images/s "
             f"| {run['hardware']} |"
         )
+    return "\n".join(lines)
+
+
+def seeds(house: Path) -> str:
+    """One row a run that was repeated with other seeds, and how far its accuracy varies.
+
+    Raises:
+        ValueError: if they differ in more than the seed.
+    """
+    lines = [
+        "| run | seeds | accuracy, mean | standard deviation, points | lowest | highest | by seed |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    machines = {}
+    for folder in sorted(file.parent for file in house.glob("model_cards/*/results.json")):
+        others = sorted(file.parent for file in folder.glob("seeds/*/results.json"))
+        if not others:
+            continue
+        runs = [json.loads((place / "results.json").read_text()) for place in (folder, *others)]
+        configs = [yaml.safe_load((place / "config.yaml").read_text()) for place in (folder, *others)]
+        differing = {
+            key
+            for config in configs
+            for key in config.keys() | configs[0].keys()
+            if config.get(key) != configs[0].get(key)
+        }
+        if differing - {"seed", "output_dir"} or len({run["seed"] for run in runs}) < len(runs):
+            raise ValueError(
+                f"{folder} and its seeds/ are not one run with other seeds: their config.yaml differ in {sorted(differing)}; wanted a "
+                "seed of its own for each, and else no difference but output_dir"
+            )
+        runs.sort(key=lambda run: run["seed"])
+        scores = [100 * run["metrics"]["accuracy"] for run in runs]
+        lines.append(
+            f"| [{folder.name}](model_cards/{folder.name}/README.md) | {len(runs)} | {statistics.mean(scores):.2f}% "
+            f"| {statistics.stdev(scores):.2f} | {min(scores):.2f}% | {max(scores):.2f}% "
+            f"| {', '.join(f'{score:.2f}%' for score in scores)} |"
+        )
+        machines |= dict.fromkeys(map(_machine, runs))
+    if machines:
+        lines.append(f"\n{'; '.join(machines)}.")
     return "\n".join(lines)
 
 
@@ -67,9 +159,13 @@ def _benchmark(house: Path) -> dict:
     return json.loads((house / "model_cards" / "benchmark.json").read_text())
 
 
+def _machine(run: dict) -> str:
+    commit, changed, _ = run["commit"].partition(" ")
+    return f"{run['hardware']}, commit {commit[:7]}{changed and ' with local changes'}"
+
+
 def _where(part: dict) -> str:
-    commit, changed, _ = part["commit"].partition(" ")
-    return f"{part['date']}, {part['hardware']}, commit {commit[:7]}{changed and ' with local changes'}"
+    return f"{part['date']}, {_machine(part)}"
 
 
 def speed(house: Path) -> str:
@@ -130,6 +226,27 @@ def loops(house: Path) -> str:
     ]
     lines.append(
         f"\nA ratio above 1 means that hf_vit is faster. {measured['loader']['workers']} processes read. {_where(measured['accuracy'])}."
+    )
+    return "\n".join(lines)
+
+
+def budget(house: Path) -> str:
+    """The demo beside the reference loop, which gets as many images, or as many seconds of training."""
+    measured = _benchmark(house)["budget"]
+    lines = [
+        "| training | epochs | seconds | accuracy, mean | by seed | hf_vit is ahead by, points |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in measured["rows"]:
+        gain = "-" if row["gain"] is None else f"{row['gain']:+.2f}"
+        by_seed = ", ".join(f"{accuracy:.2%}" for accuracy in row["accuracies"])
+        lines.append(
+            f"| {row['who']} | {row['epochs']:g} | {row['seconds']:.0f} s | {row['accuracy']:.2%} | {by_seed} | {gain} |"
+        )
+    lines.append(
+        f"\n{measured['train_images']:,} images to train on; accuracy of the last weights on {measured['test_images']:,} test images; "
+        f"epochs and seconds are medians of {measured['seeds']} seeds, seconds without the scorings. The reference loop trains a native "
+        f"ViT of the same sizes, at the best of three learning rates, {measured['reference_learning_rate']:g}. {_where(measured)}."
     )
     return "\n".join(lines)
 
@@ -210,6 +327,63 @@ def faults(house: Path, of_sharing: bool = False) -> str:
     return "\n".join(lines)
 
 
+TRANSFER = {
+    "scratch": "from scratch",
+    "full": "full fine-tuning",
+    "layer-decay": "full, lower layers slower",
+    "lora": "LoRA",
+    "probe": "linear probe",
+}  # folders of recipes/transfer.py, and what they are called here
+
+
+def transfer(house: Path) -> str:
+    """The table of recipes/transfer.py, from the published runs: seed 0 in a method's own folder, the others in its seeds/."""
+    folder = house / "model_cards" / "transfer"
+    runs = {}
+    for name in ("pretrained", *TRANSFER):
+        others = sorted(folder.glob(f"{name}/seeds/*/results.json"), key=lambda file: int(file.parent.name))
+        runs[name] = [json.loads(file.read_text()) for file in (folder / name / "results.json", *others)]
+    return transfer_table(runs, json.loads((folder / "knn" / "results.json").read_text()))
+
+
+def transfer_table(runs: dict[str, list[dict]], knn: dict) -> str:
+    """One row a method to fine-tune: what it trains, for how long, and what it scores.
+
+    Args:
+        runs: the results.json of each seed, by the names of TRANSFER and "pretrained".
+        knn: what recipes/evaluate.py wrote of the frozen features, with its "seconds" and what the data are "halves_of".
+    """
+    accuracy = {name: [run["metrics"]["accuracy"] for run in runs[name]] for name in TRANSFER}
+    base = statistics.mean(accuracy["scratch"])
+    lines = ["| method | trained parameters | training | accuracy | points |", "|---|---|---|---|---|"]
+    for name, title in TRANSFER.items():
+        mean, seeds = statistics.mean(accuracy[name]), len(accuracy[name])
+        spread = f" ± {100 * statistics.stdev(accuracy[name]):.2f}" if seeds > 1 else ""
+        seconds = statistics.mean(run["train_seconds"] - run["seconds"]["scoring"] for run in runs[name])
+        points = "-" if name == "scratch" else f"{100 * (mean - base):+.2f}"
+        lines.append(
+            f"| {title} | {runs[name][0]['trained_parameters']:,} | {seconds:,.1f} s | {mean:.2%}{spread} | {points} |"
+        )
+    lines.append(
+        f"| k-NN | 0 | {knn['seconds']:,.1f} s | {knn['knn_accuracy']:.2%} | {100 * (knn['knn_accuracy'] - base):+.2f} |"
+    )
+    before, after = runs["pretrained"][0], runs["full"][0]
+    first, second, hub_id = before["data"], after["data"], after["base_model_hub_id"]
+    each = [run for name in ("pretrained", *TRANSFER) for run in runs[name]]
+    commits = {run["commit"][:7] + run["commit"][40:] if run["commit"] else "unknown": None for run in each}
+    lines.append(
+        f"\nHalves of {knn['halves_of']}: pre-trained on {', '.join(first['labels'])} ({first['train_images']:,} images, "
+        f"{before['train_seconds']:,.0f} s, {before['metrics']['accuracy']:.2%} on {first['scored_images']:,} {first['scored']} images)"
+        + (f", pushed to the Hub as `{hub_id}` and loaded from there" if hub_id else "")
+        + f"; then {', '.join(second['labels'])} learnt from {second['train_images']:,} images and scored on "
+        f"{second['scored_images']:,} {second['scored']} images. Accuracy: "
+        + (f"mean and sample standard deviation of {seeds} seeds; " if seeds > 1 else "of one seed; ")
+        + "points: against the mean from scratch; training: mean, without scoring, for k-NN the whole command. "
+        f"{', '.join(dict.fromkeys(run['hardware'] for run in each))}; commit {', '.join(commits)}."
+    )
+    return "\n".join(lines)
+
+
 TABLES = {
     "results": results,
     "families": families,
@@ -236,5 +410,16 @@ def with_tables(page: str, house: Path) -> str:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
+    parser.add_argument(
+        "--keep", nargs=2, metavar=("RUN", "NAME"), help="copy a finished run to model_cards/NAME first"
+    )
+    args = parser.parse_args()
+    if args.keep is not None:
+        try:
+            keep(Path(args.keep[0]), args.keep[1], HOUSE)
+        except ValueError as error:
+            sys.exit(f"error: {error}")
+    cards(HOUSE)
     for page in PAGES:
         (HOUSE / page).write_text(with_tables((HOUSE / page).read_text(), HOUSE))

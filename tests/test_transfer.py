@@ -1,0 +1,155 @@
+"""Claims about recipes/transfer.py: what the halves hold, and that all methods run from a model that was on the Hub."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from datasets import ClassLabel, Dataset, Features, Image
+from hub import Hub
+from PIL import Image as PILImage
+
+from hf_vit import data
+
+
+HOUSE = Path(__file__).parents[1]
+sys.path.insert(0, str(HOUSE / "recipes"))  # transfer.py takes it out again
+import transfer  # noqa: E402
+
+
+NAMES = ["ant", "bee", "cat", "dog", "eel"]
+TINY = """
+preset: tiny-patch16-224
+config_overrides: image_size=8,patch_size=4,hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=32
+num_train_epochs: 2
+per_device_train_batch_size: 8
+learning_rate: 1e-3
+crop: none
+shift: 1
+mixed_precision: "no"
+"""
+
+
+def saved(folder, classes, license=None):
+    """8x8 images as Parquet, 6 a class to train on and 3 to test; the first pixel of each is its number."""
+    folder.mkdir()
+    for split, each in (("train", 6), ("test", 3)):
+        labels = np.tile(np.arange(classes), each).tolist()
+        pictures = [PILImage.fromarray(np.full((8, 8, 3), index, dtype=np.uint8)) for index in range(len(labels))]
+        features = Features({"picture": Image(), "kind": ClassLabel(names=NAMES[:classes])})
+        Dataset.from_dict({"picture": pictures, "kind": labels}, features).to_parquet(folder / f"{split}.parquet")
+    if license:
+        (folder / "README.md").write_text(f"---\nlicense: {license}\n---\n")
+    return str(folder)
+
+
+def content(folder):
+    """By split: the class names, and (number of the image, its class name) of each row."""
+    found = {}
+    for split, rows in data.load(str(folder)).items():
+        names = rows.features["label"].names
+        numbers = [np.asarray(image)[0, 0, 0].item() for image in rows["image"]]
+        found[split] = (names, list(zip(numbers, [names[label] for label in rows["label"]], strict=True)))
+    return found
+
+
+def test_the_halves_share_no_class_and_keep_every_test_image(tmp_path):
+    name = saved(tmp_path / "data", 5, license="mit")
+    folders = transfer.halves(tmp_path / "halves", name, shots=2)
+    first, second = map(content, folders)
+    for half, names, images in ((first, ["ant", "cat", "eel"], 18), (second, ["bee", "dog"], 4)):
+        assert {split: classes for split, (classes, _) in half.items()} == {"train": names, "test": names}
+        assert len(half["train"][1]) == images
+        for _, rows in half.values():
+            assert all(NAMES[number % 5] == label for number, label in rows)
+    assert sorted(number for half in (first, second) for number, _ in half["test"][1]) == list(range(15))
+    assert sorted(label for _, label in second["train"][1]) == ["bee", "bee", "dog", "dog"]
+    assert {data.license_of(str(folder)) for folder in folders} == {"mit"}
+
+
+def test_the_halves_are_drawn_alike_and_written_once(tmp_path):
+    name = saved(tmp_path / "data", 4)
+    one, other = (transfer.halves(tmp_path / place, name, shots=3) for place in ("one", "other"))
+    assert [content(folder) for folder in one] == [content(folder) for folder in other]
+    assert not list(tmp_path.glob("one/*/README.md"))  # no licence is known
+    times = lambda: {file: file.stat().st_mtime_ns for file in (tmp_path / "one").rglob("*")}
+    before = times()
+    assert transfer.halves(tmp_path / "one", name, shots=3) == one
+    assert times() == before
+    with pytest.raises(ValueError, match=r"'shots': 3.*'shots': 2.*name another --output_dir"):
+        transfer.halves(tmp_path / "one", name, shots=2)
+
+
+@pytest.mark.parametrize(
+    ("classes", "shots", "said"),
+    [(3, 2, r"has 3 classes \(ant, bee, cat\); wanted 4 or more"), (4, 7, "--shots 7: the class 'bee' has only 6")],
+)
+def test_too_few_classes_or_images_are_refused_before_anything_is_written(classes, shots, said, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        transfer.halves(tmp_path / "halves", saved(tmp_path / "data", classes), shots)
+    assert not (tmp_path / "halves").exists()
+
+
+def command(folder, *flags, **environment):
+    """Run recipes/transfer.py as a user would, from the repository's root."""
+    (folder / "tiny.yaml").write_text(TINY)
+    line = [sys.executable, "-W", "ignore", "recipes/transfer.py", "--config", folder / "tiny.yaml"]
+    line += ["--output_dir", folder / "runs", "--dataset_name", folder / "data", *flags]
+    return subprocess.run(
+        list(map(str, line)), capture_output=True, text=True, cwd=HOUSE, timeout=900, env={**os.environ, **environment}
+    )
+
+
+def test_an_error_is_one_sentence(tmp_path):
+    saved(tmp_path / "data", 4)
+    done = command(tmp_path, "--shots", 7)
+    assert done.returncode == 1
+    assert done.stderr == "error: --shots 7: the class 'bee' has only 6 training images; take fewer shots\n"
+
+
+@pytest.mark.slow
+def test_every_method_starts_from_the_model_that_was_shared(tmp_path):
+    saved(tmp_path / "data", 4)
+    flags = ["--shots", 4, "--seeds", 1, "--scratch_epochs", 2, "--finetune_epochs", 1, "--repo", "alice/half"]
+    with Hub() as hub:
+        at_hub = dict(
+            HF_ENDPOINT=hub.url, HF_TOKEN=hub.token, HF_HOME=str(tmp_path / "home"), HF_HUB_DISABLE_XET="1", HF_HUB_OFFLINE="0",
+            TRANSFORMERS_OFFLINE="0",
+        )  # fmt: skip
+        done = command(tmp_path, *flags, **at_hub)
+        assert done.returncode == 0, done.stdout + done.stderr
+        again = command(tmp_path, *flags, **at_hub)
+    assert any(
+        method == "GET" and "/alice/half/" in path and "model.safetensors" in path for method, path in hub.requests
+    )
+    assert hub.repos["alice/half"].private
+
+    runs = {
+        name: json.loads((tmp_path / "runs" / name / "0" / "results.json").read_text()) for name in transfer.METHODS
+    }
+    bases = {name: run["base_model_hub_id"] for name, run in runs.items()}
+    assert bases == {name: None if name == "scratch" else "alice/half" for name in transfer.METHODS}
+    assert {tuple(run["data"]["labels"]) for run in runs.values()} == {("bee", "dog")}
+    assert {run["data"]["train_images"] for run in runs.values()} == {8}
+    assert (
+        runs["probe"]["trained_parameters"] < runs["lora"]["trained_parameters"] < runs["full"]["trained_parameters"]
+    )
+    knn = json.loads((tmp_path / "runs" / "knn" / "results.json").read_text())
+    assert knn["model"] == "alice/half"
+    assert knn["images"] == 6
+    assert knn["seconds"] > 0
+
+    lines = [line for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert [line.split(" | ")[0] for line in lines] == [
+        f"| {title}" for title in ("method", *transfer.tables.TRANSFER.values(), "k-NN")
+    ]
+    assert "pushed to the Hub as `alice/half` and loaded from there" in done.stdout
+    assert list(transfer.tables.TRANSFER) == list(transfer.METHODS)
+
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "recipes/train.py" not in again.stdout
+    assert "recipes/evaluate.py" not in again.stdout
+    assert again.stdout.splitlines()[-8:] == done.stdout.splitlines()[-8:]
