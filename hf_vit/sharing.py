@@ -181,7 +181,9 @@ def write_card(
     example = folder / "example.png"
     channels = _channels(folder)
     at = f", revision={json.dumps(revision)}" if revision else ""
-    argument = json.dumps(str(Path(where, example.name))) if repo is None else f'hf_hub_download("{repo}", "example.png"{at})'
+    argument = (
+        json.dumps(str(Path(where, example.name))) if repo is None else f'hf_hub_download("{repo}", "example.png"{at})'
+    )
     recalls = [row for row in results["per_class"] if row["recall"] is not None]
     weakest = sorted(recalls, key=lambda row: row["recall"])[:3] if len(recalls) > 3 else []
     weights = weights_of(folder)

@@ -3,8 +3,8 @@
     python recipes/tables.py [--keep RUN NAME]
 
 It also writes the cards in model_cards anew, from their results. `--keep runs/demo demo` first copies what model_cards keeps of a
-finished run to model_cards/demo; `--keep runs/demo-1 demo/seeds/1` only the numbers of the same run with another seed. A test fails
-while a page or a card and its results differ.
+finished run to model_cards/demo; `--keep runs/demo-1 demo/seeds/1` only the numbers of the same run with another seed, and
+`--keep runs/transfer transfer` all runs of recipes/transfer.py. A test fails while a page or a card and its results differ.
 """
 
 import argparse
@@ -29,26 +29,39 @@ LARGEST_WEIGHTS = 5_000_000  # bytes that git may well hold
 
 
 def keep(run: Path, name: str, house: Path):
-    """Copy what model_cards/`name` keeps of a finished run, in place of what it kept; of a further seed only the numbers.
+    """Copy what model_cards/`name` keeps of a finished run, in place of what it kept; of a further seed only the numbers, and of
+    what was fine-tuned by recipes/transfer.py no weights.
 
     Raises:
         ValueError: if the run is not there or not finished.
     """
     from hf_vit import sharing
 
-    sharing.read_run(run)
     target = house / "model_cards" / name
+    if (run / "knn").is_dir():
+        keep(run / "pretrained", f"{name}/pretrained", house)
+        for method in TRANSFER:
+            for place in sorted((run / method).iterdir(), key=lambda place: int(place.name)):
+                keep(place, f"{name}/{method}" + (f"/seeds/{place.name}" if place.name != "0" else ""), house)
+        (target / "knn").mkdir(exist_ok=True)
+        shutil.copy(run / "knn" / "results.json", target / "knn")
+        return
+    sharing.read_run(run)
     target.mkdir(parents=True, exist_ok=True)
     for file in (*NUMBERS, *OF_MODEL):
         (target / file).unlink(missing_ok=True)
     if (target / "figures").exists():
         shutil.rmtree(target / "figures")
-    files = [run / file for file in NUMBERS]
-    if "seeds" not in Path(name).parts:
-        files += [file for file in (run / "model" / name for name in OF_MODEL) if file.is_file()]
-        shutil.copytree(run / "model" / "figures", target / "figures")
-    for file in files:
-        if file.name != "model.safetensors" or file.stat().st_size < LARGEST_WEIGHTS:
+    for file in NUMBERS:
+        (target / file).write_text(sharing.read_for_others(run / file), encoding="utf-8")
+    if "seeds" in Path(name).parts:
+        return
+    shutil.copytree(run / "model" / "figures", target / "figures")
+    for file in (run / "model" / file for file in OF_MODEL):
+        is_kept = file.suffix != ".safetensors" or (
+            file.stat().st_size < LARGEST_WEIGHTS and target.name not in TRANSFER
+        )
+        if file.is_file() and is_kept:
             shutil.copy(file, target)
 
 
@@ -75,44 +88,49 @@ def results(house: Path) -> str:
             f"| [{file.parent.name}](model_cards/{file.parent.name}/README.md) "
             f"| {data['train_images']:,} of {Path(data['name']).name} "
             f"| {100 * run['metrics']['accuracy']:.2f}% on {data['scored_images']:,} {data['scored']} images "
-            f"| {run['train_seconds']:.0f} s, {run['images_per_second']:,.0f} images/s "
+            f"| {run['train_seconds']:,.0f} s, {run['images_per_second']:,.0f} images/s "
             f"| {run['hardware']} |"
         )
     return "\n".join(lines)
 
 
-def seeds(house: Path) -> str:
-    """One row a run that was repeated with other seeds, and how far its accuracy varies.
+def with_its_seeds(folder: Path) -> list[dict]:
+    """The results.json of a kept run and of its repetitions, by seed.
 
     Raises:
         ValueError: if they differ in more than the seed.
     """
+    places = [folder, *(file.parent for file in folder.glob("seeds/*/results.json"))]
+    runs = [json.loads((place / "results.json").read_text()) for place in places]
+    configs = [yaml.safe_load((place / "config.yaml").read_text()) for place in places]
+    differing = {
+        key
+        for config in configs
+        for key in config.keys() | configs[0].keys()
+        if config.get(key) != configs[0].get(key)
+    }
+    if differing - {"seed", "output_dir"} or len({run["seed"] for run in runs}) < len(runs):
+        raise ValueError(
+            f"{folder} and its seeds/ are not one run with other seeds: their config.yaml differ in {sorted(differing)}; wanted a "
+            "seed of its own for each, and else no difference but output_dir"
+        )
+    return sorted(runs, key=lambda run: run["seed"])
+
+
+def seeds(house: Path) -> str:
+    """One row a run that was repeated with other seeds, and how far its accuracy varies."""
     lines = [
         "| run | seeds | accuracy, mean | standard deviation, points | lowest | highest | by seed |",
         "|---|---|---|---|---|---|---|",
     ]
     machines = {}
     for folder in sorted(file.parent for file in house.glob("model_cards/*/results.json")):
-        others = sorted(file.parent for file in folder.glob("seeds/*/results.json"))
-        if not others:
+        if not (folder / "seeds").is_dir():
             continue
-        runs = [json.loads((place / "results.json").read_text()) for place in (folder, *others)]
-        configs = [yaml.safe_load((place / "config.yaml").read_text()) for place in (folder, *others)]
-        differing = {
-            key
-            for config in configs
-            for key in config.keys() | configs[0].keys()
-            if config.get(key) != configs[0].get(key)
-        }
-        if differing - {"seed", "output_dir"} or len({run["seed"] for run in runs}) < len(runs):
-            raise ValueError(
-                f"{folder} and its seeds/ are not one run with other seeds: their config.yaml differ in {sorted(differing)}; wanted a "
-                "seed of its own for each, and else no difference but output_dir"
-            )
-        runs.sort(key=lambda run: run["seed"])
+        runs = with_its_seeds(folder)
         scores = [100 * run["metrics"]["accuracy"] for run in runs]
         lines.append(
-            f"| [{folder.name}](model_cards/{folder.name}/README.md) | {len(runs)} | {statistics.mean(scores):.2f}% "
+            f"| [{folder.name}](../model_cards/{folder.name}/README.md) | {len(runs)} | {statistics.mean(scores):.2f}% "
             f"| {statistics.stdev(scores):.2f} | {min(scores):.2f}% | {max(scores):.2f}% "
             f"| {', '.join(f'{score:.2f}%' for score in scores)} |"
         )
@@ -160,7 +178,7 @@ def _benchmark(house: Path) -> dict:
 
 
 def _machine(run: dict) -> str:
-    commit, changed, _ = run["commit"].partition(" ")
+    commit, changed, _ = (run["commit"] or "unknown").partition(" ")
     return f"{run['hardware']}, commit {commit[:7]}{changed and ' with local changes'}"
 
 
@@ -339,10 +357,7 @@ TRANSFER = {
 def transfer(house: Path) -> str:
     """The table of recipes/transfer.py, from the published runs: seed 0 in a method's own folder, the others in its seeds/."""
     folder = house / "model_cards" / "transfer"
-    runs = {}
-    for name in ("pretrained", *TRANSFER):
-        others = sorted(folder.glob(f"{name}/seeds/*/results.json"), key=lambda file: int(file.parent.name))
-        runs[name] = [json.loads(file.read_text()) for file in (folder / name / "results.json", *others)]
+    runs = {name: with_its_seeds(folder / name) for name in ("pretrained", *TRANSFER)}
     return transfer_table(runs, json.loads((folder / "knn" / "results.json").read_text()))
 
 
@@ -355,37 +370,44 @@ def transfer_table(runs: dict[str, list[dict]], knn: dict) -> str:
     """
     accuracy = {name: [run["metrics"]["accuracy"] for run in runs[name]] for name in TRANSFER}
     base = statistics.mean(accuracy["scratch"])
-    lines = ["| method | trained parameters | training | accuracy | points |", "|---|---|---|---|---|"]
+    lines = ["| method | trained parameters | steps | training | accuracy | points |", "|---|---|---|---|---|---|"]
+    seeds = len(runs["scratch"])
+    if any(len(runs[name]) != seeds for name in TRANSFER):
+        raise ValueError(f"not every method has {seeds} seeds, as scratch has: let recipes/transfer.py finish")
     for name, title in TRANSFER.items():
-        mean, seeds = statistics.mean(accuracy[name]), len(accuracy[name])
+        mean = statistics.mean(accuracy[name])
         spread = f" ± {100 * statistics.stdev(accuracy[name]):.2f}" if seeds > 1 else ""
         seconds = statistics.mean(run["train_seconds"] - run["seconds"]["scoring"] for run in runs[name])
         points = "-" if name == "scratch" else f"{100 * (mean - base):+.2f}"
         lines.append(
-            f"| {title} | {runs[name][0]['trained_parameters']:,} | {seconds:,.1f} s | {mean:.2%}{spread} | {points} |"
+            f"| {title} | {runs[name][0]['trained_parameters']:,} | {runs[name][0]['steps']:,} | {seconds:,.1f} s | {mean:.2%}{spread} | {points} |"
         )
     lines.append(
-        f"| k-NN | 0 | {knn['seconds']:,.1f} s | {knn['knn_accuracy']:.2%} | {100 * (knn['knn_accuracy'] - base):+.2f} |"
+        f"| k-NN | 0 | 0 | {knn['seconds']:,.1f} s | {knn['knn_accuracy']:.2%} | {100 * (knn['knn_accuracy'] - base):+.2f} |"
     )
     before, after = runs["pretrained"][0], runs["full"][0]
     first, second, hub_id = before["data"], after["data"], after["base_model_hub_id"]
-    each = [run for name in ("pretrained", *TRANSFER) for run in runs[name]]
-    commits = {run["commit"][:7] + run["commit"][40:] if run["commit"] else "unknown": None for run in each}
+    machines = dict.fromkeys(_machine(run) for name in ("pretrained", *TRANSFER) for run in runs[name])
     lines.append(
         f"\nHalves of {knn['halves_of']}: pre-trained on {', '.join(first['labels'])} ({first['train_images']:,} images, "
         f"{before['train_seconds']:,.0f} s, {before['metrics']['accuracy']:.2%} on {first['scored_images']:,} {first['scored']} images)"
         + (f", pushed to the Hub as `{hub_id}` and loaded from there" if hub_id else "")
         + f"; then {', '.join(second['labels'])} learnt from {second['train_images']:,} images and scored on "
         f"{second['scored_images']:,} {second['scored']} images. Accuracy: "
-        + (f"mean and sample standard deviation of {seeds} seeds; " if seeds > 1 else "of one seed; ")
-        + "points: against the mean from scratch; training: mean, without scoring, for k-NN the whole command. "
-        f"{', '.join(dict.fromkeys(run['hardware'] for run in each))}; commit {', '.join(commits)}."
+        + (
+            f"mean and sample standard deviation of {seeds} seeds, of the same images and start; "
+            if seeds > 1
+            else "of one seed; "
+        )
+        + "points: against the mean from scratch, which takes the pre-training's own optimizer and rate; training: mean, without "
+        f"scoring, for k-NN the whole command, with its start and all of its probes. {'; '.join(machines)}."
     )
     return "\n".join(lines)
 
 
 TABLES = {
     "results": results,
+    "seeds": seeds,
     "families": families,
     "presets": presets,
     "speed": speed,

@@ -6,10 +6,10 @@ Classes of even index are the first half: all of their images pre-train the mode
 second: --shots images of each teach it anew, by every method of METHODS and --seeds seeds, and all of their test images are
 scored. With --repo the pre-trained model is pushed to the Hub, and each method loads it from there; without, from its folder.
 
-    data/first, data/second    the two halves, as Parquet
-    pretrained/                a run of train.py, as are
-    scratch/0, full/0, ...     a folder a method, and in it one a seed
-    knn/results.json           what recipes/evaluate.py says of the frozen features, and the seconds it took
+    data/NAME-even, data/NAME-odd   the two halves, as Parquet
+    pretrained/                     a run of train.py, as are
+    scratch/0, full/0, ...          a folder a method, and in it one a seed
+    knn/results.json                what recipes/evaluate.py says of the frozen features, and the seconds it took
 
 At the end comes the table that recipes/tables.py makes of the results.json of them all. What was stopped goes on by the same
 command. Exit codes: 0, 1 after an error, 2 for a flag that is wrong.
@@ -34,13 +34,15 @@ sys.path = [path for path in sys.path if Path(path).resolve() != RECIPES]
 
 import datasets
 import numpy as np
+import torch
 import yaml
 from datasets import ClassLabel, Image
 
-from hf_vit import data, presets, resume
+from hf_vit import data, resume, sharing
 
 
-# Flags of train.py. From scratch all the others are those of --config; fine-tuning shares AUGMENTATION with it.
+# Flags of train.py. From scratch all the others are those of --config; fine-tuning shares AUGMENTATION with it. The rates are
+# what such methods usually take, set before the first run and not searched for.
 METHODS = {
     "scratch": {},
     "full": {"learning_rate": "3e-4"},
@@ -74,6 +76,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     for name in ("shots", "seeds", "pretrain_epochs", "scratch_epochs", "finetune_epochs"):
         if (value := getattr(args, name)) is not None and value < 1:
             parser.error(f"argument --{name}: {value} was given, 1 or more was wanted")
+    if args.public and args.repo is None:
+        parser.error("argument --public: of what? --repo USER/NAME names it")
     return args
 
 
@@ -85,25 +89,26 @@ def as_typed(name: str) -> str:
 def halves(
     folder: Path, name: str, shots: int, image_column: str | None = None, label_column: str | None = None
 ) -> tuple[Path, Path]:
-    """Folders of Parquet files: `first` has the classes of even index and all of their images; `second` those of odd index,
+    """Folders of Parquet files: NAME-even has the classes of even index and all of their images; NAME-odd those of odd index,
     `shots` training images of each, drawn with seed 0, and all of their test images.
 
-    The images are in the column `image`, the labels, numbered anew, in `label`. A data set without a test split gives its
-    validation split, or a part of train. Images that are files elsewhere are named, not copied.
+    The images are in the column `image`, the labels, numbered anew, in `label`. Images that are files elsewhere are named, not
+    copied.
 
     Raises:
-        ValueError: for fewer than 4 classes, fewer than `shots` images of one, or other halves in `folder`.
+        ValueError: for fewer than 4 classes, fewer than `shots` images of one, no test split, or other halves in `folder`.
     """
     asked = {"dataset_name": name, "shots": shots, "image_column": image_column, "label_column": label_column}
-    first, second, record = folder / "first", folder / "second", folder / "halves.json"
+    first, second = (folder / f"{Path(name).name}-{which}" for which in ("even", "odd"))
+    record = folder / "halves.json"
     if record.is_file():
         if (there := json.loads(record.read_text())) != asked:
             raise ValueError(f"{folder} holds halves of {there}, and {asked} was asked for: name another --output_dir")
         return first, second
     splits = data.load(name)
-    splits, names, _ = data.prepare(
-        splits, eval_split="test" if "test" in splits else None, image_column=image_column, label_column=label_column
-    )
+    if "test" not in splits:
+        raise ValueError(f"{name} has the splits {', '.join(splits)}; wanted one called test, to score both halves on")
+    splits, names, _ = data.prepare(splits, eval_split="test", image_column=image_column, label_column=label_column)
     if len(names) < 4:
         raise ValueError(f"{name} has {len(names)} classes ({', '.join(names)}); wanted 4 or more, two for each half")
 
@@ -123,9 +128,9 @@ def halves(
             (aside / half.name).mkdir()
             found["train", odd].to_parquet(aside / half.name / "train.parquet")
             found["eval", odd].to_parquet(aside / half.name / "test.parquet")
-            if license is not None:
-                text = f"---\n{yaml.safe_dump({'license': license})}---\nHalf of the classes of {name}.\n"
-                (aside / half.name / "README.md").write_text(text, encoding="utf-8")
+            text = f"---\n{yaml.safe_dump({'license': license})}---\n" if license is not None else ""
+            text += f"{', '.join(names[odd::2])} of {name}, as recipes/transfer.py takes them.\n"
+            (aside / half.name / "README.md").write_text(text, encoding="utf-8")
         (aside / record.name).write_text(json.dumps(asked) + "\n")
     return first, second
 
@@ -144,18 +149,12 @@ def run(script: str, *flags):
 
 
 def train(folder: Path, **flags):
-    """A run of train.py, unless exactly this one is finished: train.py would find that too, but seconds later."""
-    line = [f"--{name}={value}" for name, value in flags.items()] + [f"--output_dir={folder}"]
-    finished = (folder / resume.FINISHED).is_file() and (folder / "model" / "config.json").is_file()
-    if finished and not presets.changes(yaml.safe_load((folder / resume.STARTED).read_text()), presets.parse(line)):
-        return
-    run("train.py", *line)
+    """A run of train.py, which leaves alone what is finished."""
+    run("train.py", *(f"--{name}={value}" for name, value in flags.items()), f"--output_dir={folder}")
 
 
 def score_features(folder: Path, start, second: Path, precision: str, of: str):
     """Classify the second half by its nearest neighbours among the frozen features, and write down the seconds."""
-    if (folder / resume.FINISHED).is_file():
-        return
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     run(
@@ -163,7 +162,8 @@ def score_features(folder: Path, start, second: Path, precision: str, of: str):
         "--mixed_precision", precision, "--output_file", folder / "metrics.json",
     )  # fmt: skip
     seconds = round(time.monotonic() - began, 1)
-    found = {**read(folder / "metrics.json"), "seconds": seconds, "halves_of": of}
+    circumstances = sharing.circumstances("cuda" if torch.cuda.is_available() else "cpu", 1, precision)
+    found = {**read(folder / "metrics.json"), "seconds": seconds, "halves_of": of, **circumstances}
     resume.write_text(folder / resume.FINISHED, json.dumps(found, indent=2) + "\n")
 
 
@@ -187,7 +187,8 @@ def main(args: argparse.Namespace):
     start = out / "pretrained" / "model"
     if args.repo is not None:
         public = ["--public"] if args.public else []
-        run("publish.py", out / "pretrained", "--repo", args.repo, "--push", *public)
+        # As code, for a native layout knows no patch dropout, which the model from scratch is trained with.
+        run("publish.py", out / "pretrained", "--repo", args.repo, "--push", "--layout", "code", *public)
         start = args.repo
 
     kept = {key: config[key] for key in (*AUGMENTATION, "mixed_precision") if key in config}

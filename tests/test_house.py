@@ -1,5 +1,6 @@
 """Claims about the repository: what is promised in words holds."""
 
+import csv
 import importlib.metadata
 import json
 import re
@@ -10,11 +11,18 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
+import yaml
 from packaging.requirements import Requirement
+from PIL import Image
+from transformers import AutoImageProcessor
+
+from hf_vit import HFViTForImageClassification, presets, sharing
 
 
 HOUSE = Path(__file__).parents[1]
 README = (HOUSE / "README.md").read_text()
+RUNS = sorted(file for file in HOUSE.glob("model_cards/**/results.json") if file.with_name("config.yaml").is_file())
 PROJECT = tomllib.loads((HOUSE / "pyproject.toml").read_text())
 MEASURED = re.compile(
     r"\d\s?%|\d percent|\d[\s-](ms|s|min|h|(milli)?seconds?|minutes?|hours?)\b|\d images(/s| (a|per) second)|\d\s?[x\u00d7](?!\w)"
@@ -102,10 +110,34 @@ def test_the_tables_are_what_the_script_writes(tables):
 def test_a_published_runs_preset_and_card_state_its_results(file):
     results = json.loads(file.read_text())
     accuracy = f"{100 * results['metrics']['accuracy']:.2f}%"
-    header = (HOUSE / "recipes" / "configs" / f"{file.parent.name}.yaml").read_text()
-    assert accuracy in header
-    assert f" {results['train_seconds']:,.0f} s" in header
+    preset = HOUSE / "recipes" / "configs" / f"{file.parent.name}.yaml"
+    assert accuracy in preset.read_text()
+    assert f" {results['train_seconds']:,.0f} s" in preset.read_text()
+    assert results["command"] == f"accelerate launch recipes/train.py --config recipes/configs/{preset.name}"
+    was = yaml.safe_load(file.with_name("config.yaml").read_text())
+    assert yaml.safe_load(presets.as_yaml(presets.parse(["--config", str(preset)]))) == was
     assert accuracy in (file.parent / "README.md").read_text()
+
+
+@pytest.mark.parametrize("file", RUNS, ids=lambda file: str(file.parent.relative_to(HOUSE / "model_cards")))
+def test_a_kept_runs_accuracy_is_that_of_its_confusion_matrix(file):
+    with open(file.with_name("confusion_matrix.csv"), newline="", encoding="utf-8") as opened:
+        counts = torch.tensor([[int(count) for count in row[1:]] for row in list(csv.reader(opened))[1:]])
+    assert counts.trace().item() / counts.sum().item() == pytest.approx(
+        json.loads(file.read_text())["metrics"]["accuracy"], abs=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    "weights", sorted(HOUSE.glob("model_cards/**/model.safetensors")), ids=lambda file: file.parent.name
+)
+def test_kept_weights_give_the_answer_that_is_in_the_results(weights):
+    folder, results = weights.parent, json.loads(weights.with_name("results.json").read_text())
+    assert sharing.checksum(weights) == results["weights_sha256"]
+    model = HFViTForImageClassification.from_pretrained(folder).eval()
+    inputs = AutoImageProcessor.from_pretrained(folder)(Image.open(folder / "example.png"), return_tensors="pt")
+    with torch.no_grad():
+        assert sharing.in_words(model(**inputs).logits[0], results["data"]["labels"]) == results["answer"]
 
 
 def cards_of(house):
@@ -125,6 +157,7 @@ def test_a_card_whose_number_was_changed_is_written_anew(tables, tmp_path):
     card, file = (tmp_path / "model_cards" / "demo" / name for name in ("README.md", "results.json"))
     before, results = card.read_text(), json.loads(file.read_text())
     card.write_text(before.replace(f"{results['metrics']['accuracy']:.2%}", "99.99%"))
+    assert card.read_text() != before
     tables.cards(tmp_path)
     assert card.read_text() == before
     results["metrics"]["accuracy"] = 0.1234
@@ -173,7 +206,7 @@ def test_the_table_of_seeds_is_of_one_run_with_other_seeds(tables, tmp_path):
     for seed, accuracy in ((0, 0.5), (2, 0.54), (1, 0.52)):
         name = "tiny" if seed == 0 else f"tiny/seeds/{seed}"
         tables.keep(finished_run(tmp_path / str(seed), seed, accuracy), name, tmp_path)
-    row = "| [tiny](model_cards/tiny/README.md) | 3 | 52.00% | 2.00 | 50.00% | 54.00% | 50.00%, 52.00%, 54.00% |"
+    row = "| [tiny](../model_cards/tiny/README.md) | 3 | 52.00% | 2.00 | 50.00% | 54.00% | 50.00%, 52.00%, 54.00% |"
     assert tables.seeds(tmp_path).splitlines()[2:] == [row, "", "a machine, commit 0123456."]
     tables.keep(finished_run(tmp_path / "3", 3, learning_rate=1), "tiny/seeds/3", tmp_path)
     with pytest.raises(ValueError, match="learning_rate"):
