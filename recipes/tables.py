@@ -3,8 +3,9 @@
     python recipes/tables.py [--keep RUN NAME]
 
 It also writes the cards in model_cards anew, from their results. `--keep runs/demo demo` first copies what model_cards keeps of a
-finished run to model_cards/demo; `--keep runs/demo-1 demo/seeds/1` only the numbers of the same run with another seed, and
-`--keep runs/transfer transfer` all runs of recipes/transfer.py. A test fails while a page or a card and its results differ.
+finished run to model_cards/demo; `--keep runs/demo-1 demo/seeds/1` only the numbers of the same run with another seed,
+`--keep runs/patch8 tried/cifar10/patch8` those of one that was tried, and `--keep runs/transfer transfer` all runs of
+recipes/transfer.py. A test fails while a page or a card and its results differ.
 """
 
 import argparse
@@ -25,12 +26,13 @@ if __name__ == "__main__":  # this folder holds evaluate.py, which would hide th
 HOUSE = Path(__file__).resolve().parents[1]
 NUMBERS = ("results.json", "metrics.jsonl", "confusion_matrix.csv", "config.yaml")
 OF_MODEL = ("README.md", "example.png", "config.json", "preprocessor_config.json", "model.safetensors")
+PLACES = ("dataset_name", "output_dir", "image_column", "eval_epochs", "num_workers")  # decide nothing
 LARGEST_WEIGHTS = 5_000_000  # bytes that git may well hold
 
 
 def keep(run: Path, name: str, house: Path):
-    """Copy what model_cards/`name` keeps of a finished run, in place of what it kept; of a further seed only the numbers, and of
-    what was fine-tuned by recipes/transfer.py no weights.
+    """Copy what model_cards/`name` keeps of a finished run, in place of what it kept; of a further seed and of what
+    was tried only the numbers, and of what was fine-tuned by recipes/transfer.py no weights.
 
     Raises:
         ValueError: if the run is not there or not finished.
@@ -54,7 +56,7 @@ def keep(run: Path, name: str, house: Path):
         shutil.rmtree(target / "figures")
     for file in NUMBERS:
         (target / file).write_text(sharing.read_for_others(run / file), encoding="utf-8")
-    if "seeds" in Path(name).parts:
+    if {"seeds", "tried"} & set(Path(name).parts):
         return
     shutil.copytree(run / "model" / "figures", target / "figures")
     for file in (run / "model" / file for file in OF_MODEL):
@@ -92,6 +94,30 @@ def results(house: Path) -> str:
             f"| {run['hardware']} |"
         )
     return "\n".join(lines)
+
+
+def tried(house: Path) -> str:
+    """One row a run on the way to a preset: what was other than there, and what it gave."""
+    lines = ["| preset | tried | what was other | images seen | training | accuracy |", "|---|---|---|---|---|---|"]
+    for file in sorted(house.glob("model_cards/tried/*/*/results.json")):
+        run, preset = json.loads(file.read_text()), house / "recipes" / "configs" / f"{file.parts[-3]}.yaml"
+        is_now, was = (_numbers(yaml.safe_load(one.read_text())) for one in (preset, file.with_name("config.yaml")))
+        other = [
+            f"{key} {was[key]} for {is_now[key]}"
+            for key in is_now
+            if key not in PLACES and was.get(key) != is_now[key]
+        ]
+        lines.append(
+            f"| [{preset.stem}](configs/{preset.name}) | {file.parts[-2]} | {', '.join(other)} "
+            f"| {run['steps'] * run['images_per_step']:,} | {run['train_seconds']:,.0f} s | {run['metrics']['accuracy']:.2%} |"
+        )
+    return "\n".join(lines)
+
+
+def _numbers(config: dict) -> dict:
+    """Keys of a preset and fields of its architecture beside each other, numbers as numbers."""
+    fields = {"patch_dropout_rate": "0", **dict(pair.split("=") for pair in config.pop("config_overrides").split(","))}
+    return {key: yaml.safe_load(str(value).replace("e-", ".0e-")) for key, value in {**config, **fields}.items()}
 
 
 def with_its_seeds(folder: Path) -> list[dict]:
@@ -408,6 +434,7 @@ def transfer_table(runs: dict[str, list[dict]], knn: dict) -> str:
 TABLES = {
     "results": results,
     "seeds": seeds,
+    "tried": tried,
     "families": families,
     "presets": presets,
     "speed": speed,
