@@ -208,6 +208,7 @@ def write_card(
         how=f"from {inline(base_model)}" if base_model else "from scratch",
         data=inline(data["name"]),
         data_license=data.get("license"),
+        on_disk="/" in data["name"] and not data.get("hub_id"),
         license=license,
         weights=weights.name,
         checksum=checksum(weights) if weights.is_file() else results["weights_sha256"],

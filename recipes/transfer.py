@@ -2,9 +2,10 @@
 
     python recipes/transfer.py --dataset_name uoft-cs/cifar10 [--repo USER/NAME] [--output_dir runs/transfer]
 
-Classes of even index are the first half: all of their images pre-train the model of --config. Classes of odd index are the
-second: --shots images of each teach it anew, by every method of METHODS and --seeds seeds, and all of their test images are
-scored. With --repo the pre-trained model is pushed to the Hub, and each method loads it from there; without, from its folder.
+Classes of even index are the first half: all of their images pre-train the model of --config. Of those of odd index --shots images
+each are learnt from scratch, by full fine-tuning with and without layer decay, by LoRA, by a linear probe and by k-NN, each but the
+last with --seeds seeds, and all test images are scored. With --repo the pre-trained model is pushed to the Hub, and each method
+loads it from there; without, from its folder.
 
     data/NAME-even, data/NAME-odd   the two halves, as Parquet
     pretrained/                     a run of train.py, as are
@@ -58,7 +59,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.partition("\n")[0], allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )  # fmt: skip
-    parser.add_argument("--dataset_name", required=True, help="Hub id, local folder or file, or fashion-mnist-mini")
+    parser.add_argument(
+        "--dataset_name",
+        required=True,
+        help="Hub id, local folder or file with a split called test, or fashion-mnist-mini",
+    )
     parser.add_argument("--image_column", help="column of images; found by its feature type if not given")
     parser.add_argument("--label_column", help="column of labels; found by its feature type if not given")
     parser.add_argument(
