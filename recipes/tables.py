@@ -435,6 +435,7 @@ TABLES = {
     "results": results,
     "seeds": seeds,
     "tried": tried,
+    "transfer": transfer,
     "families": families,
     "presets": presets,
     "speed": speed,

@@ -133,7 +133,10 @@ def halves(
             (aside / half.name).mkdir()
             found["train", odd].to_parquet(aside / half.name / "train.parquet")
             found["eval", odd].to_parquet(aside / half.name / "test.parquet")
-            card = {"pretty_name": f"{', '.join(names[odd::2])} of {name}", **({"license": license} if license else {})}
+            card = {
+                "pretty_name": f"{', '.join(names[odd::2])} of {name}",
+                **({"license": license} if license else {}),
+            }
             text = f"---\n{yaml.safe_dump(card)}---\nMade by recipes/transfer.py.\n"
             (aside / half.name / "README.md").write_text(text, encoding="utf-8")
         (aside / record.name).write_text(json.dumps(asked) + "\n")
