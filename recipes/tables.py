@@ -289,7 +289,8 @@ def budget(house: Path) -> str:
         )
     lines.append(
         f"\n{measured['train_images']:,} images to train on; accuracy of the last weights on {measured['test_images']:,} test images; "
-        f"epochs and seconds are medians of {measured['seeds']} seeds, seconds without the scorings. The reference loop trains a native "
+        + (f"medians of {measured['seeds']} seeds for epochs and seconds" if measured["seeds"] > 1 else "one seed")
+        + ", seconds without the scorings. The reference loop trains a native "
         f"ViT of the same sizes, at the best of three learning rates, {measured['reference_learning_rate']:g}. {_where(measured)}."
     )
     return "\n".join(lines)
@@ -440,6 +441,7 @@ TABLES = {
     "presets": presets,
     "speed": speed,
     "loops": loops,
+    "budget": budget,
     "savings": savings,
     "loader": loader,
     "costs": costs,
