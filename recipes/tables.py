@@ -32,7 +32,8 @@ LARGEST_WEIGHTS = 5_000_000  # bytes that git may well hold
 
 def keep(run: Path, name: str, house: Path):
     """Copy what model_cards/`name` keeps of a finished run, in place of what it kept; of a further seed and of what
-    was tried only the numbers, and of what was fine-tuned by recipes/transfer.py no weights.
+    was tried only the numbers, and of what was fine-tuned by recipes/transfer.py no weights. Images
+    of a data set without a known licence, and pictures that show them, stay out.
 
     Raises:
         ValueError: if the run is not there or not finished.
@@ -58,12 +59,17 @@ def keep(run: Path, name: str, house: Path):
         (target / file).write_text(sharing.read_for_others(run / file), encoding="utf-8")
     if {"seeds", "tried"} & set(Path(name).parts):
         return
-    shutil.copytree(run / "model" / "figures", target / "figures")
-    for file in (run / "model" / file for file in OF_MODEL):
-        is_kept = file.suffix != ".safetensors" or (
-            file.stat().st_size < LARGEST_WEIGHTS and target.name not in TRANSFER
-        )
-        if file.is_file() and is_kept:
+    left_out = set()
+    if json.loads((target / "results.json").read_text())["data"].get("license") is None:
+        left_out |= {
+            "example.png",
+            *(f"{picture}.png" for picture, shows_images in sharing.PICTURES.items() if shows_images),
+        }
+    if target.name in TRANSFER or (run / "model" / "model.safetensors").stat().st_size >= LARGEST_WEIGHTS:
+        left_out.add("model.safetensors")
+    shutil.copytree(run / "model" / "figures", target / "figures", ignore=lambda *_: left_out)
+    for file in (run / "model" / name for name in OF_MODEL if name not in left_out):
+        if file.is_file():
             shutil.copy(file, target)
 
 

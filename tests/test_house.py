@@ -135,9 +135,18 @@ def test_kept_weights_give_the_answer_that_is_in_the_results(weights):
     folder, results = weights.parent, json.loads(weights.with_name("results.json").read_text())
     assert sharing.checksum(weights) == results["weights_sha256"]
     model = HFViTForImageClassification.from_pretrained(folder).eval()
+    if not (folder / "example.png").is_file():  # its licence is not known
+        return
     inputs = AutoImageProcessor.from_pretrained(folder)(Image.open(folder / "example.png"), return_tensors="pt")
     with torch.no_grad():
         assert sharing.in_words(model(**inputs).logits[0], results["data"]["labels"]) == results["answer"]
+
+
+@pytest.mark.parametrize("file", RUNS, ids=lambda file: str(file.parent.relative_to(HOUSE / "model_cards")))
+def test_images_whose_licence_is_not_known_are_not_kept(file):
+    shows_images = {f"{name}.png" for name, shows in sharing.PICTURES.items() if shows} | {"example.png"}
+    if json.loads(file.read_text())["data"]["license"] is None:
+        assert [picture for picture in file.parent.rglob("*.png") if picture.name in shows_images] == []
 
 
 def cards_of(house):
