@@ -120,6 +120,16 @@ def train(folder: Path, **flags) -> dict:
     return {**json.loads((folder / "results.json").read_text()), "lines": lines}
 
 
+def trained_for(run: dict) -> float:
+    """Seconds of a whole run of train.py, without its scorings."""
+    return [line["seconds"] for line in run["lines"] if "loss" in line][-1]
+
+
+def square_form(side: int) -> data.ImageForm:
+    """Square RGB images of `side` pixels, as the usual examples normalise them."""
+    return data.ImageForm(side, side, 3, int(Image.Resampling.BILINEAR), (0.5,) * 3, (0.5,) * 3)
+
+
 def as_overrides(fields: dict) -> str:
     return ",".join(f"{name}={value}".lower() for name, value in fields.items())
 
@@ -386,8 +396,7 @@ def reference_loader(rows: Dataset, workers: int, shuffle: bool = True) -> DataL
 
 
 def loader_part(repeats: int) -> dict:
-    form = data.ImageForm(224, 224, 3, int(Image.Resampling.BILINEAR), (0.5,) * 3, (0.5,) * 3)
-    small = data.ImageForm(28, 28, 3, form.resample, form.mean, form.std)
+    form, small = square_form(224), square_form(28)
     measured, kept = [], data.CACHE_BYTES
     with tempfile.TemporaryDirectory() as folder:
         embedded = data.load("fashion-mnist-mini")["train"]
@@ -448,8 +457,7 @@ def demo_part(repeats: int) -> dict:
         ]
     shares = []
     for run in runs:
-        last = [line for line in run["lines"] if "loss" in line][-1]
-        shares.append(run["seconds"]["model"] / last["seconds"])
+        shares.append(run["seconds"]["model"] / trained_for(run))
     return {"model_share": round(statistics.median(shares), 3), "images_per_second": runs[-1]["images_per_second"]}
 
 
@@ -554,7 +562,7 @@ def pretrained(folder: Path, images: Path) -> Path:
 
 
 def accuracy_part(repeats: int) -> dict:
-    form = data.ImageForm(28, 28, 3, int(Image.Resampling.BILINEAR), (0.5,) * 3, (0.5,) * 3)
+    form = square_form(28)
     splits, target = data.load("fashion-mnist-mini"), 0.85
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
@@ -597,15 +605,7 @@ def budget_part(repeats: int) -> dict:
     demo = RECIPES / "configs" / "demo.yaml"
     preset = yaml.safe_load(demo.read_text())
     config = HFViTConfig(**presets.overrides(preset["config_overrides"]), num_labels=10)
-    form = data.ImageForm(
-        config.image_size,
-        config.image_size,
-        config.num_channels,
-        int(Image.Resampling.BILINEAR),
-        (0.5,) * 3,
-        (0.5,) * 3,
-    )
-    splits, folder = data.load(preset["dataset_name"]), tempfile.TemporaryDirectory()
+    form, splits = square_form(config.image_size), data.load(preset["dataset_name"])
 
     def reference(learning_rate, seed, epochs):
         torch.manual_seed(seed)
@@ -614,19 +614,18 @@ def budget_part(repeats: int) -> dict:
         print(json.dumps({"learning_rate": learning_rate, "seed": seed, "epochs": epochs, **done}), flush=True)
         return {**done, "epochs": epochs}
 
-    def ours(seed):
-        run = train(Path(folder.name, str(seed)), config=demo, seed=seed)
-        trained = [line["seconds"] for line in run["lines"] if "loss" in line][-1]  # without the scorings
-        done = {"seconds": run["seconds"]["reading"] + trained, "accuracy": run["metrics"]["accuracy"]}
+    def ours(folder, seed):
+        run = train(Path(folder, str(seed)), config=demo, seed=seed)
+        done = {"seconds": run["seconds"]["reading"] + trained_for(run), "accuracy": run["metrics"]["accuracy"]}
         print(json.dumps({"seed": seed, **done}), flush=True)
         return {**done, "epochs": preset["num_train_epochs"]}
 
-    with folder:
+    with tempfile.TemporaryDirectory() as folder:
         tried = {rate: reference(rate, 0, preset["num_train_epochs"]) for rate in RATES}
         best = max(RATES, key=lambda rate: tried[rate]["accuracy"])
         turns = {"hf_vit, demo.yaml": [], "reference, as many images": [], "reference, as many seconds": []}
         for seed in range(min(repeats, 3)):
-            run = ours(seed)
+            run = ours(folder, seed)
             images = tried[best] if seed == 0 else reference(best, seed, preset["num_train_epochs"])
             epochs = max(1, round(run["seconds"] * images["epochs"] / images["seconds"]))
             for each, done in zip(turns.values(), (run, images, reference(best, seed, epochs)), strict=True):
@@ -689,8 +688,7 @@ def savings_part(repeats: int) -> dict:
         for seed in range(min(repeats, 3)):
             for name, _, common, flags in kinds:
                 run = train(folder / f"{name}-{seed}".replace(" ", "-"), **common, **flags, seed=seed)
-                lines = [line["seconds"] for line in run["lines"] if "loss" in line]
-                found[name].append((lines[-1], run["metrics"]["accuracy"]))
+                found[name].append((trained_for(run), run["metrics"]["accuracy"]))
         for name, beside, _, flags in kinds:
             seconds, scores = (list(column) for column in zip(*found[name], strict=True))
             row = {"what": name, "flags": {key: str(value) for key, value in flags.items()}, "beside": beside}

@@ -26,14 +26,22 @@ if __name__ == "__main__":  # this folder holds evaluate.py, which would hide th
 HOUSE = Path(__file__).resolve().parents[1]
 NUMBERS = ("results.json", "metrics.jsonl", "confusion_matrix.csv", "config.yaml")
 OF_MODEL = ("README.md", "example.png", "config.json", "preprocessor_config.json", "model.safetensors")
-PLACES = ("dataset_name", "output_dir", "image_column", "eval_epochs", "num_workers")  # decide nothing
+# Keys of a run that was tried which its row leaves out.
+NOT_SHOWN = (
+    "dataset_name",
+    "output_dir",
+    "image_column",
+    "eval_epochs",
+    "num_workers",
+    "config_overrides",
+)
 LARGEST_WEIGHTS = 5_000_000  # bytes that git may well hold
 
 
 def keep(run: Path, name: str, house: Path):
-    """Copy what model_cards/`name` keeps of a finished run, in place of what it kept; of a further seed and of what
-    was tried only the numbers, and of what was fine-tuned by recipes/transfer.py no weights. Images
-    of a data set without a known licence, and pictures that show them, stay out.
+    """Copy what model_cards/`name` keeps of a finished run, in place of what it kept; of a further seed and of what was tried
+    only the numbers, and of what was fine-tuned by recipes/transfer.py no weights. Images of a data set without a known licence,
+    and pictures that show them, stay out.
 
     Raises:
         ValueError: if the run is not there or not finished.
@@ -47,7 +55,8 @@ def keep(run: Path, name: str, house: Path):
             for place in sorted((run / method).iterdir(), key=lambda place: int(place.name)):
                 keep(place, f"{name}/{method}" + (f"/seeds/{place.name}" if place.name != "0" else ""), house)
         (target / "knn").mkdir(exist_ok=True)
-        shutil.copy(run / "knn" / "results.json", target / "knn")
+        found = sharing.read_for_others(run / "knn" / "results.json")
+        (target / "knn" / "results.json").write_text(found, encoding="utf-8")
         return
     sharing.read_run(run)
     target.mkdir(parents=True, exist_ok=True)
@@ -65,7 +74,7 @@ def keep(run: Path, name: str, house: Path):
             "example.png",
             *(f"{picture}.png" for picture, shows_images in sharing.PICTURES.items() if shows_images),
         }
-    if target.name in TRANSFER or (run / "model" / "model.safetensors").stat().st_size >= LARGEST_WEIGHTS:
+    if target.name in TRANSFER or sharing.weights_of(run / "model").stat().st_size >= LARGEST_WEIGHTS:
         left_out.add("model.safetensors")
     shutil.copytree(run / "model" / "figures", target / "figures", ignore=lambda *_: left_out)
     for file in (run / "model" / name for name in OF_MODEL if name not in left_out):
@@ -107,11 +116,11 @@ def tried(house: Path) -> str:
     lines = ["| preset | tried | what was other | images seen | training | accuracy |", "|---|---|---|---|---|---|"]
     for file in sorted(house.glob("model_cards/tried/*/*/results.json")):
         run, preset = json.loads(file.read_text()), house / "recipes" / "configs" / f"{file.parts[-3]}.yaml"
-        is_now, was = (_numbers(yaml.safe_load(one.read_text())) for one in (preset, file.with_name("config.yaml")))
+        is_now, was = (_values(config) for config in (preset, file.with_name("config.yaml")))
         other = [
             f"{key} {was[key]} for {is_now[key]}"
             for key in is_now
-            if key not in PLACES and was.get(key) != is_now[key]
+            if key not in NOT_SHOWN and was.get(key) != is_now[key]
         ]
         lines.append(
             f"| [{preset.stem}](configs/{preset.name}) | {file.parts[-2]} | {', '.join(other)} "
@@ -120,10 +129,12 @@ def tried(house: Path) -> str:
     return "\n".join(lines)
 
 
-def _numbers(config: dict) -> dict:
-    """Keys of a preset and fields of its architecture beside each other, numbers as numbers."""
-    fields = {"patch_dropout_rate": "0", **dict(pair.split("=") for pair in config.pop("config_overrides").split(","))}
-    return {key: yaml.safe_load(str(value).replace("e-", ".0e-")) for key, value in {**config, **fields}.items()}
+def _values(config: Path) -> dict:
+    """What a preset, or the config.yaml of a run, comes to, with the fields of its architecture beside its keys."""
+    from hf_vit import presets
+
+    args = presets.parse(["--config", str(config)])
+    return {"patch_dropout_rate": 0, **vars(args), **presets.overrides(args.config_overrides)}
 
 
 def with_its_seeds(folder: Path) -> list[dict]:
@@ -155,7 +166,7 @@ def seeds(house: Path) -> str:
         "| run | seeds | accuracy, mean | standard deviation, points | lowest | highest | by seed |",
         "|---|---|---|---|---|---|---|",
     ]
-    machines = {}
+    each = []
     for folder in sorted(file.parent for file in house.glob("model_cards/*/results.json")):
         if not (folder / "seeds").is_dir():
             continue
@@ -166,9 +177,9 @@ def seeds(house: Path) -> str:
             f"| {statistics.stdev(scores):.2f} | {min(scores):.2f}% | {max(scores):.2f}% "
             f"| {', '.join(f'{score:.2f}%' for score in scores)} |"
         )
-        machines |= dict.fromkeys(map(_machine, runs))
-    if machines:
-        lines.append(f"\n{'; '.join(machines)}.")
+        each += runs
+    if each:
+        lines.append(f"\n{_machines(each)}.")
     return "\n".join(lines)
 
 
@@ -212,6 +223,10 @@ def _benchmark(house: Path) -> dict:
 def _machine(run: dict) -> str:
     commit, changed, _ = (run["commit"] or "unknown").partition(" ")
     return f"{run['hardware']}, commit {commit[:7]}{changed and ' with local changes'}"
+
+
+def _machines(runs: list[dict]) -> str:
+    return "; ".join(dict.fromkeys(map(_machine, runs)))
 
 
 def _where(part: dict) -> str:
@@ -420,7 +435,7 @@ def transfer_table(runs: dict[str, list[dict]], knn: dict) -> str:
     )
     before, after = runs["pretrained"][0], runs["full"][0]
     first, second, hub_id = before["data"], after["data"], after["base_model_hub_id"]
-    machines = dict.fromkeys(_machine(run) for name in ("pretrained", *TRANSFER) for run in runs[name])
+    each = [run for name in ("pretrained", *TRANSFER) for run in runs[name]]
     lines.append(
         f"\nHalves of {knn['halves_of']}: pre-trained on {', '.join(first['labels'])} ({first['train_images']:,} images, "
         f"{before['train_seconds']:,.0f} s, {before['metrics']['accuracy']:.2%} on {first['scored_images']:,} {first['scored']} images)"
@@ -433,7 +448,7 @@ def transfer_table(runs: dict[str, list[dict]], knn: dict) -> str:
             else "of one seed; "
         )
         + "points: against the mean from scratch, which takes the pre-training's own optimizer and rate; training: mean, without "
-        f"scoring, for k-NN the whole command, with its start and all of its probes. {'; '.join(machines)}."
+        f"scoring, for k-NN the whole command, with its start and all of its probes. {_machines(each)}."
     )
     return "\n".join(lines)
 
