@@ -19,7 +19,7 @@ demo: .venv/installed
 	$(BIN)/python recipes/classify.py runs/demo/model fashion-mnist-mini
 
 test: .venv/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
 
 torture: .venv/installed
 	$(BIN)/python tests/torture.py

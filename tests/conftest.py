@@ -17,6 +17,8 @@ HOUSE = Path(__file__).parents[1]
 HOME = tempfile.mkdtemp(prefix="hf_vit-tests-")
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 os.environ |= {"HF_HOME": HOME, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+if "PYTEST_XDIST_WORKER" in os.environ:  # of several: the cores are busy without threads
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(autouse=True)
