@@ -13,7 +13,8 @@ loads it from there; without, from its folder.
     knn/results.json                what recipes/evaluate.py says of the frozen features, and the seconds it took
 
 At the end comes the table that recipes/tables.py makes of the results.json of them all. What was stopped goes on by the same
-command. Exit codes: 0, 1 after an error, 2 for a flag that is wrong.
+command. Exit codes: 0, 75 when a signal stopped it (the run of the moment saves its state), 1 after an error, 2 for a flag that is
+wrong.
 """
 
 import argparse
@@ -144,14 +145,22 @@ def halves(
 
 
 def run(script: str, *flags):
-    """A script of this folder, in a process of its own that writes to the same terminal.
+    """A script of this folder, in a process of its own that writes to the same terminal and gets the signals that come here.
 
     Raises:
         ValueError: if it fails.
+        SystemExit: if a signal stopped it.
     """
     command = [as_typed(script), *map(str, flags)]
     print(f"\n{shlex.join(command)}", flush=True)
-    code = subprocess.run([sys.executable, *command]).returncode
+    with subprocess.Popen([sys.executable, *command]) as child:
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, lambda number, _: child.send_signal(number))
+        code = child.wait()
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+    if code == resume.STOPPED:
+        sys.exit(code)
     if code != 0:
         raise ValueError(f"`{shlex.join(command)}` ended with exit code {code}; what it did before is kept")
 

@@ -2,11 +2,14 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from datasets import ClassLabel, Dataset, Features, Image
 from hub import Hub
@@ -95,13 +98,16 @@ def test_too_few_classes_or_images_are_refused_before_anything_is_written(classe
     assert not (tmp_path / "halves").exists()
 
 
-def command(folder, *flags, **environment):
-    """Run recipes/transfer.py as a user would, from the repository's root."""
+def line(folder, *flags):
+    """recipes/transfer.py as a user would type it, in the repository's root."""
     (folder / "tiny.yaml").write_text(TINY)
-    line = [sys.executable, "-W", "ignore", "recipes/transfer.py", "--config", folder / "tiny.yaml"]
-    line += ["--output_dir", folder / "runs", "--dataset_name", folder / "data", *flags]
+    where = ["--config", folder / "tiny.yaml", "--output_dir", folder / "runs", "--dataset_name", folder / "data"]
+    return [sys.executable, "-W", "ignore", "recipes/transfer.py", *map(str, [*where, *flags])]
+
+
+def command(folder, *flags, **environment):
     return subprocess.run(
-        list(map(str, line)), capture_output=True, text=True, cwd=HOUSE, timeout=900, env={**os.environ, **environment}
+        line(folder, *flags), capture_output=True, text=True, cwd=HOUSE, timeout=900, env={**os.environ, **environment}
     )
 
 
@@ -110,6 +116,25 @@ def test_an_error_is_one_sentence(tmp_path):
     done = command(tmp_path, "--shots", 7)
     assert done.returncode == 1
     assert done.stderr == "error: --shots 7: the class 'bee' has only 6 training images; take fewer shots\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_it_alone_stops_the_run_of_the_moment_after_it_has_saved(number, tmp_path):
+    saved(tmp_path / "data", 4)
+    log = tmp_path / "runs" / "pretrained" / "metrics.jsonl"
+    started = line(tmp_path, "--shots", 2, "--pretrain_epochs", 100_000)
+    with subprocess.Popen(started, cwd=HOUSE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as whole:
+        until = time.monotonic() + 200
+        while not (log.is_file() and log.read_text()) and whole.poll() is None and time.monotonic() < until:
+            time.sleep(0.2)
+        children = psutil.Process(whole.pid).children()
+        whole.send_signal(number)
+        said = whole.communicate(timeout=200)
+    assert whole.returncode == 75, said
+    assert len(children) == 1
+    assert not children[0].is_running()
+    assert list((tmp_path / "runs" / "pretrained" / "checkpoints").iterdir())
+    assert f"{number.name}: saving after this step" in said[1]
 
 
 def test_public_without_a_repository_is_refused(capsys):
