@@ -19,7 +19,7 @@ demo: .venv/installed
 	$(BIN)/python recipes/classify.py runs/demo/model fashion-mnist-mini
 
 test: .venv/installed
-	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
 torture: .venv/installed
 	$(BIN)/python tests/torture.py

@@ -27,6 +27,7 @@ from transformers.utils import logging
 
 from . import presets
 from .sharing import checksum
+from .training import launched
 
 
 logger = logging.get_logger(__name__)
@@ -483,8 +484,7 @@ class Signals:
     def __init__(self):
         self.asked, self.training = None, False
         self.answer(self._ask)
-        launched = {"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"} & set(os.environ)
-        if launched and sys.platform == "linux":
+        if launched() and sys.platform == "linux":
             PR_SET_PDEATHSIG = 1
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 

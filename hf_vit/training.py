@@ -462,10 +462,18 @@ def clip_gradients(accelerator, model, largest: float) -> torch.Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
+def launched() -> bool:
+    """Whether `accelerate launch` or torchrun started this process."""
+    return bool({"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"} & set(os.environ))
+
+
 def use_all_cores():
-    """Give a process on CPU its share of the cores: `accelerate launch` leaves it one thread, at about half the speed."""
+    """Give a process on CPU its share of the cores: a launcher leaves it one thread, at about half the speed.
+
+    Where there was no launcher, one thread is what OMP_NUM_THREADS asks for, and stays.
+    """
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if torch.get_num_threads() == 1:
+    if launched() and torch.get_num_threads() == 1:
         torch.set_num_threads(max(1, (psutil.cpu_count(logical=False) or 1) // processes))
 
 

@@ -110,6 +110,8 @@ def test_a_launched_process_gets_its_share_of_the_cores(monkeypatch, processes, 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     monkeypatch.setattr("psutil.cpu_count", lambda logical: 8)
+    training.use_all_cores()  # nothing launched it: one thread was asked for
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
     training.use_all_cores()
     assert chosen == [threads]
