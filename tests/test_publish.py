@@ -877,10 +877,10 @@ def test_a_hub_that_hangs_once_is_asked_again(stage, folder, hub):
     """the Hub is silent once, at any stage of a push | --timeout ends the wait, and it is asked again"""
     sharing.set_timeout(0.5)
     began = time.monotonic()
-    fault = hub.fault(*STAGES[stage], hang=12)
+    fault = hub.fault(*STAGES[stage], hang=60)
     sharing.push(folder, "alice/model", say=lambda _: None)
     assert fault.times == 0
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 50
     assert len(hub.history("alice/model")) == 2
 
 
@@ -902,7 +902,7 @@ def test_a_download_that_always_hangs_ends_in_one_line(folder, hub):
     began = time.monotonic()
     with one_line(OSError, "was pushed but could not be read back"):
         sharing.push(folder, "alice/model")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30  # without the limit it is 45
 
 
 # ----------------------------------------------------------------------------------------------------------------------
