@@ -455,10 +455,8 @@ def demo_part(repeats: int) -> dict:
             train(Path(folder, str(turn)), config=RECIPES / "configs" / "demo.yaml", num_train_epochs=2)
             for turn in range(min(repeats, 3))
         ]
-    shares = []
-    for run in runs:
-        shares.append(run["seconds"]["model"] / trained_for(run))
-    return {"model_share": round(statistics.median(shares), 3), "images_per_second": runs[-1]["images_per_second"]}
+    share = statistics.median(run["seconds"]["model"] / trained_for(run) for run in runs)
+    return {"model_share": round(share, 3), "images_per_second": runs[-1]["images_per_second"]}
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -55,10 +55,10 @@ def keep(run: Path, name: str, house: Path):
             for place in sorted((run / method).iterdir(), key=lambda place: int(place.name)):
                 keep(place, f"{name}/{method}" + (f"/seeds/{place.name}" if place.name != "0" else ""), house)
         (target / "knn").mkdir(exist_ok=True)
-        found = sharing.read_for_others(run / "knn" / "results.json")
-        (target / "knn" / "results.json").write_text(found, encoding="utf-8")
+        text = sharing.read_for_others(run / "knn" / "results.json")
+        (target / "knn" / "results.json").write_text(text, encoding="utf-8")
         return
-    sharing.read_run(run)
+    found, _ = sharing.read_run(run)
     target.mkdir(parents=True, exist_ok=True)
     for file in (*NUMBERS, *OF_MODEL):
         (target / file).unlink(missing_ok=True)
@@ -69,11 +69,8 @@ def keep(run: Path, name: str, house: Path):
     if {"seeds", "tried"} & set(Path(name).parts):
         return
     left_out = set()
-    if json.loads((target / "results.json").read_text())["data"].get("license") is None:
-        left_out |= {
-            "example.png",
-            *(f"{picture}.png" for picture, shows_images in sharing.PICTURES.items() if shows_images),
-        }
+    if found["data"].get("license") is None:
+        left_out = {"example.png", *(f"{name}.png" for name, shows_images in sharing.PICTURES.items() if shows_images)}
     if target.name in TRANSFER or sharing.weights_of(run / "model").stat().st_size >= LARGEST_WEIGHTS:
         left_out.add("model.safetensors")
     shutil.copytree(run / "model" / "figures", target / "figures", ignore=lambda *_: left_out)
