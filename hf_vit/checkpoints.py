@@ -20,6 +20,7 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoConfig
+from transformers.backbone_utils import BackboneConfigMixin
 from transformers.core_model_loading import (
     Chunk,
     ConversionOps,
@@ -284,6 +285,7 @@ COMMON_FIELDS = (
     "intermediate_size", "hidden_act", "qkv_bias", "hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate",
     "layer_norm_eps", "initializer_range",
 )  # fmt: skip
+BACKBONE_FIELDS = ("out_indices", "apply_layernorm", "reshape_hidden_states")
 LABEL_FIELDS = ("id2label", "label2id", "problem_type", "dtype", "torch_dtype")
 
 
@@ -332,6 +334,14 @@ def of_dinov3(native, task):
     if not (native.proj_bias and native.mlp_bias and native.query_bias == native.value_bias):
         raise ValueError(
             "hf_vit has no dinov3_vit without proj_bias or mlp_bias, or with only one of query_bias and value_bias"
+        )
+    bare_last = not native.apply_layernorm and native.num_hidden_layers in native.out_indices
+    if (
+        not native.reshape_hidden_states or bare_last
+    ):  # DINOv3ViTBackbone drops the prefix, and norms the last stage always
+        raise ValueError(
+            "hf_vit has no dinov3_vit backbone with reshape_hidden_states=False, or with apply_layernorm=False and the last stage: "
+            "leave these fields of its config at True"
         )
     return dict(
         position_embedding="rotary", rope_theta=native.rope_theta, qkv_bias=native.query_bias, key_bias=native.key_bias,
@@ -489,6 +499,8 @@ def translate(config: dict, loading: str, source, arguments: dict) -> dict:
         fields = {field: getattr(native, field) for field in COMMON_FIELDS if hasattr(native, field)}
         fields |= FAMILIES[name].translate(native, task)
         fields |= {field: config[field] for field in LABEL_FIELDS if config.get(field) is not None}
+        if isinstance(native, BackboneConfigMixin):
+            fields |= {field: getattr(native, field) for field in BACKBONE_FIELDS}
         size, patch = as_pair(fields["image_size"]), as_pair(fields["patch_size"])
         covered = [size[0] // patch[0] * patch[0], size[1] // patch[1] * patch[1]]
         if tuple(covered) != size:  # native convolutions drop the rest, as in google/siglip-so400m-patch14-384

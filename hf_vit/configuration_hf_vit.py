@@ -8,7 +8,10 @@ from typing import Any, ClassVar, Literal
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.backbone_utils import BackboneConfigMixin
+from transformers.utils import logging
 
+
+logger = logging.get_logger(__name__)
 
 # Sizes from "An Image is Worth 16x16 Words", arXiv 2010.11929, table 1; tiny and small from DeiT, arXiv 2012.12877, table 1.
 PRESETS = {
@@ -30,6 +33,13 @@ TRANSFORMERS_KEYS = {
     "output_attentions", "quantization_config", "torch_dtype", "transformers_weights",
 }  # fmt: skip
 
+# What a folder saved by `save_pretrained` offers to Auto classes, with trust_remote_code=True and without our package.
+AUTO_MAP = {
+    "AutoConfig": "configuration_hf_vit.HFViTConfig",
+    "AutoModel": "modeling_hf_vit.HFViTModel",
+    "AutoModelForImageClassification": "modeling_hf_vit.HFViTForImageClassification",
+    "AutoBackbone": "modeling_hf_vit.HFViTBackbone",
+}
 
 # Far above anything published. A config.json that asks for more is a mistake or an attack: building it would fill the memory.
 LARGEST = {
@@ -58,10 +68,15 @@ def as_pair(size) -> tuple[int, int]:
     return height, width
 
 
+def closest_field(name: str, cutoff: float = 0.6) -> str | None:
+    """The field whose name is most like `name`; None where none is as much alike as `cutoff`, in [0, 1], asks."""
+    return next(iter(difflib.get_close_matches(name, HFViTConfig.__dataclass_fields__, n=1, cutoff=cutoff)), None)
+
+
 def no_such_field(name: str) -> str:
     """What to say of a misspelt field."""
-    close = difflib.get_close_matches(name, HFViTConfig.__dataclass_fields__, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else "see help(HFViTConfig) for the names it knows"
+    close = closest_field(name)
+    hint = f"did you mean {close!r}?" if close else "see help(HFViTConfig) for the names it knows"
     return f"HFViTConfig has no field {name!r}; {hint}"
 
 
@@ -117,6 +132,13 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
             (Xavier uniform, LeCun normal for patches), so that narrow and wide models both start well.
         out_features, out_indices: which layers `HFViTBackbone` gives, as names ("stem", "stage1", ...) or numbers (0 is the
             embeddings); the last layer by default.
+        apply_layernorm: whether the maps of a backbone pass the final norm, where `final_norm` is "tokens".
+        reshape_hidden_states: True for maps (B, D, h, w) of the patches; False for all tokens (B, T, D), as DPT and Depth
+            Anything want them.
+
+    Arguments are checked by name: an unknown one is an error. A saved config is not: libraries and later versions of transformers
+    add keys of their own to config.json, and these are kept and saved again. What tells them apart is `model_type`, which
+    every saved config has.
 
     Raises:
         ValueError: for a value, or two values together, that no model can be built from, and for an unknown name.
@@ -159,6 +181,8 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
     initializer_range: float = 0.02
     _out_features: list[str] | None = None
     _out_indices: list[int] | None = None
+    apply_layernorm: bool = True
+    reshape_hidden_states: bool = True
 
     # Two places that hf_vit/__init__.py fills, so that this file can travel alone: the module that knows public formats
     # (hf_vit/checkpoints.py), and what is to be imported before the first config is used.
@@ -185,8 +209,9 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
                 ) from error
         check_sizes(kwargs)  # num_labels, before it becomes as many names
         unknown = [key for key in kwargs if key not in TRANSFORMERS_KEYS and not key.startswith("_")]
-        if unknown:
+        if unknown and "model_type" not in kwargs:
             raise ValueError(no_such_field(unknown[0]))
+        self.check_saved_keys(kwargs)
         if self.id2label is not None:
             if kwargs.get("num_labels") not in (None, len(self.id2label)):
                 raise ValueError(
@@ -197,11 +222,25 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         super().__post_init__(**kwargs)
         self.validate_architecture()
 
+    def check_saved_keys(self, keys):
+        """Raise ValueError for a key of a saved config that would hide a method or property; warn of one that looks misspelt."""
+        for key in sorted(set(keys) - TRANSFORMERS_KEYS):
+            attribute = getattr(type(self), key, None)
+            if callable(attribute) or (attribute is not None and not key.startswith("_")):
+                raise ValueError(
+                    f"the saved config sets {key!r}, which is no field of HFViTConfig: is it to be trusted?"
+                )
+            if (close := closest_field(key, cutoff=0.85)) is not None:
+                logger.warning(f"the saved config has {key!r}, which is kept and not used; did you mean {close!r}?")
+
     def to_dict(self):
-        """As in transformers; the stages of a backbone are left out where they follow from the number of layers."""
+        """As in transformers; what only a backbone reads is left out where it is the default."""
         fields = super().to_dict()
         if fields["out_indices"] in (None, [self.num_hidden_layers]):
             del fields["out_indices"], fields["out_features"]
+        for name in ("apply_layernorm", "reshape_hidden_states"):
+            if fields[name] is True:
+                del fields[name]
         return fields
 
     @classmethod
@@ -209,6 +248,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         """As in transformers; the config.json of a known public family comes back in our terms."""
         cls.prepare()
         loading = kwargs.pop("_loading", "")  # while a model loads: "model" or "classifier"
+        kwargs.pop("trust_remote_code", None)  # this class is the code: transformers would warn of it
         download = dict(kwargs)
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         for part in (config_dict, config_dict.get("vision_config")):
@@ -218,6 +258,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
                 f"{pretrained_model_name_or_path} has no config.json: give a folder or repo with a saved model"
             )
         if config_dict.get("model_type") == cls.model_type:
+            config_dict.pop("_origin", None)  # not to be had from a file
             return config_dict, kwargs
         if (
             "model_type" not in config_dict and "architecture" not in config_dict
@@ -242,6 +283,11 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
             raise ValueError(f"{json_file} is nested too deeply to be a config.json") from error
 
     @classmethod
+    def from_json_file(cls, json_file):
+        """As in transformers; the file may have keys that this class does not know."""
+        return cls.from_dict({"model_type": cls.model_type, **cls._dict_from_json_file(json_file)})
+
+    @classmethod
     def from_dict(cls, config_dict, **kwargs):
         """As in transformers, but overrides are in place before the checks run, so `image_size=` is checked too."""
         config_dict = dict(config_dict)
@@ -250,6 +296,9 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         if {"id2label", "label2id"} & set(fields) or asked not in (None, len(config_dict.get("id2label") or ())):
             config_dict = {k: v for k, v in config_dict.items() if k not in ("id2label", "label2id")}
         origin = config_dict.pop("_origin", None)
+        misspelt = [key for key in kwargs if closest_field(key, cutoff=0.85) and not hasattr(cls, key)]
+        if misspelt and not kwargs.get("return_unused_kwargs"):
+            raise ValueError(no_such_field(misspelt[0]))
         result = super().from_dict({**config_dict, **fields}, **kwargs)
         if origin is not None:  # only while a model loads, which takes it off again
             (result[0] if isinstance(result, tuple) else result)._origin = origin

@@ -17,6 +17,7 @@ import os
 import re
 from collections import defaultdict
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from numbers import Integral
 from pathlib import Path
 
@@ -40,7 +41,7 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from .configuration_hf_vit import HFViTConfig, as_pair, no_such_field
+from .configuration_hf_vit import AUTO_MAP, HFViTConfig, as_pair, no_such_field
 
 
 logger = logging.get_logger(__name__)
@@ -61,8 +62,9 @@ def sincos_1d(length: int, hidden_size: int) -> torch.Tensor:
 
     "Attention Is All You Need" (arXiv 1706.03762, section 3.5).
     """
-    frequencies = 10000.0 ** -(torch.arange(0, hidden_size, 2, dtype=torch.float64) / hidden_size)  # (D / 2,)
-    angles = torch.arange(length).unsqueeze(1) * frequencies  # (length, D / 2)
+    cpu = dict(dtype=torch.float64, device="cpu")  # whatever device is the default
+    frequencies = 10000.0 ** -(torch.arange(0, hidden_size, 2, **cpu) / hidden_size)  # (D / 2,)
+    angles = torch.arange(length, **cpu).unsqueeze(1) * frequencies  # (length, D / 2)
     return torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1).float().unsqueeze(0)  # (1, length, D)
 
 
@@ -71,11 +73,40 @@ def sincos_2d(grid: tuple[int, int], hidden_size: int) -> torch.Tensor:
 
     The variant of "Better plain ViT baselines for ImageNet-1k" (arXiv 2205.01580, section 3; MoCo v3, arXiv 2104.02057).
     """
-    rows, columns = torch.meshgrid(torch.arange(grid[0]), torch.arange(grid[1]), indexing="ij")  # (h, w) each
+    cpu = dict(dtype=torch.float64, device="cpu")  # whatever device is the default
+    rows, columns = torch.meshgrid(torch.arange(grid[0], **cpu), torch.arange(grid[1], **cpu), indexing="ij")  # (h, w)
     steps = hidden_size // 4
-    frequencies = 10000.0 ** -(torch.arange(steps, dtype=torch.float64) / max(1, steps - 1))  # (D / 4,)
+    frequencies = 10000.0 ** -(torch.arange(steps, **cpu) / max(1, steps - 1))  # (D / 4,)
     x, y = columns.reshape(-1, 1) * frequencies, rows.reshape(-1, 1) * frequencies  # (N, D / 4) each
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1).float().unsqueeze(0)  # (1, N, D)
+
+
+FIXED_POSITIONS: dict[tuple, torch.Tensor] = {}
+
+
+@torch.compiler.assume_constant_result
+def fixed_positions(
+    kind: str, num_placed: int, grid: tuple[int, int], hidden_size: int, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    """The table of "sincos1d", (1, num_placed + N, D), or "sincos2d", (1, N, D), for this grid.
+
+    It is computed where it is used: a buffer would be uninitialised memory after every way of loading that skips
+    `_init_weights` (the meta device, `no_init_weights`). Tables are kept, so that a forward pass neither computes nor copies.
+    """
+    key = (kind, num_placed, grid, hidden_size, device, dtype)
+    if key in FIXED_POSITIONS:
+        return FIXED_POSITIONS[key]
+    with torch.inference_mode(False):
+        if kind == "sincos2d":
+            table = sincos_2d(grid, hidden_size)
+        else:
+            table = sincos_1d(num_placed + grid[0] * grid[1], hidden_size)
+        table = table.to(device, dtype)
+    if type(table) is torch.Tensor:  # and not one of a tracer's
+        if len(FIXED_POSITIONS) == 32:  # images of many sizes
+            FIXED_POSITIONS.clear()
+        FIXED_POSITIONS[key] = table
+    return table
 
 
 def rotary_2d(
@@ -146,6 +177,11 @@ class HFViTPatchEmbeddings(nn.Module):
             self.projection = nn.Linear(flat, config.hidden_size)
             self.layernorm_after = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the pixels it takes; a quantised dense layer does not tell."""
+        return (self.projection if self.by_convolution else self.layernorm_after).weight.dtype
+
     def forward(self, pixel_values):
         if self.by_convolution:
             return (
@@ -173,19 +209,10 @@ class HFViTEmbeddings(nn.Module):
         self.num_placed = int(config.use_class_token) + int(config.use_distillation_token)  # tokens with a position
         if config.position_embedding == "learned":
             self.position_embeddings = learned(self.num_placed + rows * columns)
-        elif config.position_embedding.startswith("sincos"):  # _init_weights fills it, also after from_pretrained
-            count = rows * columns + (self.num_placed if config.position_embedding == "sincos1d" else 0)
-            self.register_buffer("position_embeddings", torch.empty(1, count, hidden_size), persistent=False)
         self.layernorm = (
             nn.LayerNorm(hidden_size, eps=config.layer_norm_eps) if config.embedding_norm else nn.Identity()
         )
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-
-    def table(self, grid):
-        """The fixed positions of a grid: (1, placed tokens + N, D) for sincos1d, (1, N, D) for sincos2d."""
-        if self.config.position_embedding == "sincos2d":
-            return sincos_2d(grid, self.config.hidden_size)
-        return sincos_1d(self.num_placed + grid[0] * grid[1], self.config.hidden_size)
 
     def check(self, pixel_values, interpolate_pos_encoding):
         """Raise ValueError unless pixel_values is a float (B, C, H, W) this model can read."""
@@ -219,9 +246,8 @@ class HFViTEmbeddings(nn.Module):
                 [self.num_placed, self.position_embeddings.shape[1] - self.num_placed], dim=1
             )
             return placed, resample_positions(patches, config.grid_size, grid)
-        table = self.position_embeddings
-        if grid != config.grid_size:
-            table = self.table(grid).to(table)
+        device, dtype = self.patch_embeddings.projection.weight.device, self.patch_embeddings.dtype
+        table = fixed_positions(config.position_embedding, self.num_placed, grid, config.hidden_size, device, dtype)
         return table.split([table.shape[1] - grid[0] * grid[1], grid[0] * grid[1]], dim=1)
 
     def forward(self, pixel_values, interpolate_pos_encoding=False):
@@ -746,17 +772,18 @@ class HFViTPreTrainedModel(PreTrainedModel):
                     init.normal_(token, std=std)
             if self.config.position_embedding == "learned":
                 init.normal_(module.position_embeddings, std=std)
-            elif self.config.position_embedding.startswith("sincos"):
-                init.copy_(module.position_embeddings, module.table(self.config.grid_size))
         elif isinstance(module, HFViTAttentionPooling):
             init.normal_(module.probe, std=std)
+        else:  # of a head that a subclass has
+            super()._init_weights(module)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *model_args, output_loading_info=False, **kwargs):
         """Load our own repos and every public format that hf_vit/checkpoints.py lists; arguments as in transformers.
 
         `image_size=`, `patch_size=` and `num_channels=` may differ from the checkpoint: its weights are then adapted, see
-        `resize_input`. So may `num_labels=`: the head alone is then reset. One log line says what was done.
+        `resize_input`. So may `num_labels=`: the head alone is then reset. `ignore_mismatched_sizes=True` resets every tensor of
+        another shape, and a subclass with a head of its own starts from any base checkpoint. One log line says what was done.
 
         Raises:
             ValueError: when any other tensor is missing, unexpected, doubled, not finite (see `not_finite`) or of another shape, with its
@@ -766,7 +793,10 @@ class HFViTPreTrainedModel(PreTrainedModel):
             raise ValueError(
                 f"{pretrained_model_name_or_path} is a file: from_pretrained takes a folder or a repo, from_checkpoint a file"
             )
-        kwargs.pop("ignore_mismatched_sizes", None)  # it would hide every mismatch; a reset head needs no permission
+        kwargs.pop("trust_remote_code", None)  # this class is the code: transformers would warn of it
+        reset_mismatched = kwargs.pop(
+            "ignore_mismatched_sizes", False
+        )  # to be told from a head, which needs no permission
         config = kwargs.get("config")
         if config is None and (base := base_of_adapter(pretrained_model_name_or_path, kwargs)) is not None:
             with suppress(OSError):  # its config.json, where there is one, says what the base is made into
@@ -795,7 +825,7 @@ class HFViTPreTrainedModel(PreTrainedModel):
                     config._origin = stored.__dict__.get("_origin")
                     for name in INPUT_FIELDS:
                         setattr(config, name, getattr(stored, name))
-        with own_report(), readable_errors(pretrained_model_name_or_path):
+        with own_report(), readable_errors(pretrained_model_name_or_path), resetting_mismatched(reset_mismatched):
             model, info = super().from_pretrained(
                 pretrained_model_name_or_path,
                 *model_args,
@@ -840,6 +870,12 @@ class HFViTPreTrainedModel(PreTrainedModel):
         model.config.name_or_path = str(file)
         finish_loading(model, sizes)
         return model
+
+    def save_pretrained(self, save_directory, *args, **kwargs):
+        """As in transformers; the folder's config.json then names every class of this file for the Auto classes."""
+        if self._auto_class is not None and type(self).__module__ == __name__:
+            self.config.auto_map = {**(getattr(self.config, "auto_map", None) or {}), **AUTO_MAP}
+        super().save_pretrained(save_directory, *args, **kwargs)
 
     def to_transformers(self):
         """The native transformers model with the same tokens and logits, such as a ViTForImageClassification.
@@ -1016,7 +1052,7 @@ class HFViTModel(HFViTPreTrainedModel):
         """Pixels (B, C, H, W) -> tokens (B, T, D) behind the last layer, before the final norm; or its first `num_tokens`."""
         config, patch_embeddings = self.config, self.embeddings.patch_embeddings
         if pixel_values.is_floating_point():
-            pixel_values = pixel_values.to(patch_embeddings.projection.weight.dtype)
+            pixel_values = pixel_values.to(patch_embeddings.dtype)
         hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)  # (B, C, H, W) -> (B, T, D)
         if config.position_embedding == "rotary":
             (H, W), (height, width) = pixel_values.shape[2:], patch_embeddings.patch_size
@@ -1133,11 +1169,16 @@ class HFViTForImageClassification(HFViTPreTrainedModel):
         """
         Args:
             pixel_values: (B, C, H, W) floats as the model's image processor makes them.
-            labels: (B,) class indices, or (B, L) probabilities, see `classification_loss`.
+            labels: as transformers takes them, by `config.problem_type` or, where that is None, by what they look like: (B,) or
+                (B, 1) class indices, of which -100 do not count; (B, L) floats in [0, 1], a binary cross-entropy a label; with one
+                label, floats, a squared error. `model.loss_function = f` takes another loss.
             interpolate_pos_encoding: accept any H and W that the patch divides, with resampled positions.
 
         Returns:
             `logits` (B, L), `loss` where labels are given, `hidden_states` and `attentions` when asked for.
+
+        Raises:
+            ValueError: for class indices that the model does not have.
         """
         outputs = self.vit(pixel_values, interpolate_pos_encoding, pooled_only=True, **kwargs)
         pooled = outputs.pooler_output  # (B, D) or (B, 2 D)
@@ -1145,11 +1186,26 @@ class HFViTForImageClassification(HFViTPreTrainedModel):
             pooled = self.dropout(self.pre_logits(pooled).tanh())
         logits = self.classifier(pooled)  # (B, L)
         return ImageClassifierOutput(
-            loss=None if labels is None else classification_loss(logits, labels, self.config.problem_type),
+            loss=None if labels is None else self.compute_loss(logits, labels, **kwargs),
             logits=logits,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    def compute_loss(self, logits, labels, **kwargs):
+        """`self.loss_function`; the problem type that it guesses from one batch is not kept, nor written to config.json."""
+        problem_type = self.config.problem_type
+        if problem_type == "multi_label_classification":
+            labels = labels.float()
+        try:
+            return self.loss_function(labels, logits.float(), self.config, **kwargs)
+        except IndexError as error:
+            raise ValueError(
+                f"labels run from {int(labels.min())} to {int(labels.max())} but the model has {self.num_labels} labels "
+                f"(0 to {self.num_labels - 1}): load it with the data's num_labels, or mend the labels"
+            ) from error
+        finally:
+            self.config.problem_type = problem_type
 
 
 class HFViTBackbone(BackboneMixin, HFViTModel):
@@ -1176,15 +1232,17 @@ class HFViTBackbone(BackboneMixin, HFViTModel):
 
     @can_return_tuple
     @filter_output_hidden_states
-    def forward(self, pixel_values: torch.Tensor, interpolate_pos_encoding: bool = False, **kwargs) -> BackboneOutput:
+    def forward(self, pixel_values: torch.Tensor, interpolate_pos_encoding: bool = True, **kwargs) -> BackboneOutput:
         """
         Args:
             pixel_values: (B, C, H, W) floats as the model's image processor makes them.
-            interpolate_pos_encoding: accept any H and W that the patch divides, with resampled positions.
+            interpolate_pos_encoding: accept any H and W that the patch divides, with resampled positions, as the
+                detectors and segmenters of transformers expect.
 
         Returns:
-            `feature_maps`, (B, D, h, w) for each layer asked for, through the final norm where `config.final_norm` is
-            "tokens"; `hidden_states` and `attentions` when asked for.
+            `feature_maps`, (B, D, h, w) for each layer asked for, or (B, T, D) where `config.reshape_hidden_states` is False,
+            through the final norm where `config.final_norm` is "tokens" and `config.apply_layernorm`; `hidden_states` and
+            `attentions` when asked for.
         """
         outputs = self.features(pixel_values, interpolate_pos_encoding, **kwargs)
         height, width = self.embeddings.patch_embeddings.patch_size
@@ -1192,49 +1250,15 @@ class HFViTBackbone(BackboneMixin, HFViTModel):
         maps = []
         for index in self.out_indices:
             tokens = outputs.hidden_states[index]  # (B, T, D)
-            if self.config.final_norm == "tokens":
+            if self.config.final_norm == "tokens" and self.config.apply_layernorm:
                 tokens = self.layernorm(tokens)
-            patches = tokens[:, self.config.num_prefix_tokens :]  # (B, N, D)
-            maps.append(patches.transpose(1, 2).unflatten(2, grid))  # (B, N, D) -> (B, D, h, w)
+            if self.config.reshape_hidden_states:
+                patches = tokens[:, self.config.num_prefix_tokens :]  # (B, N, D)
+                tokens = patches.transpose(1, 2).unflatten(2, grid)  # (B, N, D) -> (B, D, h, w)
+            maps.append(tokens)
         return BackboneOutput(
             feature_maps=tuple(maps), hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
-
-
-def classification_loss(logits: torch.Tensor, labels: torch.Tensor, problem_type: str | None = None) -> torch.Tensor:
-    """Mean cross-entropy in float32; nothing is guessed from the first batch and nothing is written to the config.
-
-    Args:
-        logits: (B, L).
-        labels: (B,) class indices in [0, L), or (B, L) probabilities (mixup, distillation).
-        problem_type: None, "single_label_classification", or, only where the config names it,
-            "multi_label_classification": labels (B, L) in {0, 1} and one binary cross-entropy a label.
-
-    Raises:
-        ValueError: if the labels have another shape, or (on CPU, where looking is free) another range.
-    """
-    batch, num_labels = logits.shape
-    logits = logits.float()
-    if labels.shape == logits.shape and (labels.is_floating_point() or problem_type == "multi_label_classification"):
-        if problem_type == "multi_label_classification":
-            return nn.functional.binary_cross_entropy_with_logits(logits, labels.float())
-        return nn.functional.cross_entropy(logits, labels.float())
-    if (
-        labels.shape != (batch,)
-        or labels.is_floating_point()
-        or problem_type not in (None, "single_label_classification")
-    ):
-        raise ValueError(
-            f"labels have shape {tuple(labels.shape)} and dtype {labels.dtype}, problem_type {problem_type!r}; wanted "
-            f"({batch},) integers, or ({batch}, {num_labels}) float probabilities"
-        )
-    look = labels.device.type == "cpu" and batch > 0 and not torch.compiler.is_compiling()
-    if look and not 0 <= int(labels.min()) <= int(labels.max()) < num_labels:
-        raise ValueError(
-            f"labels run from {int(labels.min())} to {int(labels.max())} but the model has {num_labels} labels "
-            f"(0 to {num_labels - 1}): load it with the data's num_labels, or mend the labels"
-        )
-    return nn.functional.cross_entropy(logits, labels.long())
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1248,6 +1272,21 @@ def base_of_adapter(source, kwargs) -> str | None:
     names = ("cache_dir", "revision", "token", "local_files_only")
     file = find_adapter_config_file(source, **{name: kwargs[name] for name in names if name in kwargs})
     return None if file is None else json.loads(Path(file).read_text())["base_model_name_or_path"]
+
+
+RESET_MISMATCHED = ContextVar(
+    "reset_mismatched", default=False
+)  # whether `ignore_mismatched_sizes=True` was asked for
+
+
+@contextmanager
+def resetting_mismatched(asked: bool):
+    """Reset tensors of another shape while a model is loaded, instead of raising."""
+    token = RESET_MISMATCHED.set(asked)
+    try:
+        yield
+    finally:
+        RESET_MISMATCHED.reset(token)
 
 
 @contextmanager
@@ -1372,6 +1411,17 @@ def not_finite(tensors: dict[str, torch.Tensor]) -> list[str]:
     return [name for name, numbers in looked_at.items() if not numbers.isfinite().all()]
 
 
+def in_base_model(model, name: str) -> bool:
+    """Whether a tensor belongs to the base model, and not to a head."""
+    parts = r"(embeddings|layers|layernorm|attention_pooling|pooler)\."
+    return bool(re.match(parts if model.base_model is model else rf"{model.base_model_prefix}\.", name))
+
+
+def counted(parts: set[str], tensors: set[str]) -> str:
+    """Modules, and how many tensors of them are meant."""
+    return f"{', '.join(sorted(parts))} ({len(tensors)} tensor{'s' * (len(tensors) > 1)})"
+
+
 def account_for(model, info):
     """Explain every difference between checkpoint and model in a note for the log line, or raise ValueError."""
     missing, unexpected = set(info["missing_keys"]), set(info["unexpected_keys"])
@@ -1393,24 +1443,35 @@ def account_for(model, info):
     if getattr(model.base_model, "attention_pooling", None) is None:
         unused += r"|(vit\.)?attention_pooling\..+"
     left_out = {name for name in unexpected if re.fullmatch(unused, name)}
+    if type(model) not in (HFViTModel, HFViTForImageClassification, HFViTBackbone):  # it has a head of its own
+        left_out |= {name for name in unexpected if not in_base_model(model, name)}
+        new = {name for name in missing if not in_base_model(model, name)}
+        if new:
+            notes.append(f"newly initialised {counted({name.partition('.')[0] for name in new}, new)}")
+        missing -= new
+    if mismatched and RESET_MISMATCHED.get():
+        notes.append(f"{', '.join(sorted(mismatched))} of another shape reset, as ignore_mismatched_sizes=True asks")
+        mismatched = {}
     foreign = {name for name in unexpected - left_out if re.match(origin.leaves_out, name)}
     if left_out | foreign:
         parts = {name.removeprefix("vit.").partition(".")[0] for name in left_out}
         parts |= {re.match(origin.leaves_out, name).group().strip("./") for name in foreign}
-        count = len(left_out | foreign)
-        notes.append(f"left out {', '.join(sorted(parts))} ({count} tensor{'s' * (count > 1)})")
+        notes.append(f"left out {counted(parts, left_out | foreign)}")
 
     wrong = [f"{name} is missing" for name in sorted(missing)]
     wrong += [f"{name} is not known to the model" for name in sorted(unexpected - left_out - foreign)]
     wrong += [f"{name} has shape {found}, the model {wanted}" for name, (found, wanted) in sorted(mismatched.items())]
     advice = (
         "Only the classifier may differ, and image_size, patch_size and num_channels are adapted: check that the other "
-        "sizes asked for are those of the checkpoint, and that config.json and file are whole"
+        "sizes asked for are those of the checkpoint, and that config.json and file are whole. ignore_mismatched_sizes=True "
+        "resets what has another shape"
     )
     if not wrong:
         advice = "Save it again from a run that did not diverge"
-        floats = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
-        found = not_finite({name: tensor for name, tensor in floats.items() if not tensor.is_meta})
+        plain = {
+            name: tensor for name, tensor in model.state_dict().items() if type(tensor) is torch.Tensor
+        }  # not quantised
+        found = not_finite({name: t for name, t in plain.items() if t.is_floating_point() and not t.is_meta})
         wrong = [f"{name} holds NaN or infinity" for name in found]
     if wrong:
         more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
@@ -1487,8 +1548,6 @@ def adapt_input(model, sizes: dict) -> list[str]:
         positions = torch.cat(embeddings.positions(new), dim=1)
         embeddings.position_embeddings = nn.Parameter(positions, embeddings.position_embeddings.requires_grad)
         notes.append(f"positions resampled from a grid of {as_text(old)} to {as_text(new)}")
-    elif old != new and config.position_embedding.startswith("sincos"):
-        embeddings.position_embeddings = embeddings.table(new).to(embeddings.position_embeddings)
     for name in INPUT_FIELDS:
         setattr(config, name, getattr(wanted, name))
     return notes

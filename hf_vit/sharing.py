@@ -471,12 +471,6 @@ def assemble(
     model = load_whole(run / "model").float()
     saved, reason = choose_layout(model, layout)
     saved.save_pretrained(folder)
-    if saved is model:  # `save_pretrained` names the class that is saved; the others read the same weights
-        file = folder / "config.json"
-        fields = json.loads(file.read_text())
-        for auto, ours in (("AutoModel", "HFViTModel"), ("AutoBackbone", "HFViTBackbone")):
-            fields["auto_map"][auto] = f"modeling_hf_vit.{ours}"
-        file.write_text(json.dumps(fields, indent=2, sort_keys=True) + "\n")
     shutil.copy(run / "model" / "preprocessor_config.json", folder)
     (folder / "training").mkdir()
     for name in EVIDENCE:

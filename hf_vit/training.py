@@ -34,7 +34,7 @@ from . import metrics
 from .augment import normalize
 from .configuration_hf_vit import HFViTConfig, as_pair
 from .data import ImageForm, image_form, match_labels
-from .modeling_hf_vit import HFViTForImageClassification, classification_loss
+from .modeling_hf_vit import HFViTForImageClassification
 
 
 logger = logging.get_logger(__name__)
@@ -160,11 +160,10 @@ def loss_of(logits, targets, kind: str = "cross_entropy", weights: torch.Tensor 
             (arXiv 2110.00476, section 2.2).
         weights: (L,), how much each label's part counts.
     """
-    if weights is None and kind == "cross_entropy":
-        return classification_loss(logits, targets)
-    logits, weights = logits.float(), torch.ones_like(targets[0]) if weights is None else weights
+    logits = logits.float()
     if kind == "cross_entropy":
         return nn.functional.cross_entropy(logits, targets, weight=weights)
+    weights = torch.ones_like(targets[0]) if weights is None else weights
     each = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")  # (B, L)
     return (each.mean(dim=1) * (targets * weights).sum(dim=1)).mean()
 

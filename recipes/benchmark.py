@@ -749,7 +749,7 @@ def checkpoint_part(repeats: int) -> dict:
     labels = torch.randint(0, 1000, (BATCH,), device=accelerator.device)
 
     def train():
-        accelerator.backward(training.classification_loss(model(pixel_values).logits, labels))
+        accelerator.backward(model(pixel_values, labels=labels).loss)
         training.clip_gradients(accelerator, model, 1.0).item()
         for optimizer in optimizers:
             optimizer.step()

@@ -8,12 +8,14 @@ import pickle
 import subprocess
 import sys
 
+import accelerate
 import numpy
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (
     AutoConfig,
     AutoImageProcessor,
@@ -26,10 +28,11 @@ from transformers import (
     ViTModel,
     pipeline,
 )
+from transformers import initialization as init
 
 import hf_vit
 from hf_vit import HFViTConfig, HFViTForImageClassification, HFViTModel
-from hf_vit.modeling_hf_vit import HFViTDropPath, classification_loss, sincos_2d
+from hf_vit.modeling_hf_vit import HFViTDropPath, sincos_2d
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -191,8 +194,47 @@ def test_the_sincos_table_survives_loading_bit_for_bit(tiny_model, tmp_path):
     model = tiny_model(position_embedding="sincos2d", image_size=(12, 20))
     model.save_pretrained(tmp_path)
     loaded = HFViTForImageClassification.from_pretrained(tmp_path)
-    assert torch.equal(loaded.vit.embeddings.position_embeddings, sincos_2d((3, 5), 32))
+    assert torch.equal(loaded.vit.embeddings.positions((3, 5))[1], sincos_2d((3, 5), 32))
     assert not any("position" in name for name in load_file(tmp_path / "model.safetensors"))
+
+
+def load_on_meta_device(config, folder):
+    with torch.device("meta"):
+        model = HFViTForImageClassification(config)
+    model.to_empty(device="cpu").load_state_dict(load_file(folder / "model.safetensors"))
+    return model.eval()
+
+
+def load_without_initial_weights(config, folder):
+    with init.no_init_weights():
+        model = HFViTForImageClassification(config)
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    return model.eval()
+
+
+def load_and_dispatch(config, folder):
+    with accelerate.init_empty_weights(include_buffers=True):
+        model = HFViTForImageClassification(config)
+    return accelerate.load_checkpoint_and_dispatch(model, str(folder), device_map={"": "cpu"}).eval()
+
+
+@pytest.mark.parametrize("load", [load_on_meta_device, load_without_initial_weights, load_and_dispatch])
+@pytest.mark.parametrize("positions", ["sincos1d", "sincos2d"])
+def test_fixed_positions_are_right_when_initial_weights_are_skipped(tiny_model, pixels, tmp_path, load, positions):
+    """T27: a table that `_init_weights` fills is uninitialised memory on each of these paths."""
+    model, images = tiny_model(position_embedding=positions), pixels()
+    model.save_pretrained(tmp_path)
+    torch.full((2**20,), float("nan"))  # what freed memory may hold
+    assert torch.equal(load(model.config, tmp_path)(images).logits, model(images).logits)
+
+
+def test_fixed_positions_are_kept_between_passes_and_no_tracer_leaves_its_own(tiny_model, pixels):
+    model = tiny_model(position_embedding="sincos2d", image_size=(8, 24))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model(pixels(height=8, width=24))
+    once, again = (model.vit.embeddings.positions((2, 6))[1] for _ in range(2))
+    assert type(once) is torch.Tensor
+    assert once.data_ptr() == again.data_ptr()
 
 
 def test_a_module_with_parameters_and_a_computed_table_reloads_bit_for_bit(tiny_model, pixels, tmp_path):
@@ -334,9 +376,8 @@ def test_layer_scale_starts_at_its_value_and_scales_both_branches(tiny_config, p
     assert torch.equal(hidden_states[0], hidden_states[-1])
 
 
-@pytest.mark.parametrize("labels", [torch.tensor([0, 2]), torch.tensor([[0.5, 0.5, 0], [0, 0.1, 0.9]])])
-def test_zero_head_makes_the_first_loss_exactly_log_of_the_labels(tiny_config, pixels, labels):
-    outputs = HFViTForImageClassification(tiny_config())(pixels(), labels=labels)
+def test_zero_head_makes_the_first_loss_exactly_log_of_the_labels(tiny_config, pixels):
+    outputs = HFViTForImageClassification(tiny_config())(pixels(), labels=torch.tensor([0, 2]))
     assert torch.equal(outputs.logits, torch.zeros(2, 3))
     assert outputs.loss.item() == pytest.approx(math.log(3), rel=1e-7)
 
@@ -359,52 +400,72 @@ def test_a_zero_head_still_learns(tiny_config, pixels):
 # Labels and loss
 
 
-def test_hard_and_one_hot_labels_have_the_same_loss(tiny_model, pixels):
-    model, images, labels = tiny_model(), pixels(batch=3), torch.tensor([0, 2, 1])
-    one_hot = nn.functional.one_hot(labels, 3).float()
-    torch.testing.assert_close(model(images, labels=labels).loss, model(images, labels=one_hot).loss)
+LABELS = {  # num_labels, problem_type, labels of four images
+    "class indices": (3, None, torch.tensor([0, 2, 1, 1])),
+    "class indices in a column": (3, None, torch.tensor([[0], [2], [1], [1]])),
+    "some images without a label": (3, None, torch.tensor([0, -100, 1, -100])),
+    "several labels an image": (3, None, torch.tensor([[1.0, 0, 1], [0, 0, 1], [1, 1, 1], [0, 0, 0]])),
+    "a number an image": (1, None, torch.tensor([0.3, -2.0, 1.0, 5.0])),
+    "three numbers an image": (3, "regression", torch.randn(4, 3, generator=torch.Generator().manual_seed(0))),
+}
 
 
-def test_soft_labels_mean_the_average_of_the_hard_losses():
-    logits = torch.randn(1, 3)
-    hard = torch.stack([classification_loss(logits, torch.tensor([label])) for label in range(3)])
-    soft = torch.tensor([0.2, 0.5, 0.3])
-    torch.testing.assert_close(classification_loss(logits, soft.unsqueeze(0)), (soft * hard).sum())
+@pytest.mark.parametrize(("num_labels", "problem_type", "labels"), LABELS.values(), ids=LABELS)
+def test_the_loss_of_each_kind_of_labels_is_that_of_native_vit(tiny_model, pixels, num_labels, problem_type, labels):
+    model, images = tiny_model(num_labels=num_labels, problem_type=problem_type), pixels(batch=4)
+    native = model.to_transformers()
+    ours, theirs = (network(images, labels=labels).loss for network in (model, native))
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+    ours.backward()
+    theirs.backward()
+    torch.testing.assert_close(model.classifier.weight.grad, native.classifier.weight.grad)
 
 
-@pytest.mark.parametrize("soft_first", [True, False])
-def test_soft_and_hard_batches_mix_in_any_order_and_leave_no_trace(tiny_model, pixels, tmp_path, soft_first):
+def test_a_loss_function_that_is_set_is_used_and_gets_the_arguments_of_the_call(tiny_model, pixels):
+    model, seen = tiny_model(), {}
+
+    def first_logit(labels, logits, config, **kwargs):
+        seen.update(kwargs)
+        return logits[labels, 0].sum()
+
+    model.loss_function = first_logit
+    outputs = model(pixels(), labels=torch.tensor([0, 1]), num_items_in_batch=7)
+    assert torch.equal(outputs.loss, outputs.logits[:, 0].sum())
+    assert seen == {"num_items_in_batch": 7}
+
+
+def test_num_items_in_batch_divides_the_loss(tiny_model, pixels):
+    model, images, labels = tiny_model(), pixels(), torch.tensor([0, 2])
+    mean = model(images, labels=labels).loss
+    torch.testing.assert_close(model(images, labels=labels, num_items_in_batch=8).loss, mean * 2 / 8)
+
+
+@pytest.mark.parametrize("first", ["indices", "floats"])
+def test_labels_of_two_kinds_mix_in_any_order_and_leave_no_trace(tiny_model, pixels, tmp_path, first):
     model, images = tiny_model(), pixels()
-    hard, soft = torch.tensor([0, 2]), torch.tensor([[0.5, 0.5, 0], [0, 0.1, 0.9]])
-    before = model(images, labels=hard).loss
-    for labels in (soft, hard) if soft_first else (hard, soft):
+    indices, floats = torch.tensor([0, 2]), torch.tensor([[0.5, 0.5, 0], [0, 0.1, 0.9]])
+    before = model(images, labels=indices).loss
+    for labels in (floats, indices) if first == "floats" else (indices, floats):
         model(images, labels=labels)
-    assert torch.equal(model(images, labels=hard).loss, before)
+    assert torch.equal(model(images, labels=indices).loss, before)
     model.save_pretrained(tmp_path)
     assert model.config.problem_type is None
     assert json.loads((tmp_path / "config.json").read_text()).get("problem_type") is None
 
 
-def test_multi_label_loss_is_used_only_when_the_config_names_it(tiny_model, pixels):
+def test_multi_label_targets_may_be_integers(tiny_model, pixels):
     images, labels = pixels(), torch.tensor([[1, 0, 1], [0, 0, 1]])
-    with pytest.raises(ValueError, match=r"shape \(2, 3\) and dtype torch.int64"):
-        tiny_model()(images, labels=labels)
     model = tiny_model(problem_type="multi_label_classification")
-    outputs = model(images, labels=labels)
-    expected = nn.functional.binary_cross_entropy_with_logits(outputs.logits, labels.float())
-    assert torch.equal(outputs.loss, expected)
-    assert torch.equal(model(images, labels=labels.float()).loss, expected)
+    assert torch.equal(model(images, labels=labels).loss, model(images, labels=labels.float()).loss)
 
 
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
         (torch.tensor([0, 3]), r"labels run from 0 to 3 but the model has 3 labels \(0 to 2\)"),
-        (torch.tensor([-100, 1]), "labels run from -100 to 1"),
-        (torch.tensor([0, 1, 2]), r"labels have shape \(3,\) .* wanted \(2,\) integers, or \(2, 3\) float"),
-        (torch.tensor([[0], [1]]), r"labels have shape \(2, 1\)"),
-        (torch.tensor([0.0, 1.0]), r"labels have shape \(2,\) and dtype torch.float32"),
-        (torch.ones(2, 4), r"labels have shape \(2, 4\)"),
+        (torch.tensor([-1, 1]), "labels run from -1 to 1"),
+        (torch.tensor([0, 1, 2]), "batch_size"),
+        (torch.ones(2, 4), "size"),
     ],
 )
 def test_labels_of_another_range_or_shape_are_an_error(tiny_model, pixels, labels, message):
@@ -412,9 +473,8 @@ def test_labels_of_another_range_or_shape_are_an_error(tiny_model, pixels, label
         tiny_model()(pixels(), labels=labels)
 
 
-def test_the_loss_is_computed_in_float32_whatever_the_logits():
-    logits = torch.randn(2, 3)
-    assert classification_loss(logits.bfloat16(), torch.tensor([0, 2])).dtype == torch.float32
+def test_the_loss_is_computed_in_float32_whatever_the_logits(tiny_model, pixels):
+    assert tiny_model().bfloat16()(pixels(), labels=torch.tensor([0, 2])).loss.dtype == torch.float32
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -602,7 +662,7 @@ def one_trainer_step(model, examples, batch_size, accumulate, folder):
 def test_trainer_with_batch_2_and_4_accumulation_steps_equals_batch_8(tiny_model, pixels, tmp_path, labels):
     large = tiny_model()
     small, before = copy.deepcopy(large), copy.deepcopy(large.state_dict())
-    targets = torch.randint(3, (8,)) if labels == "hard" else torch.rand(8, 3).softmax(dim=-1)
+    targets = torch.randint(3, (8,)) if labels == "hard" else torch.rand(8, 3)  # one class, or several labels
     examples = [
         {"pixel_values": image, "labels": target} for image, target in zip(pixels(batch=8), targets, strict=True)
     ]
