@@ -72,17 +72,15 @@ def random_shift(images, index, seed, epoch, pixels, mode="constant"):
     What comes in is black (mode "constant"), or mirrored at the border ("reflect"): the simple random crop of DeiT III
     (arXiv 2204.07118, section 3.2).
     """
-    B, C, H, W = images.shape
+    B, _, H, W = images.shape
     if mode == "reflect":
         padded = nn.functional.pad(images.float(), (pixels,) * 4, mode="reflect").to(images.dtype)
     else:
         padded = nn.functional.pad(images, (pixels,) * 4)
     top = (uniform(index, seed, epoch, stream=1) * (2 * pixels + 1)).long()  # (B,)
     left = (uniform(index, seed, epoch, stream=2) * (2 * pixels + 1)).long()
-    rows = (top.view(-1, 1) + torch.arange(H, device=images.device)).view(B, 1, H, 1)
-    columns = (left.view(-1, 1) + torch.arange(W, device=images.device)).view(B, 1, 1, W)
-    batch = torch.arange(B, device=images.device).view(B, 1, 1, 1)
-    return padded[batch, torch.arange(C, device=images.device).view(1, C, 1, 1), rows, columns]
+    windows = padded.unfold(2, H, 1).unfold(3, W, 1)  # (B, C, 2 pixels + 1, 2 pixels + 1, H, W), a view
+    return windows[torch.arange(B, device=images.device), :, top, left]
 
 
 def random_resized_crop(images, index, seed, epoch, size=None, scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3)):

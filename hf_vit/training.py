@@ -35,6 +35,8 @@ from .augment import normalize
 from .configuration_hf_vit import HFViTConfig, as_pair
 from .data import ImageForm, image_form, match_labels
 from .modeling_hf_vit import HFViTForImageClassification
+from .muon import Muon
+from .precision import has_native_bf16
 
 
 logger = logging.get_logger(__name__)
@@ -93,10 +95,9 @@ def build_optimizers(
     betas: tuple[float, float],
     layer_decay: float = 1.0,
 ) -> list[torch.optim.Optimizer]:
-    """ "adamw": AdamW for all. "muon": Muon for the matrices of the layers, and AdamW for the rest.
+    """ "adamw": AdamW for all. "muon": Muon for the matrices of the layers, and AdamW for the rest, with one rate and decay.
 
-    Muon steps along the orthogonalised momentum; scaled as in arXiv 2502.16982 (section 2.2) it takes AdamW's learning
-    rate and decay. The rate of each group is to be set before each step, as the schedule's rate times its `lr_scale`.
+    The rate of each group is to be set before each step, as the schedule's rate times its `lr_scale`.
     """
     decayed = set(split_decay(model)[0])
     is_hidden = lambda name: kind == "muon" and name in decayed and ".layers." in name
@@ -109,7 +110,7 @@ def build_optimizers(
     fused = next(model.parameters()).device.type in ("cuda", "cpu")
     optimizers = [torch.optim.AdamW(others, lr=learning_rate, betas=betas, fused=fused)] if others else []
     if hidden:
-        optimizers.append(torch.optim.Muon(hidden, lr=learning_rate, adjust_lr_fn="match_rms_adamw"))
+        optimizers.append(Muon(hidden, lr=learning_rate))
     return optimizers
 
 
@@ -422,15 +423,13 @@ def find_batch_size(model, compute_loss, form: ImageForm, batch_size: int, devic
 def pick_precision(asked: str, device_type: str) -> str:
     """ "auto" -> "bf16" where the hardware computes in it, else "no" (or "fp16" on an older GPU).
 
-    On CPU that means AMX or AVX512-BF16; without them bf16 is emulated, many times slower than float32. Very narrow models
-    lose by it everywhere: their presets say "no".
+    Very narrow models lose by bf16 everywhere: their presets say "no".
     """
     if asked != "auto":
         return asked
-    if device_type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    features = torch.cpu.get_capabilities() if device_type == "cpu" else {}
-    return "bf16" if features.get("amx_bf16") or features.get("avx512_bf16") else "no"
+    if has_native_bf16(device_type):
+        return "bf16"
+    return "fp16" if device_type == "cuda" else "no"
 
 
 def shard_on_cpu(accelerator):

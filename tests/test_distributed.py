@@ -31,7 +31,7 @@ TINY = "patch_size=7,hidden_size=32,num_hidden_layers=2,num_attention_heads=2,in
 FLAGS = [
     "--dataset_name", "fashion-mnist-mini", "--train_fraction", 0.1, "--preset", "tiny-patch16-224", "--config_overrides",
     f"image_size=28,{TINY}", "--max_train_steps", STEPS, "--eval_steps", 25, "--log_steps", 1, "--checkpointing_steps", 20,
-    "--checkpoints_total_limit", 9, "--ema_decay", 0.9, "--mixup", 0.2, "--mixed_precision", "no",
+    "--checkpoints_total_limit", 9, "--ema_decay", 0.9, "--mixup", 0.2, "--mixed_precision", "no", "--optimizer", "muon",
 ]  # fmt: skip
 
 # Runs train.py, and notes in the folder NOTES, a file a process and a line an event, what the process does. NAN and TERM are

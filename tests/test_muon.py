@@ -1,0 +1,240 @@
+"""Claims about Muon: what it computes, in how many products and in which type, on whole matrices wherever their parts lie."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_vit import HFViTForImageClassification, muon, precision, resume, training
+
+
+SHAPES = [(6, 6), (6, 16), (16, 6), (6, 6), (16, 6)]
+RATES = [(1e-2, 3e-3), (2e-2, 0.0), (5e-3, 1e-3)]  # of two groups, a step each
+
+
+def in_bf16(monkeypatch, native):
+    monkeypatch.setattr(muon, "has_native_bf16", lambda device_type: native)
+
+
+def trained_by(kind, rates=RATES, **options):
+    """Matrices after steps of an optimizer along fixed gradients, in two groups; the last of each has no gradient."""
+    generator = torch.Generator().manual_seed(0)
+    matrices = [torch.randn(shape, generator=generator).requires_grad_() for shape in SHAPES + SHAPES]
+    groups = [{"params": part, "weight_decay": decay} for part, decay in ((matrices[:5], 0.0), (matrices[5:], 0.3))]
+    optimizer = kind(groups, lr=1.0, **options)
+    for step in rates:
+        for group, rate in zip(optimizer.param_groups, step, strict=True):
+            group["lr"] = rate
+            for matrix in group["params"][:-1]:
+                matrix.grad = torch.randn(matrix.shape, generator=generator)
+        optimizer.step()
+    return optimizer, [matrix.detach() for matrix in matrices]
+
+
+class Products(TorchDispatchMode):
+    """Counts the matrix products that run inside of it, by name and type."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        if name in ("mm", "addmm", "bmm", "baddbmm"):
+            self.count[name, args[-1].dtype] += 1
+        return function(*args, **(kwargs or {}))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What it computes
+
+
+def test_muon_equals_torchs_own_in_float32(monkeypatch):
+    in_bf16(monkeypatch, False)
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)  # the type of torch's products
+    _, ours = trained_by(muon.Muon)
+    _, wanted = trained_by(torch.optim.Muon, adjust_lr_fn="match_rms_adamw")
+    assert_close(ours, wanted, rtol=0, atol=1e-6)
+
+
+def test_muon_equals_torchs_own_in_bfloat16_but_for_its_rounding(monkeypatch):
+    _, start = trained_by(muon.Muon, rates=[])
+    in_bf16(monkeypatch, True)
+    _, ours = trained_by(muon.Muon, rates=RATES[:1])
+    _, wanted = trained_by(torch.optim.Muon, adjust_lr_fn="match_rms_adamw", rates=RATES[:1])
+    for before, one, other in zip(start, ours, wanted, strict=True):
+        assert (one - other).norm() <= 0.05 * (other - before).norm()
+
+
+def test_singular_values_of_an_orthogonalized_matrix_are_near_one():
+    for shape in ((8, 8), (8, 32), (32, 8)):
+        matrices = torch.randn(3, *shape)
+        orthogonal = muon.orthogonalize(matrices).float()
+        assert orthogonal.shape == matrices.shape
+        values = torch.linalg.svdvals(orthogonal)
+        assert 0.3 < values.min() < values.max() < 1.3
+        u, _, v = torch.linalg.svd(matrices, full_matrices=False)
+        assert torch.nn.functional.cosine_similarity(orthogonal.flatten(), (u @ v).flatten(), dim=0) > 0.97
+
+
+def test_a_gradient_of_zeros_leaves_the_matrix_to_weight_decay():
+    matrix = torch.ones(4, 6, requires_grad=True)
+    matrix.grad = torch.zeros_like(matrix)
+    muon.Muon([matrix], lr=0.5, weight_decay=0.1).step()
+    assert_close(matrix.detach(), torch.full((4, 6), 0.95))
+
+
+def test_muon_refuses_what_is_no_matrix():
+    with pytest.raises(ValueError, match=r"shape \(4,\)"):
+        muon.Muon([torch.ones(4, 4, requires_grad=True), torch.ones(4, requires_grad=True)])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# In how many products, of which type
+
+
+@pytest.mark.parametrize("layer_decay", [1.0, 0.5])
+def test_a_deeper_model_needs_no_more_products(tiny_config, layer_decay):
+    counts = []
+    for layers in (1, 6):
+        model = HFViTForImageClassification(tiny_config(num_hidden_layers=layers))
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        _, optimizer = training.build_optimizers(model, "muon", 1e-3, 0.1, (0.9, 0.95), layer_decay)
+        with Products() as products:
+            optimizer.step()
+        counts.append(Counter(name for name, _ in products.count.elements()))
+    kinds = 3  # q, k, v and o have one shape, fc1 and fc2 one each
+    assert counts == [Counter(bmm=5 * kinds, baddbmm=10 * kinds)] * 2
+
+
+def test_stacks_of_large_matrices_are_bounded(monkeypatch):
+    _, wanted = trained_by(muon.Muon)
+    monkeypatch.setattr(muon, "BATCH_NUMBERS", 2 * 6 * 16)
+    sizes = []
+    real = muon.orthogonalize
+    monkeypatch.setattr(muon, "orthogonalize", lambda stack: sizes.append(stack.numel()) or real(stack))
+    _, ours = trained_by(muon.Muon)
+    assert max(sizes) == 2 * 6 * 16
+    assert_close(ours, wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("native", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_products_are_in_bfloat16_only_where_the_hardware_is(monkeypatch, native, dtype):
+    in_bf16(monkeypatch, native)
+    with Products() as products:
+        trained_by(muon.Muon)
+    assert {found for _, found in products.count} == {dtype}
+
+
+def test_a_gpu_that_emulates_bfloat16_gets_fp16_for_the_model_and_float32_for_muon(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    assert training.pick_precision("auto", "cuda") == "fp16"
+    assert not precision.has_native_bf16("cuda")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    assert training.pick_precision("auto", "cuda") == "bf16"
+    assert precision.has_native_bf16("cuda")
+
+
+def test_an_apple_gpu_computes_in_float32():
+    assert training.pick_precision("auto", "mps") == "no"
+    assert not precision.has_native_bf16("mps")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Going on from a checkpoint of torch's
+
+
+def test_a_checkpoint_of_torchs_muon_goes_on_with_the_step_that_one_would_take(tiny_config, monkeypatch):
+    in_bf16(monkeypatch, False)
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+    accelerator = Accelerator(cpu=True)
+    torchs = lambda groups, lr: torch.optim.Muon(groups, lr=lr, adjust_lr_fn="match_rms_adamw")
+
+    def made(kind):
+        torch.manual_seed(0)
+        model = HFViTForImageClassification(tiny_config())
+        with monkeypatch.context() as patch:
+            patch.setattr(training, "Muon", kind)
+            return model, training.build_optimizers(model, "muon", 1e-2, 0.1, (0.9, 0.95), layer_decay=0.5)
+
+    def step(model, optimizers, seed):
+        generator = torch.Generator().manual_seed(seed)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = 1e-2 * group["lr_scale"]
+                for parameter in group["params"]:
+                    parameter.grad = torch.randn(parameter.shape, generator=generator)
+            optimizer.step()
+
+    old, ours = made(torchs), made(muon.Muon)
+    for seed in range(3):
+        step(*old, seed)
+    resume.restore(resume.collect(*old), *ours, None, accelerator)
+    before = resume.weights_of(ours[0])
+    assert_close(before, resume.weights_of(old[0]), rtol=0, atol=0)
+    before = {name: value.clone() for name, value in before.items()}
+    for model_and_optimizers in (old, ours):
+        step(*model_and_optimizers, seed=3)
+    assert_close(resume.weights_of(ours[0]), resume.weights_of(old[0]), rtol=0, atol=1e-6)
+    moved = [(value - before[name]).abs().max() for name, value in resume.weights_of(ours[0]).items()]
+    assert min(moved) > 1e-4
+    kept = resume.collect(*ours)["optimizer"]
+    assert_close(kept, resume.collect(*old)["optimizer"], rtol=0, atol=1e-6)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sharded
+
+# Matrices whose rows, and whose number, two processes cannot share out evenly; each process prints the largest difference.
+SHARDED = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from hf_vit.muon import Muon
+
+dist.init_process_group("gloo")
+mesh, shapes = init_device_mesh("cpu", (2,)), [(5, 5)] * 3 + [(5, 12), (12, 5), (1, 4)]
+generator = torch.Generator().manual_seed(0)
+whole = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+parts = [distribute_tensor(matrix.detach(), mesh, [Shard(0)]).requires_grad_() for matrix in whole]
+optimizers = Muon(whole, lr=1e-2), Muon(parts, lr=1e-2)
+for _ in range(3):
+    for matrix, part in zip(whole, parts):
+        matrix.grad = torch.randn(matrix.shape, generator=generator)
+        part.grad = distribute_tensor(matrix.grad, mesh, [Shard(0)])
+    for optimizer in optimizers:
+        optimizer.step()
+difference = max((part.full_tensor() - matrix).abs().max().item() for matrix, part in zip(whole, parts))
+held = sum(optimizers[1].state[part]["momentum_buffer"].to_local().numel() for part in parts)
+print(difference, held)
+dist.destroy_process_group()
+"""
+
+
+def test_sharded_matrices_are_orthogonalized_whole_and_each_process_keeps_its_part_of_the_momentum():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", SHARDED], cwd=Path(__file__).parents[1], text=True,
+            stdout=subprocess.PIPE, env={**os.environ, **group, "RANK": rank, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in ("0", "1")
+    ]  # fmt: skip
+    printed = [process.communicate(timeout=120)[0].split() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert all(float(difference) < 1e-6 for difference, _ in printed)
+    held = [int(held) for _, held in printed]
+    assert sum(held) == 3 * 25 + 2 * 60 + 4
+    assert min(held) > 0.3 * sum(held)
