@@ -709,8 +709,8 @@ WITHOUT_BIASES, SWIGLU = dict(query_bias=False, value_bias=False), dict(use_gate
 def test_dinov3_of_timm_has_the_outputs_of_the_native_one_at_any_size(dinov3, tmp_path, fields, in_repo):
     native = dinov3(**fields)
     if in_repo:
-        said = dict(architecture="vit_small_patch16_dinov3", global_pool="token")
-        model = BASE.from_pretrained(timm_repo(tmp_path / "repo", parity.to_eva(native), **said))
+        said = dict(architecture="vit_small_patch16_dinov3", global_pool="avg")
+        model = BASE.from_pretrained(timm_repo(tmp_path / "repo", parity.to_eva(native), **said), pooling="cls")
     else:
         model = BASE.from_checkpoint(save(parity.to_eva(native), tmp_path / "vit.pth"), pooling="cls")
     back = model.to_transformers()
