@@ -178,7 +178,8 @@ SIGLIP_RULES = [
     *chunked(r"attention_pooling\.attention\.in_proj", *POOLING_QKV),
 ]
 
-# timm's VisionTransformer, and the code it shares its names with: DeiT, DINO, DINOv2, DeiT III, MAE, MoCo v3.
+# timm's VisionTransformer, and the code it shares its names with: DeiT, DINO, DINOv2, DeiT III, MAE, MoCo v3. timm's Eva,
+# which its DINOv3 is, keeps the biases of queries and values apart from attn.qkv and has none for the keys.
 TIMM_RULES = [
     WeightRenaming(r"^timm_model\.", ""),
     WeightRenaming(r"^blocks\.", "layers."),
@@ -191,6 +192,8 @@ TIMM_RULES = [
     WeightRenaming(r"attn\.proj", "attention.o_proj"),
     WeightRenaming(r"attn\.q_norm", "attention.q_norm"),
     WeightRenaming(r"attn\.k_norm", "attention.k_norm"),
+    WeightRenaming(r"attn\.q_bias", "attention.q_proj.bias"),
+    WeightRenaming(r"attn\.v_bias", "attention.v_proj.bias"),
     WeightRenaming(r"ls1\.gamma", "layer_scale1.lambda1"),
     WeightRenaming(r"ls2\.gamma", "layer_scale2.lambda1"),
     WeightRenaming("gamma_1", "layer_scale1.lambda1"),
@@ -205,13 +208,18 @@ TIMM_RULES = [
     *chunked(r"attn\.qkv", *QKV),
     *chunked(r"attn_pool\.kv", *POOLING_QKV[1:]),
     *heads_joined(r"^head\.", r"^head_dist\."),
+]
+TIMM_LEARNED_POSITIONS = [
     WeightConverter(
         ["^pos_embed", "^reg_token", "^register_tokens"],
         ["embeddings.position_embeddings", "embeddings.register_tokens"],
         [PlaceTokens()],
     ),
 ]
-TIMM_GATED_MLP = [  # fc1 holds both halves in timm, w12 in DINOv2's own code
+TIMM_OTHER_POSITIONS = [WeightRenaming("^(?:reg_token|register_tokens)", "embeddings.register_tokens")]
+TIMM_GATED_MLP = [  # fc1 holds both halves in timm, but for DINOv3, and w12 in DINOv2's own code
+    WeightRenaming(r"mlp\.fc1_g\.", "mlp.gate_proj."),
+    WeightRenaming(r"mlp\.fc1_x\.", "mlp.up_proj."),
     WeightRenaming(r"mlp\.w12\.", "mlp.fc1."),
     WeightRenaming(r"mlp\.(?:w3|fc2)\.", "mlp.down_proj."),
     *chunked(r"mlp\.fc1", "mlp.gate_proj", "mlp.up_proj"),
@@ -380,6 +388,7 @@ class Family:
         base_allows, classifier_allows: values of HFViTConfig's fields that they can express, beside those of PLAIN.
         square: whether they take square images and patches only.
         plain_mlp, gated_mlp: rules that hold for one kind of MLP only.
+        learned_positions, other_positions: rules that hold for one kind of positions only.
     """
 
     rules: list
@@ -393,10 +402,14 @@ class Family:
     square: bool = False
     plain_mlp: list = field(default_factory=list)
     gated_mlp: list = field(default_factory=list)
+    learned_positions: list = field(default_factory=list)
+    other_positions: list = field(default_factory=list)
 
     def rules_for(self, config: HFViTConfig) -> list:
         """The table for a model of this config, as new objects: while they work, rules hold tensors."""
-        return copy.deepcopy([*self.rules, *(self.gated_mlp if config.gated_mlp else self.plain_mlp)])
+        of_mlp = self.gated_mlp if config.gated_mlp else self.plain_mlp
+        of_positions = self.learned_positions if config.position_embedding == "learned" else self.other_positions
+        return copy.deepcopy([*self.rules, *of_mlp, *of_positions])
 
 
 ANY = object()
@@ -465,7 +478,10 @@ FAMILIES = {  # `to_transformers` takes the first that can express a model
     "vit_msn": Family(VIT_RULES, of_plain, prefix="vit", leaves_out=VIT_LIKE),
     "clip": CLIP,
     "siglip": SIGLIP,
-    "timm": Family(TIMM_RULES, gated_mlp=TIMM_GATED_MLP, leaves_out="mask_token|decoder_"),
+    "timm": Family(
+        TIMM_RULES, gated_mlp=TIMM_GATED_MLP, learned_positions=TIMM_LEARNED_POSITIONS,
+        other_positions=TIMM_OTHER_POSITIONS, leaves_out="mask_token|decoder_",
+    ),
     "torchvision": Family(TORCHVISION_RULES),
     "jax": Family(JAX_RULES),
 }  # fmt: skip
@@ -557,11 +573,15 @@ def grid_of(positions: int, prefixes: tuple, patch, notes: list, stated=None, as
     )
 
 
-def heads_of(hidden_size: int, asked: dict, notes: list, name: str = "") -> int:
+HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16}  # of widths that are published with other heads than of 64 channels
+DINOV3_HEADS = {4096: 32}
+
+
+def heads_of(hidden_size: int, asked: dict, notes: list, name: str = "", published: dict = HEADS) -> int:
     """The number of heads, which shapes do not tell: 64 channels each, but for the models published otherwise."""
     if "num_attention_heads" in asked:
         return asked["num_attention_heads"]
-    heads = {1152: 16, 1280: 16, 1408: 16, 1664: 16}.get(hidden_size, hidden_size // 64)
+    heads = published.get(hidden_size, hidden_size // 64)
     if re.search("giantopt|vit_base_patch16_gap_", name):
         heads = 16
     if hidden_size % 64 or name.startswith("test_vit"):
@@ -576,36 +596,104 @@ def count_layers(shapes: dict, pattern: str) -> int:
     return 1 + max(int(found.group(1)) for found in (re.match(pattern, name) for name in shapes) if found)
 
 
+# Networks of timm with tensors like a plain ViT's that compute something else. A repo tells them by the name of its
+# architecture, a file without one by a tensor that they alone have; then follows what no field expresses.
+OTHER_NAMES = {
+    "_rpn_": "norms in its residual branches",
+    "_pe_": "rotary positions on top of learned ones",
+    "eva02": "rotary positions on top of learned ones, or norms behind its branches",
+    "sapiens2": "RMSNorm in place of LayerNorm",
+    "rope_mixed": "rotary positions with learned frequencies",
+    "rope": "rotary positions that count patches, where those of DINOv3 span the image",
+}
+OTHER_TENSORS = {
+    r"rope\.freqs": "rotary positions with learned frequencies",
+    r"blocks\.0\.(attn|mlp)\.norm\.": "norms inside its attention or MLP, as EVA-02 has",
+}
+# What timm builds DINOv3 with: another value makes another network of the same tensors.
+DINOV3_ARGUMENTS = dict(
+    rope_type="dinov3", rope_rotate_half=True, rope_grid_offset=0.0, rope_grid_indexing="ij", use_post_norm=False
+)
+
+
+def is_timm_dinov3(shapes: dict, asked: dict, name: str) -> bool:
+    """Whether it is DINOv3: by the positions asked for, else by the name of its architecture or by its tensors.
+
+    Of timm's networks only those of its Eva class call LayerScale gamma_1 and have no attn.qkv.bias, and of those without
+    pos_embed only DINOv3, and LingBot-Vision, which is the same network, have a class token and registers.
+    """
+    if "position_embedding" in asked:
+        return asked["position_embedding"] == "rotary"
+    has, lacks = {"cls_token", "reg_token", "blocks.0.gamma_1"}, {"pos_embed", "blocks.0.attn.qkv.bias"}
+    return re.search("dinov3|lingbot", name) is not None or (has <= set(shapes) and not lacks & set(shapes))
+
+
+def check_timm(shapes: dict, asked: dict, name: str, model_args: dict, is_dinov3: bool):
+    """Raise ValueError for a network of timm that no field expresses, naming what is not expressed."""
+    names = set(shapes)
+    found = [what for sign, what in OTHER_NAMES.items() if re.search(sign, name)]
+    found += [what for sign, what in OTHER_TENSORS.items() if any(re.match(sign, key) for key in shapes)]
+    if "norm_pre.weight" in names and ("attn_pool.latent" in names or not names & {"norm.weight", "fc_norm.weight"}):
+        found.append("rotary positions on top of learned ones, as timm's Perception Encoder has")
+    if not name and {"pos_embed", "blocks.0.attn.q_bias"} <= names:
+        found.append("q_bias beside pos_embed, the sign of EVA-02's rotary positions on top of learned ones")
+    if is_dinov3:
+        other = {key: value for key, value in model_args.items() if value != DINOV3_ARGUMENTS.get(key, value)}
+        found += [f"{key}={value!r} in its model_args" for key, value in other.items()]
+        if "attn_pool.latent" in names:
+            found.append("attention pooling over class token and registers too")
+    if found:
+        raise ValueError(f"{name or 'it'} has {found[0]}, which no field expresses")
+    if not {"patch_embed.proj.weight", "blocks.0.attn.qkv.weight"} <= names:
+        raise ValueError(
+            f"{name or 'this file'} is no VisionTransformer of timm: it has no patch_embed.proj and blocks.N.attn.qkv"
+        )
+    if not ("pos_embed" in names or "position_embedding" in asked or is_dinov3):
+        raise ValueError(
+            "there is no pos_embed, and the other tensors are not those of timm's DINOv3: pass position_embedding="
+            '"none", "sincos2d" or "rotary" (that of DINOv3) if the model has no more than that'
+        )
+
+
+def timm_dinov3(patch: list, asked: dict, stated: dict, global_pool: str | None, notes: list) -> dict:
+    """Fields of timm's DINOv3 that its tensors do not tell: what its config.json says, else as timm builds it."""
+    theta = (stated.get("model_args") or {}).get("rope_temperature", 100.0)
+    fields = dict(position_embedding="rotary", rope_theta=theta, layer_norm_eps=1e-5)
+    assumed = [] if "architecture" in stated else list(fields)
+    if global_pool is None:
+        fields["pooling"] = "mean"
+        assumed.append("pooling")
+    size = (stated.get("pretrained_cfg") or {}).get("input_size")  # (C, H, W)
+    if size is None:  # any other is as good to rotary positions
+        assumed.append("image_size")
+    sides = zip(size[1:] if size else [16 * side for side in patch], patch, strict=True)
+    fields["image_size"] = [side // length * length for side, length in sides]
+    assumed = [f"{field} {fields[field]}" for field in assumed if field not in asked]
+    if assumed:
+        notes.append(f"{', '.join(assumed)} assumed")
+    return fields
+
+
 def infer_timm(shapes: dict, asked: dict, is_classifier: bool, notes: list, stated: dict | None = None) -> dict:
-    """Fields of a timm VisionTransformer from its shapes, from what was asked for, and from its config.json, if it has one.
+    """Fields of a timm VisionTransformer or DINOv3 from its shapes, from what was asked for, and from its config.json, if it has one.
 
     What had to be assumed is added to `notes`.
     """
     stated = stated or {}
-    if "patch_embed.proj.weight" not in shapes or "blocks.0.attn.qkv.weight" not in shapes:
-        raise ValueError(
-            f"{stated.get('architecture', 'this file')} is no VisionTransformer of timm: it has no patch_embed.proj and blocks.N.attn.qkv"
-        )
-    name = stated.get("architecture", "")
-    # Their tensors are named like a plain ViT's, but they compute something else.
-    if re.search("_rpn_|rope|_pe_|eva", name):
-        raise ValueError(
-            f"{name} has norms in its residual branches, or timm's rotary positions, which no field expresses"
-        )
-    if "pos_embed" not in shapes and "position_embedding" not in asked:
-        raise ValueError(
-            'there is no pos_embed: pass position_embedding="none" or "sincos2d" if the model has no more than that'
-        )
+    name, model_args = stated.get("architecture", ""), stated.get("model_args") or {}
+    is_dinov3 = is_timm_dinov3(shapes, asked, name)
+    check_timm(shapes, asked, name, model_args, is_dinov3)
     hidden_size, num_channels, *patch = shapes["patch_embed.proj.weight"]
     class_token, distillation = "cls_token" in shapes, "dist_token" in shapes
     registers = shapes.get("reg_token", shapes.get("register_tokens", (0, 0)))[1]
-    first = shapes.get("blocks.0.mlp.fc1.weight") or shapes.get("blocks.0.mlp.w12.weight")
+    first, gate = (shapes.get(f"blocks.0.mlp.{part}.weight") for part in ("fc1", "fc1_g"))
+    first = first or gate or shapes.get("blocks.0.mlp.w12.weight")
     second = shapes.get("blocks.0.mlp.fc2.weight") or shapes.get("blocks.0.mlp.w3.weight")
     if first is None or second is None:
-        raise ValueError("its MLP is neither fc1 and fc2 nor w12 and w3, and no other is known")
-    narrow, gated = second[1], first[0] == 2 * second[1]
+        raise ValueError("its MLP is neither fc1 (or fc1_g and fc1_x) and fc2 nor w12 and w3, and no other is known")
+    narrow, gated = second[1], gate is not None or first[0] == 2 * second[1]
     by_map, after = any(key.startswith("attn_pool.") for key in shapes), "fc_norm.weight" in shapes
-    global_pool = stated.get("global_pool") or (stated.get("model_args") or {}).get("global_pool")
+    global_pool = stated.get("global_pool") or model_args.get("global_pool")
     if global_pool not in (None, "token", "avg", "map") or (global_pool == "map" and not by_map):
         raise ValueError(f"global_pool {global_pool!r} of timm has no counterpart: token, avg and map have")
     if by_map:
@@ -625,7 +713,8 @@ def infer_timm(shapes: dict, asked: dict, is_classifier: bool, notes: list, stat
     fields = dict(
         num_channels=num_channels, patch_size=patch, hidden_size=hidden_size, intermediate_size=narrow, gated_mlp=gated,
         num_hidden_layers=count_layers(shapes, r"blocks\.(\d+)\."), hidden_act=hidden_act,
-        patch_bias="patch_embed.proj.bias" in shapes, qkv_bias="blocks.0.attn.qkv.bias" in shapes,
+        patch_bias="patch_embed.proj.bias" in shapes, key_bias="blocks.0.attn.q_bias" not in shapes,
+        qkv_bias=bool({"blocks.0.attn.qkv.bias", "blocks.0.attn.q_bias"} & set(shapes)),
         qk_norm="blocks.0.attn.q_norm.weight" in shapes, use_class_token=class_token,
         use_distillation_token=distillation, num_register_tokens=registers, embedding_norm="norm_pre.weight" in shapes,
         layerscale_value=1.0 if {"blocks.0.ls1.gamma", "blocks.0.gamma_1"} & set(shapes) else None, pooling=pooling,
@@ -633,8 +722,13 @@ def infer_timm(shapes: dict, asked: dict, is_classifier: bool, notes: list, stat
         layer_norm_eps=1e-5 if "norm_pre.weight" in shapes else 1e-6,  # CLIP's, against timm's default
         position_embedding="learned" if "pos_embed" in shapes else "none",
     )  # fmt: skip
-    fields["num_attention_heads"] = heads_of(hidden_size, asked, notes, name)
-    if "pos_embed" in shapes:
+    published = DINOV3_HEADS if is_dinov3 else HEADS
+    fields["num_attention_heads"] = model_args.get("num_heads") or heads_of(hidden_size, asked, notes, name, published)
+    if is_dinov3:
+        fields |= timm_dinov3(patch, asked, stated, global_pool, notes)
+    elif "pos_embed" in shapes:
+        if not name and "blocks.0.gamma_1" in shapes:  # DeiT III's own code writes the tensors of timm's rope_ape
+            notes.append("no rotary positions assumed")
         placed = int(class_token) + int(distillation)
         size = (stated.get("pretrained_cfg") or {}).get("input_size")  # (C, H, W)
         fields["image_size"] = grid_of(

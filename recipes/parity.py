@@ -13,6 +13,7 @@ import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,7 @@ class Case:
 def parts(reference) -> dict[str, torch.Tensor]:
     """The tensors of any native ViT under one set of short names: blocks.N.q.weight, cls, pos, head.weight, ..."""
     names = {
-        r"^(vit|deit|ijepa|dinov2|dinov2_with_registers|vision_model)\.": "",
+        r"^(vit|deit|ijepa|dinov2|dinov2_with_registers|vision_model|model)\.": "",
         r"^(encoder\.)?layers?\.": "blocks.",
         r"layernorm_before|layer_norm1": "norm1",
         r"layernorm_after|layer_norm2": "norm2",
@@ -121,21 +122,35 @@ def to_siglip_timm(reference):
     return timm
 
 
-def timm_file(reference, folder):
-    save_file({name: tensor.contiguous() for name, tensor in to_timm(reference).items()}, folder / "timm.safetensors")
+def to_eva(reference) -> dict[str, torch.Tensor]:
+    """Names of timm's Eva, which its DINOv3 is: q, k and v in one tensor, but their biases apart, and none of the keys."""
+    names = {
+        r"\.q\.weight": ".attn.qkv.weight", r"\.([qv])\.bias": r".attn.\1_bias", r"\.o\.": ".attn.proj.", r"\.gamma": ".gamma_",
+        "gate_proj": "mlp.fc1_g", "up_proj": "mlp.fc1_x" if reference.config.use_gated_mlp else "mlp.fc1", "down_proj": "mlp.fc2",
+        "^cls$": "cls_token", "^registers$": "reg_token", r"^patch\.": "patch_embed.proj.",
+    }  # fmt: skip
+    tensors, timm = parts(reference), {}
+    for name, tensor in tensors.items():
+        if name.endswith(".q.weight"):
+            tensor = torch.cat([tensors[name.replace(".q.", f".{part}.")] for part in "qkv"])
+        elif re.search(r"\.[kv]\.weight|mask_token", name):
+            continue
+        for pattern, new in names.items():
+            name = re.sub(pattern, new, name)
+        timm[name] = tensor
+    return timm
+
+
+def timm_file(reference, folder, names=to_timm):
+    save_file({name: tensor.contiguous() for name, tensor in names(reference).items()}, folder / "timm.safetensors")
     return folder / "timm.safetensors"
 
 
-def siglip_timm_file(reference, folder):
-    save_file({name: t.contiguous() for name, t in to_siglip_timm(reference).items()}, folder / "timm.safetensors")
-    return folder / "timm.safetensors"
-
-
-def timm_repo(**said):
+def timm_repo(names=to_timm, **said):
     """A repo as timm pushes it: model.safetensors and a config.json that names the architecture."""
 
     def write(reference, folder):
-        save_file({name: t.contiguous() for name, t in to_timm(reference).items()}, folder / "model.safetensors")
+        save_file({name: t.contiguous() for name, t in names(reference).items()}, folder / "model.safetensors")
         config = {"architecture": "vit_base_patch16_224", "num_classes": 1000, "pretrained_cfg": {}, **said}
         (folder / "config.json").write_text(json.dumps(config))
         return folder
@@ -305,8 +320,14 @@ CASES = [
     Case("timm file, DeiT III", "Dinov2Model", IMAGES_14, deit3_file, back="Dinov2Model", prepare=zero_class_position),
     Case("timm file, CLIP", "CLIPVisionModel", dict(patch_size=16), timm_file,
          dict(hidden_act="quick_gelu", final_norm="pooled"), "CLIPVisionModel"),
-    Case("timm file, SigLIP", "SiglipVisionModel", write=siglip_timm_file, load=dict(hidden_act="gelu_pytorch_tanh"),
-         back="SiglipVisionModel"),
+    Case("timm file, SigLIP", "SiglipVisionModel", write=partial(timm_file, names=to_siglip_timm),
+         load=dict(hidden_act="gelu_pytorch_tanh"), back="SiglipVisionModel"),
+    Case("timm repo, DINOv3", "DINOv3ViTModel", dict(num_register_tokens=4),
+         timm_repo(to_eva, architecture="vit_small_patch16_dinov3_qkvb", global_pool="token"), back="DINOv3ViTModel"),
+    Case("timm file, DINOv3", "DINOv3ViTModel", dict(num_register_tokens=4, query_bias=False, value_bias=False),
+         partial(timm_file, names=to_eva), dict(pooling="cls"), "DINOv3ViTModel"),
+    Case("timm file, DINOv3", "DINOv3ViTModel", dict(num_register_tokens=4, use_gated_mlp=True, hidden_act="silu"),
+         partial(timm_file, names=to_eva), dict(pooling="cls"), "DINOv3ViTModel"),
     Case("DINO .pth, full checkpoint", "ViTModel", dict(layer_norm_eps=1e-6), dino_file, back="ViTModel",
          prepare=without_pooler),
     Case("DINOv2 .pth", "Dinov2WithRegistersModel", IMAGES_14, dinov2_file, back="Dinov2WithRegistersModel"),

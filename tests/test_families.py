@@ -16,6 +16,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from hf_vit import HFViTBackbone, HFViTForImageClassification, HFViTModel
+from hf_vit.checkpoints import infer_timm
 
 
 HOUSE = Path(__file__).parents[1]
@@ -688,6 +689,178 @@ def test_a_timm_register_takes_its_row_of_the_positions_in(reference, images, tm
     tensors["pos_embed"] = torch.cat([cls, of_registers, patches], dim=1)
     tensors["reg_token"] = tensors["reg_token"] - of_registers
     assert difference(BASE.from_checkpoint(save(tensors, tmp_path / "vit.pth")), native, images) <= ROUNDING
+
+
+@pytest.fixture
+def dinov3(reference):
+    """dinov3(**fields) -> a native DINOv3 with random weights and registers."""
+
+    def make(**fields):
+        return reference(transformers.DINOv3ViTModel, **dict(num_register_tokens=3, layer_norm_eps=1e-5) | fields)
+
+    return make
+
+
+WITHOUT_BIASES, SWIGLU = dict(query_bias=False, value_bias=False), dict(use_gated_mlp=True, hidden_act="silu")
+
+
+@pytest.mark.parametrize("fields", [dict(), WITHOUT_BIASES, SWIGLU, WITHOUT_BIASES | SWIGLU], ids=repr)
+@pytest.mark.parametrize("in_repo", [False, True])
+def test_dinov3_of_timm_has_the_outputs_of_the_native_one_at_any_size(dinov3, tmp_path, fields, in_repo):
+    native = dinov3(**fields)
+    if in_repo:
+        said = dict(architecture="vit_small_patch16_dinov3", global_pool="avg")
+        model = BASE.from_pretrained(timm_repo(tmp_path / "repo", parity.to_eva(native), **said), pooling="cls")
+    else:
+        model = BASE.from_checkpoint(save(parity.to_eva(native), tmp_path / "vit.pth"), pooling="cls")
+    back = model.to_transformers()
+    assert type(back) is transformers.DINOv3ViTModel
+    for size in ((32, 32), (24, 64)):
+        images = torch.randn(2, 3, *size)
+        assert difference(model, native, images) <= ROUNDING
+        assert difference(back, native, images) <= ROUNDING
+
+
+@torch.no_grad()
+def test_dinov3_of_timm_pools_by_the_mean_of_the_patches_where_no_config_says_token(dinov3, images, tmp_path, caplog):
+    native, head = dinov3(), torch.randn(5, D)
+    tokens = native(images).last_hidden_state
+    tensors = parity.to_eva(native) | {"head.weight": head, "head.bias": torch.zeros(5)}
+    said = dict(architecture="vit_small_patch16_dinov3_qkvb")
+    of_mean, of_class = ({"logits": pooled @ head.T} for pooled in (tokens[:, 4:].mean(dim=1), tokens[:, 0]))
+    file = save(tensors, tmp_path / "vit.pth")
+    assert difference(CLASSIFIER.from_checkpoint(file), of_mean, images) <= ROUNDING
+    assert (
+        difference(CLASSIFIER.from_pretrained(timm_repo(tmp_path / "a", tensors, **said)), of_mean, images) <= ROUNDING
+    )
+    assert all("pooling mean" in message for message in caplog.messages)
+    for global_pool, wanted in (("avg", of_mean), ("token", of_class)):
+        folder = timm_repo(tmp_path / global_pool, tensors, **said, global_pool=global_pool)
+        assert difference(CLASSIFIER.from_pretrained(folder), wanted, images) <= ROUNDING
+        assert "pooling" not in caplog.messages[-1]
+
+
+def test_what_a_raw_dinov3_cannot_tell_is_assumed_and_said_unless_it_is_given(dinov3, images, tmp_path, caplog):
+    native = dinov3(rope_theta=7.0, layer_norm_eps=0.1)
+    file = save(parity.to_eva(native), tmp_path / "vit.pth")
+    assert difference(BASE.from_checkpoint(file, pooling="cls"), native, images) > 1e-2
+    assert (
+        "num_attention_heads 3 assumed; position_embedding rotary, rope_theta 100.0, layer_norm_eps 1e-05, "
+        "image_size [128, 128] assumed; hidden_act gelu assumed" in caplog.text
+    )
+    given = dict(rope_theta=7.0, layer_norm_eps=0.1, pooling="cls", position_embedding="rotary", image_size=32)
+    assert difference(BASE.from_checkpoint(file, **given), native, images) <= ROUNDING
+    assert "num_attention_heads 3 assumed; hidden_act gelu assumed" in caplog.messages[-1]
+
+
+def test_a_dinov3_repo_says_its_size_and_what_it_was_built_with(dinov3, images, tmp_path, caplog):
+    native = dinov3(rope_theta=7.0, num_attention_heads=6)
+    arguments = dict(rope_temperature=7.0, num_heads=6, rope_rotate_half=True, img_size=[32, 48], qkv_bias=True)
+    said = dict(architecture="vit_small_patch16_dinov3_qkvb", global_pool="token", model_args=arguments)
+    folder = timm_repo(tmp_path, parity.to_eva(native), **said, pretrained_cfg={"input_size": [3, 32, 48]})
+    model = BASE.from_pretrained(folder)
+    assert difference(model, native, images) <= ROUNDING
+    assert model.config.image_size == [32, 48]
+    assert "assumed" not in caplog.text
+
+
+@pytest.mark.parametrize(("width", "heads"), [(384, 6), (1280, 20), (4096, 32)])
+def test_dinov3_has_the_heads_of_its_published_sizes(dinov3, width, heads):
+    shapes = {name: tuple(tensor.shape) for name, tensor in parity.to_eva(dinov3()).items()}
+    shapes["patch_embed.proj.weight"] = (width, 3, 16, 16)
+    assert infer_timm(shapes, {}, False, [])["num_attention_heads"] == heads
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        ("eva02_tiny_patch14_224", "rotary positions on top of learned ones, or norms behind its branches"),
+        ("vit_base_patch16_rope_mixed_224", "rotary positions with learned frequencies"),
+        ("vit_base_patch16_rope_ape_224", "rotary positions that count patches, where those of DINOv3 span the image"),
+        ("vit_pe_core_base_patch16_224", "rotary positions on top of learned ones"),
+        ("vit_base_patch16_sapiens2", "RMSNorm in place of LayerNorm"),
+    ],
+)
+def test_a_timm_architecture_with_other_rotary_positions_or_norms_is_refused(dinov3, tmp_path, architecture, message):
+    folder = timm_repo(tmp_path / "repo", parity.to_eva(dinov3()), architecture=architecture)
+    with pytest.raises(ValueError, match=f"^{architecture} has {message}, which no field expresses$"):
+        BASE.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    "argument", [dict(rope_type="cat"), dict(rope_rotate_half=False), dict(rope_grid_indexing="xy"), dict(use_post_norm=True)], ids=repr
+)  # fmt: skip
+def test_dinov3_of_timm_built_with_what_no_field_expresses_is_refused(dinov3, tmp_path, argument):
+    [(name, value)] = argument.items()
+    said = dict(architecture="vit_small_patch16_dinov3", global_pool="token", model_args=argument)
+    folder = timm_repo(tmp_path / "repo", parity.to_eva(dinov3()), **said)
+    with pytest.raises(ValueError, match=f"has {name}={value!r} in its model_args, which no field expresses"):
+        BASE.from_pretrained(folder)
+
+
+ROPE = "rotary positions on top of learned ones"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: w.update({"rope.freqs": torch.ones(2, 2, 96)}), "rotary positions with learned frequencies"),
+        (lambda w: w.update({"blocks.0.mlp.norm.weight": torch.ones(F)}), "norms inside its attention or MLP"),
+        (lambda w: w.update({"blocks.0.attn.norm.weight": torch.ones(D)}), "norms inside its attention or MLP"),
+        (lambda w: w.update({"pos_embed": torch.ones(1, 20, D)}), f"q_bias beside pos_embed, the sign of EVA-02's {ROPE}"),
+        (lambda w: (w.update({"norm_pre.weight": torch.ones(D)}), w.pop("norm.weight")), f"{ROPE}, as timm's Perception Encoder has"),
+        (lambda w: w.update({"norm_pre.weight": torch.ones(D), "attn_pool.latent": torch.ones(1, 1, D)}), f"{ROPE}, as timm's Perception"),
+        (lambda w: w.update({"attn_pool.latent": torch.ones(1, 1, D)}), "attention pooling over class token and registers too"),
+        (lambda w: w.pop("cls_token"), "no pos_embed, and the other tensors are not those of timm's DINOv3"),
+        (lambda w: w.pop("reg_token"), "no pos_embed, and the other tensors are not those of timm's DINOv3"),
+        (lambda w: w.pop("blocks.0.gamma_1"), "no pos_embed, and the other tensors are not those of timm's DINOv3"),
+        (lambda w: w.update({"blocks.0.attn.qkv.bias": torch.ones(3 * D)}), "no pos_embed, and the other tensors are not those"),
+        (lambda w: w.pop("blocks.1.attn.v_bias"), "layers.1.attention.v_proj.bias is missing"),
+        (lambda w: w.pop("blocks.1.mlp.fc1_x.bias"), "layers.1.mlp.up_proj.bias is missing"),
+    ],
+)  # fmt: skip
+def test_a_raw_file_that_is_not_quite_dinov3_is_refused(dinov3, tmp_path, change, message):
+    tensors = parity.to_eva(dinov3(**SWIGLU))
+    change(tensors)
+    file = save(tensors, tmp_path / "vit.pth")
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        BASE.from_checkpoint(file)
+    assert str(file) in str(error.value)
+
+
+def test_a_timm_repo_of_the_first_eva_has_no_bias_of_the_keys(reference, images, tmp_path):
+    native, tensors = reference(), {}
+    for name, tensor in parity.to_timm(native).items():
+        if name.endswith("qkv.bias"):
+            block = name.removesuffix("qkv.bias")
+            tensors[f"{block}q_bias"], _, tensors[f"{block}v_bias"] = tensor.chunk(3)
+        else:
+            tensors[name] = tensor
+    with torch.no_grad():
+        for layer in native.vit.layers:
+            layer.attention.k_proj.bias.zero_()
+    folder = timm_repo(tmp_path / "repo", tensors, architecture="eva_giant_patch14_clip_224", global_pool="token")
+    assert difference(CLASSIFIER.from_pretrained(folder), native, images) <= ROUNDING
+
+
+def test_a_raw_file_of_deit_3_might_have_rotary_positions_and_the_log_says_that_none_are_assumed(
+    reference, tmp_path, caplog
+):
+    tensors = parity.to_timm(reference(transformers.Dinov2Model, mlp_ratio=4))
+    tensors = {re.sub(r"ls(\d)\.gamma", r"gamma_\1", name): tensor for name, tensor in tensors.items()}
+    BASE.from_checkpoint(save(tensors, tmp_path / "vit.pth"))
+    assert "no rotary positions assumed" in caplog.text
+
+
+def test_registers_load_without_positions_too(reference, images, tmp_path):
+    native = reference(transformers.Dinov2WithRegistersModel, mlp_ratio=4, num_register_tokens=3)
+    with torch.no_grad():
+        native.embeddings.position_embeddings.zero_()
+    tensors = parity.to_timm(native)
+    del tensors["pos_embed"]
+    file = save(tensors, tmp_path / "vit.pth")
+    model = BASE.from_checkpoint(file, position_embedding="none", image_size=32)
+    assert difference(model, native, images) <= ROUNDING
 
 
 def test_old_torchvision_names_load_too(reference, images, tmp_path):
