@@ -1,10 +1,10 @@
-"""Run transformers' own common tests, unmodified, on our three classes in the architectures that testers.py lists.
+"""Run transformers' own common tests, unmodified, on our three classes in the architectures of testers.py.
 
     make upstream        (or python tests/upstream/run.py)
 
-The tests are those of the sdist of the installed transformers, which pip downloads once. Prints how many tests of each
-architecture passed, failed, and failed as `EXCEPTIONS` in testers.py says; skipped are those that want a GPU, a text model
-or a package that is not there.
+The tests come from the sdist of the installed transformers, which pip downloads once. At the end stands how many tests of
+each architecture passed, failed, or are excepted: they fail as `EXCEPTIONS` in testers.py says. Those that need a GPU, a
+text model or a package that is not installed skip themselves.
 """
 
 import importlib.metadata
@@ -24,8 +24,7 @@ import transformers
 TESTERS = Path(__file__).with_name("testers.py")
 CACHE = Path(sys.prefix) / "upstream"
 
-# What the common tests import and the sdist does not have. Exporters and generation are not for a ViT; the common
-# arguments are those that PreTrainedConfig itself has, each with another value than its default.
+# What the common tests import and the sdist lacks. The arguments are those of PreTrainedConfig, none at its default.
 COMMON_ARGUMENTS = dict(
     return_dict=False, output_hidden_states=True, output_attentions=True, dtype="float16", chunk_size_feed_forward=5,
     architectures=["AModel"], id2label={0: "label"}, label2id={"label": "0"}, problem_type="regression",
@@ -36,7 +35,7 @@ STAND_INS = {
     "tests/exporters/test_export.py": "class ExportTesterMixin: pass",
     "tests/generation/test_utils.py": "class GenerationTesterMixin: pass",
     "tests/utils/test_configuration_utils.py": f"config_common_kwargs = {COMMON_ARGUMENTS}",
-    "tests/pipelines/test_pipelines_image_classification.py": "from tests.test_modeling_hf_vit import *",
+    "tests/pipelines/test_pipelines_image_classification.py": "from tests.test_modeling_hf_vit import ImageClassificationPipelineTests",
     "tiny_models/reports/tiny_model_summary.json": json.dumps(TINY_MODELS),
 }
 
@@ -63,16 +62,14 @@ def lay_out(sdist: Path) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         with open(file, "x", encoding="utf-8") as opened:  # never over a file of the sdist
             opened.write(text + "\n")
-    (root / "src").mkdir()
-    (root / "src" / "transformers").symlink_to(
-        Path(transformers.__file__).parent
-    )  # the tests look for the source here
+    (root / "src").mkdir()  # where the pipeline tests look for the package
+    (root / "src" / "transformers").symlink_to(Path(transformers.__file__).parent)
     shutil.copy(TESTERS, root / "tests" / "test_modeling_hf_vit.py")
     return root
 
 
 def outcome(case: ElementTree.Element) -> str:
-    """Of one test in pytest's report, where each of its subtests that did not pass has an entry of its own."""
+    """Of one test in pytest's report, which has an entry for the test and one for each subtest that did not pass."""
     found = {"excepted" if entry.get("type") == "pytest.xfail" else entry.tag for entry in case}
     if found & {"failure", "error"}:
         return "failed"

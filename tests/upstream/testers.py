@@ -29,14 +29,14 @@ ARCHITECTURES = {
     "PostNorm": dict(norm_first=False, final_norm="none", position_embedding="sincos2d"),
 }  # fmt: skip
 
-# Tests that contradict a promise of ours. One that passes after all fails the run.
+# Tests that contradict a promise of ours, and which one. One that passes after all fails the run.
 EXCEPTIONS = {
-    "test_can_init_all_missing_weights": "loading is strict: an empty state dict raises, native models fill it up",
-    "test_model_weights_reload_no_missing_tied_weights": "loading is strict: a file without the weights raises",
-    "test_can_load_ignoring_mismatched_shapes": "another num_labels resets the head without ignore_mismatched_sizes",
+    "test_can_init_all_missing_weights": "loading is strict: an empty state dict raises",
+    "test_model_weights_reload_no_missing_tied_weights": "loading is strict: a file without our weights raises",
+    "test_can_load_ignoring_mismatched_shapes": "num_labels= resets the head without ignore_mismatched_sizes=True",
 }
 
-# The common tests look up here, by the name of a class, what it returns and which labels it takes.
+# In these tables the common tests look up, by the name of a class, whether it takes labels and returns a loss.
 modeling_auto.MODEL_MAPPING_NAMES["hf_vit"] = "HFViTModel"
 modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES["hf_vit"] = "HFViTForImageClassification"
 modeling_auto.MODEL_FOR_BACKBONE_MAPPING_NAMES["hf_vit"] = "HFViTBackbone"
@@ -75,17 +75,19 @@ class ModelTester:
 
 
 class ModelTests(ModelTesterMixin, PipelineTesterMixin):
+    """The common tests of models, configs and pipelines, on all three classes."""
+
     all_model_classes = (HFViTModel, HFViTForImageClassification, HFViTBackbone)
     pipeline_model_mapping = {
         "image-feature-extraction": HFViTModel,
         "image-classification": HFViTForImageClassification,
     }
     test_resize_embeddings = False  # there is no vocabulary
-    test_can_init_all_missing_weights_before_2023 = True  # without a year in our files we count as that old
+    test_can_init_all_missing_weights_before_2023 = True  # our files name no year, so they count as older
 
     @classmethod
     def setUpClass(cls):
-        """The model that the pipeline tests load: upstream's own are on the Hub."""
+        """Save the model that the pipeline tests load; upstream's own tiny models are on the Hub."""
         folder = Path(os.environ["TRANSFORMERS_TINY_MODEL_PATH"]) / "hf_vit" / "HFViTForImageClassification"
         config = ModelTester(cls.architecture).get_config()
         HFViTForImageClassification(config).save_pretrained(folder)
@@ -113,6 +115,8 @@ class ModelTests(ModelTesterMixin, PipelineTesterMixin):
 
 
 class BackboneTests(BackboneTesterMixin):
+    """The common tests of backbones."""
+
     all_model_classes = (HFViTBackbone,)
     config_class = HFViTConfig
 
@@ -121,7 +125,7 @@ class BackboneTests(BackboneTesterMixin):
 
 
 class ImageClassificationPipelineTests:
-    """What PipelineTesterMixin calls with the tiny model; upstream's own, which downloads images, is not in the sdist."""
+    """What PipelineTesterMixin runs on that model. Upstream's own class is not in the sdist, and downloads images."""
 
     def get_test_pipeline(self, model, tokenizer=None, dtype="float32", **processors):
         classifier = pipeline("image-classification", model=model, dtype=dtype, top_k=2, **processors)
@@ -134,7 +138,7 @@ class ImageClassificationPipelineTests:
             assert sum(answer["score"] for answer in answers) == pytest.approx(1, abs=1e-3)
 
 
-for test in EXCEPTIONS:  # not pytest's xfail, which has each subtest fail
+for test in EXCEPTIONS:  # pytest's strict xfail would want each subtest of the test to fail
     setattr(ModelTests, test, unittest.expectedFailure(getattr(ModelTests, test)))
 
 for name, architecture in ARCHITECTURES.items():
