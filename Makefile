@@ -1,10 +1,10 @@
-# `make demo` trains, saves, reloads and classifies; `make test` runs the tests; `make torture` kills runs and compares their end.
-# All set up .venv first, once.
+# `make demo` trains, saves, reloads and classifies; `make test` runs the tests; `make torture` kills runs and compares their end;
+# `make upstream` runs transformers' own tests on our classes. All set up .venv first, once.
 PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: demo test torture style clean
+.PHONY: demo test torture upstream style clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hf_vit needs Python 3.11 or newer; make PYTHON=python3.12 demo")'
@@ -23,6 +23,11 @@ test: .venv/installed
 
 torture: .venv/installed
 	$(BIN)/python tests/torture.py
+
+upstream: .venv/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --group upstream
+	$(BIN)/python tests/upstream/run.py
+	$(BIN)/python tests/upstream/trainer_example.py
 
 style: .venv/installed
 	$(BIN)/ruff check --fix .
