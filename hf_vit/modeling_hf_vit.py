@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from numbers import Integral
 from pathlib import Path
+from typing import Unpack
 
 import torch
 from torch import nn
@@ -36,7 +37,7 @@ from transformers.modeling_outputs import (
     ImageClassifierOutput,
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel, load_state_dict
-from transformers.utils import logging
+from transformers.utils import TransformersKwargs, logging
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 from transformers.utils.peft_utils import find_adapter_config_file
@@ -1105,7 +1106,7 @@ class HFViTModel(HFViTPreTrainedModel):
         pixel_values: torch.Tensor,
         interpolate_pos_encoding: bool = False,
         pooled_only: bool = False,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPooling:
         """
         Args:
@@ -1164,7 +1165,7 @@ class HFViTForImageClassification(HFViTPreTrainedModel):
         pixel_values: torch.Tensor,
         labels: torch.Tensor | None = None,
         interpolate_pos_encoding: bool = False,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> ImageClassifierOutput:
         """
         Args:
@@ -1232,7 +1233,9 @@ class HFViTBackbone(BackboneMixin, HFViTModel):
 
     @can_return_tuple
     @filter_output_hidden_states
-    def forward(self, pixel_values: torch.Tensor, interpolate_pos_encoding: bool = True, **kwargs) -> BackboneOutput:
+    def forward(
+        self, pixel_values: torch.Tensor, interpolate_pos_encoding: bool = True, **kwargs: Unpack[TransformersKwargs]
+    ) -> BackboneOutput:
         """
         Args:
             pixel_values: (B, C, H, W) floats as the model's image processor makes them.
@@ -1429,10 +1432,12 @@ def account_for(model, info):
     origin, notes = model._origin, model._origin.notes
 
     # The head and the pooler are reset or left out as a whole; half a head is a broken file.
-    head = {name for name in missing | set(mismatched) if name.startswith("classifier.")}
-    if head == {"classifier.weight", "classifier.bias"}:
+    head = {name for name in missing | set(mismatched) if name.startswith(("classifier.", "pre_logits."))}
+    whole = [{f"{part}.weight", f"{part}.bias"} for part in ("classifier", "pre_logits")]
+    if head in (whole[0], whole[0] | whole[1]):
         found = mismatched["classifier.weight"][0][0] if "classifier.weight" in mismatched else "none"
-        notes.append(f"classifier reset to {model.config.num_labels} labels (the checkpoint has {found})")
+        part = "classifier" if head == whole[0] else "classifier and pre_logits"
+        notes.append(f"{part} reset to {model.config.num_labels} labels (the checkpoint has {found})")
         missing, mismatched = missing - head, {name: mismatched[name] for name in set(mismatched) - head}
     without_pooler = origin.family is not None or any(name.startswith("classifier.") for name in unexpected)
     if missing == {"pooler.dense.weight", "pooler.dense.bias"} and without_pooler:

@@ -412,3 +412,10 @@ def test_another_shape_is_reset_only_where_that_is_asked_for_by_name(tiny_model,
     assert "of another shape reset, as ignore_mismatched_sizes=True asks" in caplog.text
     positions = load(tmp_path, image_size=32, ignore_mismatched_sizes=True).vit.embeddings.position_embeddings
     assert torch.equal(positions, load(tmp_path, image_size=32).vit.embeddings.position_embeddings)  # resampled (T6)
+
+
+def test_a_classifier_with_a_tanh_layer_starts_from_a_base_checkpoint(tiny_config, tmp_path, caplog):
+    HFViTModel(tiny_config()).save_pretrained(tmp_path)
+    load = HFViTForImageClassification.from_pretrained
+    assert load(tmp_path, representation_size=8).pre_logits.weight.shape == (8, 32)
+    assert "classifier and pre_logits reset to 3 labels (the checkpoint has none)" in caplog.text
