@@ -1,9 +1,12 @@
 """Augmentation of a whole batch on its device. What image i gets in epoch e depends on (seed, e, i) alone.
 
 No library draws its numbers so: each of these functions takes them from `uniform`, which any process, worker or resumed
-run computes alike. Images are float (B, C, H, W) in [0, 1], C 1 or 3, unless a function says otherwise.
+run computes alike. Images are float (B, C, H, W) in [0, 1], C 1 or 3, unless a function says otherwise. Numbers that belong to
+an image (`index`, amounts) stay on the CPU, where it costs nothing to draw them and to choose rows by them; what is
+made of them follows the images to their device without waiting for it.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -20,15 +23,32 @@ def uniform(index: torch.Tensor, seed: int, epoch: int, stream: int) -> torch.Te
     def shift_right(x, bits):  # of the unsigned number; torch shifts the sign along
         return (x >> bits) & ((1 << (64 - bits)) - 1)
 
+    def wrap(
+        x,
+    ):  # Python's integers as torch's, so that what all of `index` have in common is hashed once, and by no kernel
+        return (x + 2**63) % 2**64 - 2**63 if isinstance(x, int) else x
+
     def mix(x):
-        x = (x ^ shift_right(x, 30)) * -4658895280553007687  # 0xBF58476D1CE4E5B9
-        x = (x ^ shift_right(x, 27)) * -7723592293110705685  # 0x94D049BB133111EB
+        x = wrap((x ^ shift_right(x, 30)) * -4658895280553007687)  # 0xBF58476D1CE4E5B9
+        x = wrap((x ^ shift_right(x, 27)) * -7723592293110705685)  # 0x94D049BB133111EB
         return x ^ shift_right(x, 31)
 
-    state = torch.zeros_like(index)
+    state = 0
     for number in (seed, epoch, stream, index):
-        state = mix(state + number - 7046029254386353131)  # 0x9E3779B97F4A7C15
+        state = mix(wrap(state + number - 7046029254386353131))  # 0x9E3779B97F4A7C15
     return shift_right(state, 40).float() * 2.0**-24  # 24 bits: what a float holds without rounding up to 1
+
+
+@functools.lru_cache(maxsize=64)
+def constants(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """Numbers (n,) on a device, which are copied there once: each copy would wait for it."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, device=device)
+
+
+def a_number_each(numbers, images):
+    """(B,) on any device -> (B, 1, 1, 1) on that of the images."""
+    return numbers.to(images.device, non_blocking=True).view(-1, 1, 1, 1)
 
 
 def normalize(images, form):
@@ -40,8 +60,7 @@ def normalize(images, form):
 
 def standardize(images, form):
     """(x - mean) / std for each channel."""
-    mean = torch.tensor(form.mean, device=images.device).view(1, -1, 1, 1)
-    std = torch.tensor(form.std, device=images.device).view(1, -1, 1, 1)
+    mean, std = (constants(tuple(values), images.device).view(1, -1, 1, 1) for values in (form.mean, form.std))
     return (images - mean).div_(std)
 
 
@@ -63,7 +82,7 @@ def as_bytes(pixel_values, form):
 def random_flip(images, index, seed, epoch):
     """Mirror half of the images left to right; any dtype."""
     flipped = uniform(index, seed, epoch, stream=0) < 0.5
-    return torch.where(flipped.view(-1, 1, 1, 1), images.flip(3), images)
+    return torch.where(a_number_each(flipped, images), images.flip(3), images)
 
 
 def random_shift(images, index, seed, epoch, pixels, mode="constant"):
@@ -79,6 +98,7 @@ def random_shift(images, index, seed, epoch, pixels, mode="constant"):
         padded = nn.functional.pad(images, (pixels,) * 4)
     top = (uniform(index, seed, epoch, stream=1) * (2 * pixels + 1)).long()  # (B,)
     left = (uniform(index, seed, epoch, stream=2) * (2 * pixels + 1)).long()
+    top, left = (place.to(images.device, non_blocking=True) for place in (top, left))
     windows = padded.unfold(2, H, 1).unfold(3, W, 1)  # (B, C, 2 pixels + 1, 2 pixels + 1, H, W), a view
     return windows[torch.arange(B, device=images.device), :, top, left]
 
@@ -90,13 +110,14 @@ def random_resized_crop(images, index, seed, epoch, size=None, scale=(0.35, 1.0)
     Inception crop (arXiv 1409.4842, section 6), `ratio` in parts of the sides; what would stick out is clipped.
     """
     area = scale[0] + (scale[1] - scale[0]) * uniform(index, seed, epoch, stream=3)  # (B,)
-    log_ratio = torch.log(torch.tensor(ratio, device=images.device))
+    log_ratio = torch.log(torch.tensor(ratio))
     aspect = torch.exp(log_ratio[0] + (log_ratio[1] - log_ratio[0]) * uniform(index, seed, epoch, stream=4))
     width, height = (area * aspect).sqrt().clamp(max=1), (area / aspect).sqrt().clamp(max=1)  # parts of the side
     x = (2 * uniform(index, seed, epoch, stream=5) - 1) * (1 - width)  # centre, in [-1, 1]
     y = (2 * uniform(index, seed, epoch, stream=6) - 1) * (1 - height)
     zero = torch.zeros_like(x)
     affine = torch.stack([torch.stack([width, zero, x], 1), torch.stack([zero, height, y], 1)], 1)  # (B, 2, 3)
+    affine = affine.to(images.device, non_blocking=True)
     grid = nn.functional.affine_grid(affine, [*images.shape[:2], *(size or images.shape[2:])], align_corners=False)
     return nn.functional.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
 
@@ -107,8 +128,9 @@ def affine(images, matrix):
     What comes in is black.
     """
     H, W = images.shape[2:]
-    scale = torch.tensor([[1, H / W, 2 / W], [W / H, 1, 2 / H]], device=images.device)  # to units of half a side
-    grid = nn.functional.affine_grid(matrix * scale, list(images.shape), align_corners=False)
+    scale = torch.tensor([[1, H / W, 2 / W], [W / H, 1, 2 / H]])  # to units of half a side
+    matrix = (matrix * scale).to(images.device, non_blocking=True)
+    grid = nn.functional.affine_grid(matrix, list(images.shape), align_corners=False)
     return nn.functional.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
@@ -117,14 +139,14 @@ def affine(images, matrix):
 
 
 def _blend(images, other, amount):
-    return (other + amount.view(-1, 1, 1, 1) * (images - other)).clamp(0, 1)
+    return (other + a_number_each(amount, images) * (images - other)).clamp(0, 1)
 
 
 def grayscale(images):
     """Luma of ITU-R 601 in every channel."""
     if images.shape[1] == 1:
         return images
-    weights = torch.tensor([0.299, 0.587, 0.114], device=images.device).view(1, 3, 1, 1)
+    weights = constants((0.299, 0.587, 0.114), images.device).view(1, 3, 1, 1)
     return (images * weights).sum(dim=1, keepdim=True).expand_as(images)
 
 
@@ -143,7 +165,7 @@ def saturation(images, amount):
 def sharpness(images, amount):
     """0 smooths with PIL's kernel (the border stays), 1 leaves the image, more sharpens."""
     C = images.shape[1]
-    kernel = torch.tensor([[1.0, 1, 1], [1, 5, 1], [1, 1, 1]], device=images.device).div(13).expand(C, 1, 3, 3)
+    kernel = constants((1.0, 1, 1, 1, 5, 1, 1, 1, 1), images.device).view(3, 3).div(13).expand(C, 1, 3, 3)
     smooth = images.clone()
     smooth[:, :, 1:-1, 1:-1] = nn.functional.conv2d(images, kernel, groups=C)
     return _blend(images, smooth, amount)
@@ -151,12 +173,12 @@ def sharpness(images, amount):
 
 def solarize(images, threshold):
     """Invert what is as bright as `threshold` (B,) in [0, 1], or brighter."""
-    return torch.where(images >= threshold.view(-1, 1, 1, 1), 1 - images, images)
+    return torch.where(images >= a_number_each(threshold, images), 1 - images, images)
 
 
 def posterize(images, bits):
     """Keep the first `bits` (B,) of the eight."""
-    step = (2.0 ** (8 - bits)).view(-1, 1, 1, 1)
+    step = a_number_each(2.0 ** (8 - bits), images)
     return (images * 255).round().div(step).floor() * step / 255
 
 
@@ -187,9 +209,10 @@ def gaussian_blur(images, sigma):
     if B == 0:
         return images
     reach = min(6, H - 1, W - 1)
-    offsets = torch.arange(-reach, reach + 1, device=images.device)
+    offsets = torch.arange(-reach, reach + 1)
     kernel = torch.exp(-0.5 * (offsets / sigma.view(-1, 1)) ** 2)  # (B, 2 * reach + 1)
     kernel = (kernel / kernel.sum(1, keepdim=True)).repeat_interleave(C, 0)  # one for each channel of each image
+    kernel = kernel.to(images.device, non_blocking=True)
     flat = nn.functional.pad(images, (reach,) * 4, mode="reflect").reshape(1, B * C, H + 2 * reach, W + 2 * reach)
     flat = nn.functional.conv2d(flat, kernel.view(B * C, 1, -1, 1), groups=B * C)
     return nn.functional.conv2d(flat, kernel.view(B * C, 1, 1, -1), groups=B * C).view(B, C, H, W)
@@ -202,17 +225,31 @@ def color_jitter(images, index, seed, epoch, strength):
     return images
 
 
+def _of_each_choice(images, choice, functions):
+    """The images, each changed by the function of its choice (B,); a function takes the rows of an image, and the images of those
+    rows, and None leaves them."""
+    result = images.clone()
+    for number, function in enumerate(functions):
+        rows = (choice == number).nonzero().flatten()  # on the CPU, where it waits for nothing
+        if function is not None and len(rows):
+            places = rows.to(images.device, non_blocking=True)
+            result[places] = function(rows, images[places])
+    return result
+
+
 def three_augment(images, index, seed, epoch):
     """Each image is turned grey, solarised or blurred, one of the three (DeiT III, arXiv 2204.07118, section 3.2)."""
     choice = (3 * uniform(index, seed, epoch, stream=16)).long()
-    result = images.clone()
-    rows = (choice == 0).nonzero().flatten()
-    result[rows] = grayscale(images[rows])
-    rows = (choice == 1).nonzero().flatten()
-    result[rows] = solarize(images[rows], torch.full((len(rows),), 128 / 255, device=images.device))
-    rows = (choice == 2).nonzero().flatten()
-    result[rows] = gaussian_blur(images[rows], 0.1 + 1.9 * uniform(index[rows], seed, epoch, stream=17))
-    return result
+    sigma = 0.1 + 1.9 * uniform(index, seed, epoch, stream=17)
+    return _of_each_choice(
+        images,
+        choice,
+        [
+            lambda rows, some: grayscale(some),
+            lambda rows, some: solarize(some, torch.full((len(rows),), 128 / 255)),
+            lambda rows, some: gaussian_blur(some, sigma[rows]),
+        ],
+    )
 
 
 def _moves(images, kind, amount):
@@ -254,15 +291,11 @@ RAND = TRIVIAL | dict(
 
 def _one_of(space, images, index, seed, epoch, stream, strength):
     """One operation of `space` to each image, at `strength` (B,) in [0, 1] of its largest amount."""
-    names = list(space)
-    choice = (len(names) * uniform(index, seed, epoch, stream)).long()
+    choice = (len(space) * uniform(index, seed, epoch, stream)).long()
     sign = torch.where(uniform(index, seed, epoch, stream + 1) < 0.5, -1.0, 1.0)
-    result = images.clone()
-    for number, name in enumerate(names):
-        rows = (choice == number).nonzero().flatten()
+
+    def operation(name, rows, some):
         largest, both_ways = space[name]
-        if name == "identity" or len(rows) == 0:
-            continue
         if name in ("posterize", "solarize"):
             nothing = 8 if name == "posterize" else 256 / 255
             amount = nothing + strength[rows] * (largest - nothing)
@@ -271,8 +304,10 @@ def _one_of(space, images, index, seed, epoch, stream, strength):
             amount = strength[rows] * largest * (sign[rows] if both_ways else 1)
             if name.startswith("translate") and largest < 1:  # a part of the side
                 amount = amount * images.shape[3 if name.endswith("x") else 2]
-        result[rows] = _operation(name, images[rows], amount)
-    return result
+        return _operation(name, some, amount)
+
+    functions = [None if name == "identity" else functools.partial(operation, name) for name in space]
+    return _of_each_choice(images, choice, functions)
 
 
 def trivial_augment(images, index, seed, epoch):
@@ -283,7 +318,7 @@ def trivial_augment(images, index, seed, epoch):
 
 def rand_augment(images, index, seed, epoch, operations=2, magnitude=9):
     """`operations` an image, each at `magnitude` of 30: RandAugment (arXiv 1909.13719, section 3)."""
-    strength = torch.full((len(images),), magnitude / 30, device=images.device)
+    strength = torch.full((len(images),), magnitude / 30)
     for number in range(operations):
         images = _one_of(RAND, images, index, seed, epoch, 21 + 2 * number, strength)
     return images
@@ -295,20 +330,26 @@ def rand_augment(images, index, seed, epoch, operations=2, magnitude=9):
 
 def random_erase(images, index, seed, epoch, probability, area=(0.02, 1 / 3)):
     """Fill a random rectangle of `area` of the image with standard normal noise (arXiv 1708.04896, algorithm 1)."""
-    B, C, H, W = images.shape
+    C, H, W = images.shape[1:]
     draw = [uniform(index, seed, epoch, stream=stream) for stream in range(7, 12)]
+    rows = (draw[0] < probability).nonzero().flatten()
     size = area[0] + (area[1] - area[0]) * draw[1]
-    aspect = torch.exp((2 * draw[2] - 1) * torch.log(torch.tensor(10 / 3, device=images.device)))
+    aspect = torch.exp((2 * draw[2] - 1) * torch.log(torch.tensor(10 / 3)))
     height, width = (size * aspect).sqrt().clamp(max=1) * H, (size / aspect).sqrt().clamp(max=1) * W  # (B,) pixels
     top, left = draw[3] * (H - height), draw[4] * (W - width)
-    y, x = torch.arange(H, device=images.device).view(1, H), torch.arange(W, device=images.device).view(1, W)
+    y, x = torch.arange(H).view(1, H), torch.arange(W).view(1, W)
     inside_y = (y >= top.view(-1, 1)) & (y < (top + height).view(-1, 1))  # (B, H)
     inside_x = (x >= left.view(-1, 1)) & (x < (left + width).view(-1, 1))  # (B, W)
-    erased = inside_y.unsqueeze(2) & inside_x.unsqueeze(1) & (draw[0] < probability).view(-1, 1, 1)  # (B, H, W)
-    pixel = torch.arange(C * H * W, device=images.device).view(1, C, H, W)
-    u = uniform((index.view(-1, 1, 1, 1) * (C * H * W) + pixel).flatten(), seed, epoch, stream=12).view(B, C, H, W)
+    here = lambda values: values[rows].to(images.device, non_blocking=True)
+    erased = here(inside_y).unsqueeze(2) & here(inside_x).unsqueeze(
+        1
+    )  # (b, H, W), of the images that are erased at all
+    pixel = torch.arange(C * H * W, device=images.device)
+    u = uniform((here(index).view(-1, 1) * (C * H * W) + pixel).flatten(), seed, epoch, stream=12)
     noise = torch.erfinv((2 * u - 1).clamp(-0.999999, 0.999999)) * 2**0.5  # inverse of the normal distribution
-    return torch.where(erased.unsqueeze(1), noise.to(images.dtype), images)
+    places = rows.to(images.device, non_blocking=True)
+    changed = torch.where(erased.unsqueeze(1), noise.view(-1, C, H, W).to(images.dtype), images[places])
+    return images.index_copy(0, places, changed)
 
 
 def mix(images, targets, mixup, cutmix, seed, epoch, batch):
@@ -325,8 +366,7 @@ def mix(images, targets, mixup, cutmix, seed, epoch, batch):
         batch: number of the batch in its epoch.
     """
     rng = np.random.default_rng([seed, epoch, batch])
-    neighbour = torch.arange(len(images), device=images.device) ^ 1
-    neighbour[neighbour == len(images)] = len(images) - 1
+    neighbour = (torch.arange(len(images), device=images.device) ^ 1).clamp(max=len(images) - 1)
     blend = lambda values, weight: weight * values + (1 - weight) * values[neighbour]
     if mixup > 0 and (cutmix == 0 or rng.random() < 0.5):
         weight = float(rng.beta(mixup, mixup))
