@@ -610,6 +610,7 @@ OTHER_TENSORS = {
     r"rope\.freqs": "rotary positions with learned frequencies",
     r"blocks\.0\.(attn|mlp)\.norm\.": "norms inside its attention or MLP, as EVA-02 has",
 }
+DINOV3_NAMES = "dinov3|lingbot"  # LingBot-Vision (arXiv 2607.05247) is the same network
 # What timm builds DINOv3 with: another value makes another network of the same tensors.
 DINOV3_ARGUMENTS = dict(
     rope_type="dinov3", rope_rotate_half=True, rope_grid_offset=0.0, rope_grid_indexing="ij", use_post_norm=False
@@ -620,12 +621,12 @@ def is_timm_dinov3(shapes: dict, asked: dict, name: str) -> bool:
     """Whether it is DINOv3: by the positions asked for, else by the name of its architecture or by its tensors.
 
     Of timm's networks only those of its Eva class call LayerScale gamma_1 and have no attn.qkv.bias, and of those without
-    pos_embed only DINOv3, and LingBot-Vision, which is the same network, have a class token and registers.
+    pos_embed only DINOv3 has a class token and registers.
     """
     if "position_embedding" in asked:
         return asked["position_embedding"] == "rotary"
     has, lacks = {"cls_token", "reg_token", "blocks.0.gamma_1"}, {"pos_embed", "blocks.0.attn.qkv.bias"}
-    return re.search("dinov3|lingbot", name) is not None or (has <= set(shapes) and not lacks & set(shapes))
+    return re.search(DINOV3_NAMES, name) is not None or (has <= set(shapes) and not lacks & set(shapes))
 
 
 def check_timm(shapes: dict, asked: dict, name: str, model_args: dict, is_dinov3: bool):
@@ -659,7 +660,7 @@ def timm_dinov3(patch: list, asked: dict, stated: dict, global_pool: str | None,
     """Fields of timm's DINOv3 that its tensors do not tell: what its config.json says, else as timm builds it."""
     theta = (stated.get("model_args") or {}).get("rope_temperature", 100.0)
     fields = dict(position_embedding="rotary", rope_theta=theta, layer_norm_eps=1e-5)
-    assumed = [] if "architecture" in stated else list(fields)
+    assumed = [] if re.search(DINOV3_NAMES, stated.get("architecture", "")) else list(fields)
     if global_pool is None:
         fields["pooling"] = "mean"
         assumed.append("pooling")

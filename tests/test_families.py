@@ -753,6 +753,15 @@ def test_what_a_raw_dinov3_cannot_tell_is_assumed_and_said_unless_it_is_given(di
     assert "num_attention_heads 3 assumed; hidden_act gelu assumed" in caplog.messages[-1]
 
 
+def test_a_repo_whose_name_does_not_say_dinov3_is_told_by_its_tensors_and_the_log_says_so(
+    dinov3, images, tmp_path, caplog
+):
+    native = dinov3()
+    folder = timm_repo(tmp_path, parity.to_eva(native), architecture="vit_base_patch16_new", global_pool="token")
+    assert difference(BASE.from_pretrained(folder), native, images) <= ROUNDING
+    assert "position_embedding rotary, rope_theta 100.0, layer_norm_eps 1e-05, image_size" in caplog.text
+
+
 def test_a_dinov3_repo_says_its_size_and_what_it_was_built_with(dinov3, images, tmp_path, caplog):
     native = dinov3(rope_theta=7.0, num_attention_heads=6)
     arguments = dict(rope_temperature=7.0, num_heads=6, rope_rotate_half=True, img_size=[32, 48], qkv_bias=True)
