@@ -140,8 +140,10 @@ def resample_positions(positions: torch.Tensor, old: tuple[int, int], new: tuple
     if old == new:
         return positions
     image = positions.float().reshape(1, *old, -1).permute(0, 3, 1, 2)  # (1, N, D) -> (1, D, h, w)
+    if image.device.type == "mps":  # has no backward pass of it
+        image = image.cpu()
     image = nn.functional.interpolate(image, size=new, mode="bicubic", antialias=True, align_corners=False)
-    return image.flatten(2).transpose(1, 2).to(positions.dtype)  # (1, D, h, w) -> (1, N, D)
+    return image.flatten(2).transpose(1, 2).to(positions)  # (1, D, h, w) -> (1, N, D)
 
 
 def drop_patches(tokens: torch.Tensor, num_prefix: int, rate: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -332,7 +334,8 @@ class Merging:
             return hidden_states
         if self.sizes is None:
             self.sizes = hidden_states.new_ones(*hidden_states.shape[:2], 1, dtype=torch.float32)
-        target = match(self.key.mean(dim=1, dtype=torch.float32), self.num_prefix, r)  # (B, T)
+        with torch.autocast(hidden_states.device.type, enabled=False):  # bfloat16 would make many cosines equal
+            target = match(self.key.mean(dim=1, dtype=torch.float32), self.num_prefix, r)  # (B, T)
         hidden_states, self.sizes = merge(hidden_states, self.sizes, target, T - r)
         return hidden_states  # (B, T - r, D)
 
@@ -358,10 +361,15 @@ def is_plain(layer) -> bool:
 
 
 def is_watched(module) -> bool:
-    """Whether somebody has hooks on a module; those that transformers leaves there once hidden states were asked for do nothing."""
+    """Whether somebody has hooks on a module, to look at what goes through it.
+
+    Those that transformers leaves there once hidden states were asked for do nothing, and those of FSDP only gather weights.
+    """
     kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    own = "transformers.utils.output_capturing"
-    return any(getattr(hook, "__module__", None) != own for hooks in kinds for hook in hooks.values())
+    blind = ("transformers.utils.output_capturing", "torch.distributed.fsdp")
+    return any(
+        not (getattr(hook, "__module__", None) or "").startswith(blind) for hooks in kinds for hook in hooks.values()
+    )
 
 
 def together(layers, hidden_states):
@@ -1539,13 +1547,15 @@ def adapt_input(model, sizes: dict) -> list[str]:
                 f"num_channels {config.num_channels}"
             )
         weight = patches.projection.weight
-        kernel = resample_patches(weight.double(), new_patch)  # (D, C, P, P), rounded once at the end
+        kernel = resample_patches(
+            weight.cpu().double(), new_patch
+        )  # (D, C, P, P), rounded once at the end; not on MPS
         if old_patch != new_patch:
             notes.append(f"patch kernel resampled from {as_text(old_patch)} to {as_text(new_patch)} pixels")
         if config.num_channels != wanted.num_channels:
             kernel = resample_channels(kernel, wanted.num_channels)
             notes.append(f"patch kernel turned from {config.num_channels} to {wanted.num_channels} channels")
-        patches.projection.weight = nn.Parameter(kernel.to(weight.dtype).contiguous(), weight.requires_grad)
+        patches.projection.weight = nn.Parameter(kernel.to(weight).contiguous(), weight.requires_grad)
         patches.projection.in_channels = patches.num_channels = wanted.num_channels
         patches.projection.kernel_size = patches.projection.stride = patches.patch_size = new_patch
     old, new = config.grid_size, wanted.grid_size

@@ -127,8 +127,13 @@ class TrainArguments:
     augment_repeats: int = _(1, "times each image stands in its batch, augmented anew")
 
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = _("auto", "auto: bf16 where the hardware is fast at it")
-    compile: Literal["auto", "yes", "no"] = _("auto", "torch.compile; auto: on CUDA only")
-    num_workers: int | None = _(None, "processes that decode images; if not given, one a core up to 8")
+    gradient_checkpointing: bool = _(
+        False, "compute the layers' activations anew in the backward pass: less memory, about a third more work"
+    )
+    compile: Literal["auto", "yes", "no"] = _("auto", "torch.compile; auto: on CUDA, for 2,000 steps or more")
+    num_workers: int | None = _(
+        None, "processes that decode images; if not given, one a core of this process, up to 32"
+    )
     log_steps: int = _(10, "optimizer steps a line of metrics.jsonl")
     eval_epochs: int = _(1, "epochs between scorings")
     eval_steps: int | None = _(None, "optimizer steps between scorings; overrides eval_epochs")
@@ -190,6 +195,10 @@ CONTRADICTIONS = (
         ),
         "augmentation, --streaming, --teacher_name_or_path or --first_image_size", "each image is looked at once: leave one out",
     ),
+    (
+        lambda a: a.gradient_checkpointing, "--gradient_checkpointing", lambda a: a.cache_features, "--cache_features",
+        "only a head is trained, which has no activations to spare: leave one out",
+    ),
     (lambda a: a.freeze_layers > 0, "--freeze_layers", lambda a: a.lora_rank > 0, "--lora_rank", "give one of them"),
     (lambda a: a.balance == "sampling", "--balance sampling", lambda a: a.augment_repeats > 1, "--augment_repeats", "give one of them"),
     (
@@ -217,6 +226,7 @@ CONTRADICTIONS = (
 FREE = (
     "output_dir", "resume", "checkpointing_steps", "checkpoints_total_limit", "max_skipped_steps", "num_workers", "report_to",
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "auto_find_batch_size",
+    "gradient_checkpointing",
 )  # fmt: skip
 
 

@@ -26,8 +26,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.utils import logging
 
 from . import presets
+from .hardware import launched
 from .sharing import checksum
-from .training import launched
 
 
 logger = logging.get_logger(__name__)

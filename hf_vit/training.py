@@ -2,22 +2,17 @@
 
 import contextlib
 import copy
-import ctypes
 import functools
 import importlib.util
 import math
-import os
 import re
-import sys
 from pathlib import Path
 
 import evaluate
 import numpy as np
-import psutil
 import torch
-from accelerate import PartialState
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, LoggerType
+from accelerate.utils import LoggerType
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from PIL import Image as PILImage
 from torch import nn
@@ -34,9 +29,8 @@ from . import metrics
 from .augment import normalize
 from .configuration_hf_vit import HFViTConfig, as_pair
 from .data import ImageForm, image_form, match_labels
-from .modeling_hf_vit import HFViTForImageClassification
+from .modeling_hf_vit import HFViTForImageClassification, HFViTLayer
 from .muon import Muon
-from .precision import has_native_bf16
 
 
 logger = logging.get_logger(__name__)
@@ -389,12 +383,13 @@ def load_classifier(checkpoint: str):
     return (HFViTForImageClassification if ours else AutoModelForImageClassification).from_pretrained(checkpoint)
 
 
-def find_batch_size(model, compute_loss, form: ImageForm, batch_size: int, device) -> int:
+def find_batch_size(model, compute_loss, form: ImageForm, batch_size: int, device, copies: int = 2) -> int:
     """`batch_size`, or where memory is short a part of it, half or less each time, whose forward and backward pass fits
-    beside what an optimizer will hold (twice the trained weights).
+    beside what else a step holds: another batch, three times while it is augmented, and copies of the trainable weights.
 
     Args:
         compute_loss: pixel_values (B, C, H, W) -> a loss.
+        copies: of the trainable weights; AdamW's two moments, an average, the buckets of DDP.
 
     Raises:
         RuntimeError: if one image is too many.
@@ -403,8 +398,9 @@ def find_batch_size(model, compute_loss, form: ImageForm, batch_size: int, devic
     while True:
         state = held = pixel_values = None
         try:
-            state = [torch.empty_like(p) for p in model.parameters() if p.requires_grad for _ in range(2)]
+            state = [torch.empty_like(p) for p in model.parameters() if p.requires_grad for _ in range(copies)]
             pixel_values = torch.zeros(batch_size, form.channels, form.height, form.width, device=device)
+            state += [torch.empty_like(pixel_values) for _ in range(3)]
             held = compute_loss(pixel_values)
             held.backward()
             return batch_size
@@ -420,33 +416,42 @@ def find_batch_size(model, compute_loss, form: ImageForm, batch_size: int, devic
                 clear_device_cache(garbage_collection=True)
 
 
-def pick_precision(asked: str, device_type: str) -> str:
-    """ "auto" -> "bf16" where the hardware computes in it, else "no" (or "fp16" on an older GPU).
+class Prefetcher:
+    """Batches in their order, one of which may be made before it is asked for: while the device works on the one before."""
 
-    Very narrow models lose by bf16 everywhere: their presets say "no".
+    def __init__(self, batches):
+        self.batches, self.ahead = batches, None
+
+    def prefetch(self):
+        """Make the next batch, where there is one."""
+        if self.ahead is None:
+            self.ahead = next(self.batches, None)
+
+    def __next__(self):
+        self.prefetch()
+        batch, self.ahead = self.ahead, None
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def close(self):
+        self.batches.close()
+
+
+def compile_model(model: nn.Module, sharded: bool):
+    """Compile in place: the whole model as one graph, or where FSDP's hooks stand between the layers each of these.
+
+    Each size of input is a graph of its own, for shapes that vary are slower.
     """
-    if asked != "auto":
-        return asked
-    if has_native_bf16(device_type):
-        return "bf16"
-    return "fp16" if device_type == "cuda" else "no"
-
-
-def shard_on_cpu(accelerator):
-    """Where FSDP is asked for on CPU, have it: Accelerate (1.15) then trains unsharded, without a word."""
-    asked = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
-    if asked and accelerator.distributed_type == DistributedType.MULTI_CPU:
-        accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
-        accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
-
-
-def one_ahead(batches):
-    """The same batches, each made before the one ahead of it is handed out: on a GPU, while that one is worked on."""
-    held = next(batches, None)
-    while held is not None:
-        following = next(batches, None)
-        yield held
-        held = following
+    layers = [module for module in model.modules() if isinstance(module, HFViTLayer)]
+    if (
+        sharded
+    ):  # each layer has its own drop path rate, and so its own graph; in training, evaluation and a first stage
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * len(layers))
+        for layer in layers:
+            layer.compile(dynamic=False)
+    else:
+        model.compile(dynamic=False)
 
 
 def seed_pass(seed: int, step: int, number: int, rank: int):
@@ -458,36 +463,6 @@ def clip_gradients(accelerator, model, largest: float) -> torch.Tensor:
     """The norm of all gradients together, (), before they are scaled down to `largest`, where that is above 0."""
     norm = accelerator.clip_grad_norm_(model.parameters(), largest or math.inf)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-
-def launched() -> bool:
-    """Whether `accelerate launch` or torchrun started this process."""
-    return bool({"ACCELERATE_MIXED_PRECISION", "TORCHELASTIC_RUN_ID"} & set(os.environ))
-
-
-def use_all_cores():
-    """Give a process on CPU its share of the cores: a launcher leaves it one thread, at about half the speed.
-
-    Where there was no launcher, one thread is what OMP_NUM_THREADS asks for, and stays.
-    """
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if launched() and torch.get_num_threads() == 1:
-        torch.set_num_threads(max(1, (psutil.cpu_count(logical=False) or 1) // processes))
-
-
-def keep_memory() -> bool:
-    """Let a process on CPU keep the memory it frees, and say whether that can be had (of glibc alone).
-
-    Else each large tensor is a mapping of its own, which the kernel fills with zeros page by page, every step anew.
-    """
-    M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # mallopt(3)
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    return mallopt is not None and bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
-
-
-def pick_compile(asked: str, device_type: str) -> bool:
-    """ "auto" -> compile on CUDA; on CPU compiling takes longer than it saves."""
-    return device_type == "cuda" if asked == "auto" else asked == "yes"
 
 
 class AverageModel:
@@ -571,14 +546,20 @@ def predict(
         else None
     )
     table, seen = None, torch.zeros(count, device=accelerator.device)
+    largest = 0
     for batch in batches:
         if stopped():
             break
         images = batch["images"].to(accelerator.device, non_blocking=True)
+        largest = max(largest, len(images))
+        short = largest - len(images) if images.device.type == "cuda" else 0
+        if short:  # the tail, whose other size would be compiled anew
+            images = torch.cat([images, images[:1].expand(short, -1, -1, -1)])
         with accelerator.autocast():
             values = model(normalize(images, form)).logits  # (b, L)
         if features:
             values = seen_by_head.pop().flatten(1)  # (b, D)
+        values = values[: len(batch["images"])]
         if table is None:
             table = torch.zeros(count, values.shape[1], device=accelerator.device)
         index = batch["index"].to(accelerator.device)

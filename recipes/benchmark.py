@@ -55,7 +55,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from transformers import ViTConfig, ViTForImageClassification, get_scheduler
 
-from hf_vit import HFViTConfig, HFViTForImageClassification, data, presets, resume, sharing, training
+from hf_vit import HFViTConfig, HFViTForImageClassification, data, hardware, presets, resume, sharing, training
 from hf_vit.augment import normalize
 
 
@@ -741,7 +741,7 @@ def merging_part(repeats: int) -> dict:
 
 def checkpoint_part(repeats: int) -> dict:
     """Seconds of a training step of the tiny preset and of a checkpoint of it."""
-    accelerator = Accelerator(mixed_precision=training.pick_precision("auto", DEVICE.type))
+    accelerator = Accelerator(mixed_precision=hardware.pick_precision("auto", DEVICE.type))
     model = HFViTForImageClassification(HFViTConfig.from_preset("tiny-patch16-224", num_labels=1000))
     optimizers = training.build_optimizers(model, "adamw", 1e-3, 0.05, (0.9, 0.999))
     model, *optimizers = accelerator.prepare(model, *optimizers)
@@ -822,8 +822,8 @@ def main():
     file = Path(args.output_file) if args.output_file else None
     results = json.loads(file.read_text()) if file is not None and file.is_file() else {}
     if DEVICE.type == "cpu":
-        training.use_all_cores()
-        training.keep_memory()
+        hardware.use_all_cores()
+        hardware.keep_memory()
     for name in args.parts:
         print(f"{name}:", flush=True)
         measured = PARTS[name](args.repeats)

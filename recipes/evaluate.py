@@ -13,13 +13,12 @@ from pathlib import Path
 sys.path = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
 
 import datasets
-import torch
 from accelerate import Accelerator
 from huggingface_hub.errors import StrictDataclassError
 from transformers.utils import logging
 
 import hf_vit
-from hf_vit import data, presets, training
+from hf_vit import data, hardware, presets, training
 
 
 def main():
@@ -53,11 +52,10 @@ def main():
     args = parser.parse_args()
     args.model_name_or_path = training.model_folder(args.model_name_or_path)
 
-    device_type = "cuda" if torch.cuda.is_available() else "cpu"
-    accelerator = Accelerator(mixed_precision=training.pick_precision(args.mixed_precision, device_type))
+    accelerator = Accelerator(mixed_precision=hardware.pick_precision(args.mixed_precision, hardware.device_type()))
     if accelerator.device.type == "cpu":
-        training.use_all_cores()
-        training.keep_memory()
+        hardware.use_all_cores()
+        hardware.keep_memory()
     datasets.disable_progress_bars()
     logging.disable_progress_bar()
     with accelerator.main_process_first():

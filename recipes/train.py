@@ -58,7 +58,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
-from hf_vit import data, figures, presets, resume, sharing, training
+from hf_vit import data, figures, hardware, presets, resume, sharing, training
 from hf_vit.augment import as_bytes, augment, mix, normalize
 
 
@@ -70,22 +70,22 @@ def main():
     signals = resume.Signals()
     began = time.monotonic()
     args = presets.parse(sys.argv[1:])
-    device_type = "cuda" if torch.cuda.is_available() else "cpu"
     accelerator = Accelerator(
-        mixed_precision=training.pick_precision(args.mixed_precision, device_type),
+        mixed_precision=hardware.pick_precision(args.mixed_precision, hardware.device_type()),
         log_with=training.trackers(args.report_to) or None,
         project_dir=args.output_dir,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=6))],  # one process may download for hours
     )
-    training.shard_on_cpu(accelerator)
+    hardware.shard_on_cpu(accelerator)
+    hardware.keep_float32(accelerator)
     kind = accelerator.distributed_type
     if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM) or (
         kind == DistributedType.FSDP and not accelerator.is_fsdp2
     ):
         raise ValueError(f"{kind} is not known here: use FSDP 2 (recipes/accelerate/fsdp2.yaml) or DDP (ddp.yaml)")
     if accelerator.device.type == "cpu":
-        training.use_all_cores()
-        training.keep_memory()
+        hardware.use_all_cores()
+        hardware.keep_memory()
     set_seed(args.seed)
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
@@ -138,7 +138,7 @@ def main():
         )
     workers = args.num_workers
     if workers is None:
-        workers = min(8, max(1, os.cpu_count() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+        workers = min(32, hardware.own_cores())
 
     # Model: whole, or in part frozen, or with low-rank updates; a teacher beside it
     training.freeze(model, args.freeze_backbone, args.freeze_layers)
@@ -151,7 +151,10 @@ def main():
     unsharded, sharded = model, accelerator.distributed_type == DistributedType.FSDP
     if sharded:
         unsharded = copy.deepcopy(model)  # takes the weights of all processes to score and save them
-    model.to(device)
+    if args.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if not sharded:  # a model that one device does not hold goes there in parts, when it is prepared
+        model.to(device)
     features_began = time.monotonic()
     if args.cache_features:
         if sharded:
@@ -184,7 +187,7 @@ def main():
 
     # Batch size, optimizer, steps
     batch, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
-    if args.auto_find_batch_size and not args.cache_features:
+    if args.auto_find_batch_size and not args.cache_features and not sharded:  # a trial would need the whole model
 
         def trial(pixel_values):
             with accelerator.autocast():
@@ -193,7 +196,10 @@ def main():
                 )[0]
 
         model.train()
-        fitting = training.find_batch_size(model, trial, form, batch, device)
+        copies = (
+            2 + (args.ema_decay > 0) + (world > 1)
+        )  # of the trainable weights: AdamW's, the average, DDP's buckets
+        fitting = training.find_batch_size(model, trial, form, batch, device, copies)
         fitting = int(accelerator.gather(torch.tensor([fitting], device=device)).min())
         if fitting < batch:
             say(f"{batch} images do not fit in memory: {batch // fitting} x {fitting} instead, to the same effect")
@@ -205,12 +211,6 @@ def main():
     )
     if args.cache_features:
         model = training.head_of(model)
-    if training.pick_compile(args.compile, device.type):
-        model.compile()
-    model, *optimizers = accelerator.prepare(model, *optimizers)
-    network = accelerator.unwrap_model(model)
-    average = training.AverageModel(network, args.ema_decay) if args.ema_decay > 0 else None
-
     together = batch * accumulation  # images a process and step
     an_epoch = None if stream else max(1, len(train_images) // (together * world))  # steps
     if not stream and args.num_train_epochs is None:
@@ -218,6 +218,11 @@ def main():
     total_steps = args.max_train_steps or max(1, round(args.num_train_epochs * an_epoch))
     warmup_steps = round(args.warmup_ratio * total_steps)
     first_stage = round(args.first_stage * total_steps) if args.first_image_size else 0
+    if hardware.pick_compile(args.compile, device.type, total_steps):
+        training.compile_model(model, sharded)
+    model, *optimizers = accelerator.prepare(model, *optimizers)
+    network = accelerator.unwrap_model(model)
+    average = training.AverageModel(network, args.ema_decay) if args.ema_decay > 0 else None
 
     # Where the run stands: at its beginning, or where a checkpoint left it
     facts = {
@@ -346,7 +351,8 @@ def main():
         passes = (total_steps - first) * accumulation
         for number, (epoch, rows) in enumerate(itertools.islice(train_batches(first), passes)):
             step = first + number // accumulation
-            rows = {key: value.to(device, non_blocking=True) for key, value in rows.items()}
+            on_device = {key: rows[key].to(device, non_blocking=True) for key in ("images", "labels")}
+            rows = {**rows, **on_device}  # the ids stay: numbers are drawn by them, and rows chosen
             inputs, targets = prepare(rows, epoch, step)
             del rows["images"]
             if step < first_stage:
@@ -491,9 +497,7 @@ def main():
         mininterval=1 if sys.stderr.isatty() else 20,  # in a log file, a line now and then
         disable=not accelerator.is_main_process,
     )
-    batches = prepared_batches(step)
-    if device.type == "cuda":
-        batches = training.one_ahead(batches)
+    batches = training.Prefetcher(prepared_batches(step))
     seconds["training"] += features_seconds
     training_began = saved_at = logged_at = time.monotonic()
     logged_step, wanted, stopped = step, False, False  # wanted: a checkpoint
@@ -542,6 +546,8 @@ def main():
                 with accelerator.accumulate(model):
                     loss, logits = loss_of(model, inputs, targets, **sized)
                     accelerator.backward(loss)
+                if device.type == "cuda":  # read and augmented while the device is at work
+                    batches.prefetch()
                 with torch.no_grad():
                     correct = (logits.argmax(1) == rows["labels"]).sum()
                     step_sums += torch.stack(
@@ -596,6 +602,7 @@ def main():
                 bar.set_postfix(
                     **{f"train_{name}": f"{value:.3f}" for name, value in mean.items()},
                     images_per_second=f"{speed:,.0f}",
+                    **hardware.peak_memory(device),
                     refresh=False,
                 )
                 log(
@@ -672,8 +679,7 @@ def main():
             "seed": args.seed,
             "preset": args.preset or args.model_name_or_path,
             "base_model_hub_id": on_hub(args.model_name_or_path),
-            "command": "accelerate launch "
-            + (f"--num_processes {world} " if world > 1 else "")
+            "command": ("python " if world == 1 else f"accelerate launch --num_processes {world} ")
             + shlex.join(sys.argv),
             **sharing.circumstances(device.type, world, accelerator.mixed_precision),
             "data": {

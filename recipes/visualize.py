@@ -27,7 +27,7 @@ from accelerate import Accelerator
 from huggingface_hub.errors import StrictDataclassError
 from transformers.utils import logging
 
-from hf_vit import HFViTForImageClassification, data, figures, training
+from hf_vit import HFViTForImageClassification, data, figures, hardware, training
 from hf_vit.augment import as_bytes, normalize
 from hf_vit.modeling_hf_vit import GRADIENT_METHODS, MAP_METHODS
 
@@ -56,7 +56,7 @@ def parse() -> argparse.Namespace:
 def score(args, model, form) -> tuple[data.Images, dict]:
     """The images of a data set, and the pictures of how the model does on them."""
     accelerator = Accelerator()
-    training.use_all_cores()
+    hardware.use_all_cores()
     splits, names, scored = data.prepare(
         data.load(args.dataset_name, args.dataset_config),
         train_split=None, eval_split=args.split, image_column=args.image_column, label_column=args.label_column,

@@ -21,6 +21,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # of several: the cores are busy withou
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
+def pytest_configure(config):
+    """Where there is a GPU, only the tests that are of it use it."""
+    if "gpu" not in config.option.markexpr.replace("not gpu", ""):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.fixture(autouse=True)
 def no_network(request, monkeypatch):
     """A connection that leaves this machine fails the test, unless it is marked `network`."""

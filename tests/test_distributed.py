@@ -44,7 +44,7 @@ signal.alarm(90)  # and ends it
 import accelerate, torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from hf_vit import data, training
+from hf_vit import data, hardware, training
 
 rank, passes = os.environ.get("RANK", "0"), 0
 os.makedirs(os.environ["NOTES"], exist_ok=True)
@@ -84,7 +84,7 @@ augments = importlib.import_module("hf_vit.augment")
 real_augment, augments.augment = augments.augment, augment
 real_read, data.Stream._read = data.Stream._read, read
 real_prepare, accelerate.Accelerator.prepare = accelerate.Accelerator.prepare, prepare
-training.use_all_cores = lambda: None  # threads that wait for each other starve on a busy machine
+hardware.use_all_cores = lambda: None  # threads that wait for each other starve on a busy machine
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_vit import HFViTForImageClassification, muon, precision, resume, training
+from hf_vit import HFViTForImageClassification, hardware, muon, resume, training
 
 
 SHAPES = [(6, 6), (6, 16), (16, 6), (6, 6), (16, 6)]
@@ -137,16 +137,16 @@ def test_products_are_in_bfloat16_only_where_the_hardware_is(monkeypatch, native
 
 def test_a_gpu_that_emulates_bfloat16_gets_fp16_for_the_model_and_float32_for_muon(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
-    assert training.pick_precision("auto", "cuda") == "fp16"
-    assert not precision.has_native_bf16("cuda")
+    assert hardware.pick_precision("auto", "cuda") == "fp16"
+    assert not hardware.has_native_bf16("cuda")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
-    assert training.pick_precision("auto", "cuda") == "bf16"
-    assert precision.has_native_bf16("cuda")
+    assert hardware.pick_precision("auto", "cuda") == "bf16"
+    assert hardware.has_native_bf16("cuda")
 
 
 def test_an_apple_gpu_computes_in_float32():
-    assert training.pick_precision("auto", "mps") == "no"
-    assert not precision.has_native_bf16("mps")
+    assert hardware.pick_precision("auto", "mps") == "no"
+    assert not hardware.has_native_bf16("mps")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from transformers import (
     ViTModel,
 )
 
-from hf_vit import HFViTConfig, HFViTForImageClassification, data, training
+from hf_vit import HFViTConfig, HFViTForImageClassification, data, hardware, training
 from hf_vit.augment import mix, normalize
 
 
@@ -99,9 +99,9 @@ def test_smoothed_loss_equals_torchs_own(model):
 def test_bf16_on_cpu_only_where_the_processor_computes_in_it(monkeypatch, feature, picked):
     """T18."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {feature: True})
-    assert training.pick_precision("auto", "cpu") == picked
-    assert training.pick_precision("no", "cpu") == "no"
-    assert training.pick_precision("bf16", "cpu") == "bf16"
+    assert hardware.pick_precision("auto", "cpu") == picked
+    assert hardware.pick_precision("no", "cpu") == "no"
+    assert hardware.pick_precision("bf16", "cpu") == "bf16"
 
 
 @pytest.mark.parametrize(("processes", "threads"), [("1", 8), ("4", 2), ("16", 1)])
@@ -110,17 +110,17 @@ def test_a_launched_process_gets_its_share_of_the_cores(monkeypatch, processes, 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
     monkeypatch.setattr("psutil.cpu_count", lambda logical: 8)
-    training.use_all_cores()  # nothing launched it: one thread was asked for
+    hardware.use_all_cores()  # nothing launched it: one thread was asked for
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
-    training.use_all_cores()
+    hardware.use_all_cores()
     assert chosen == [threads]
 
 
 def test_compile_is_off_on_cpu_and_on_for_cuda():
     """T19."""
-    assert [training.pick_compile("auto", kind) for kind in ("cpu", "cuda")] == [False, True]
-    assert [training.pick_compile(asked, "cpu") for asked in ("yes", "no")] == [True, False]
+    assert [hardware.pick_compile("auto", kind) for kind in ("cpu", "cuda")] == [False, True]
+    assert [hardware.pick_compile(asked, "cpu") for asked in ("yes", "no")] == [True, False]
 
 
 def test_average_equals_the_plain_formula(model):
@@ -890,7 +890,7 @@ def test_two_processes_get_every_row_once_and_the_same(accelerator, tmp_path, ti
         "import sys\n"
         "import torch\n"
         "from accelerate import Accelerator\n"
-        "from hf_vit import HFViTConfig, HFViTForImageClassification, data, training\n"
+        "from hf_vit import HFViTConfig, HFViTForImageClassification, data, hardware, training\n"
         "accelerator = Accelerator(cpu=True)\n"
         "rank = accelerator.process_index\n"
         "assert accelerator.num_processes == 2\n"
@@ -1106,7 +1106,7 @@ def test_an_error_in_the_making_of_a_batch_comes_through_and_closing_closes_the_
 KEPT = """
 import resource, torch
 from torch import nn
-from hf_vit import training
+from hf_vit import hardware, training
 
 def step():
     torch.manual_seed(0)
@@ -1121,7 +1121,7 @@ def faults():
     return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 2**14
 
 before = step()
-print(training.keep_memory())
+print(hardware.keep_memory())
 print(all(map(torch.equal, before, step())))
 print(faults() < 4)  # not once for each of the 8: the heap has grown, once or twice
 """
@@ -1136,7 +1136,7 @@ def test_memory_that_is_kept_is_not_filled_anew_and_changes_no_number():
 
 def test_memory_is_not_kept_where_the_c_library_has_no_way_to(monkeypatch):
     monkeypatch.setattr(training.ctypes, "CDLL", lambda name: SimpleNamespace())
-    assert training.keep_memory() is False
+    assert hardware.keep_memory() is False
     monkeypatch.setattr(training.ctypes, "CDLL", lambda name: pytest.fail("no other system was asked for"))
     monkeypatch.setattr(training, "sys", SimpleNamespace(platform="darwin"))
-    assert training.keep_memory() is False
+    assert hardware.keep_memory() is False

@@ -1,0 +1,322 @@
+"""What only a CUDA device can show: `pytest -m gpu` there. Tiny models, a few minutes; no test asserts a time."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+from torch import nn
+
+from hf_vit import HFViTForImageClassification, augment, hardware, muon, training
+
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+TRAIN = Path(__file__).parents[1] / "recipes" / "train.py"
+TINY = "image_size=28,patch_size=7,hidden_size=64,num_hidden_layers=3,num_attention_heads=4,intermediate_size=128"
+FLAGS = (
+    "--dataset_name", "fashion-mnist-mini", "--preset", "tiny-patch16-224", "--train_fraction", "0.1", "--max_train_steps", "20",
+    "--per_device_train_batch_size", "32", "--log_steps", "1", "--eval_steps", "20", "--learning_rate", "1e-3", "--erase", "0.25",
+    "--auto_augment", "rand", "--mixup", "0.8", "--ema_decay", "0.9", "--warmup_ratio", "0",
+)  # fmt: skip
+FORM = types.SimpleNamespace(
+    height=32, width=32, mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.25], channels=3, processor=None
+)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """The CUDA device, with products in float32 where float32 is asked for."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    return torch.device("cuda", 0)
+
+
+def train(folder, *flags, config=TINY, launcher=(), **environment):
+    """A run of train.py in `folder`, and what it printed."""
+    command = [sys.executable, "-W", "ignore", *launcher, str(TRAIN), *FLAGS, "--config_overrides", config, *flags]
+    done = subprocess.run(
+        [*command, "--output_dir", str(folder)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def losses(folder):
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return torch.tensor([line["loss"] for line in lines if "loss" in line])
+
+
+def step_on(device, model, images, labels, optimizer):
+    with torch.autocast(device.type, torch.bfloat16):
+        loss = training.loss_of(model(images).logits, labels)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Runs of train.py
+
+
+@pytest.mark.parametrize("compiled", ["no", "yes"])
+def test_a_run_in_bf16_that_is_stopped_and_resumed_ends_as_an_undisturbed_one(tmp_path, compiled):
+    flags = ("--mixed_precision", "bf16", "--compile", compiled, "--checkpointing_steps", "5")
+    train(tmp_path / "whole", *flags)
+    train(tmp_path / "first", *flags, "--checkpoints_total_limit", "9")
+    train(tmp_path / "second", *flags, "--resume", str(tmp_path / "first" / "checkpoints" / "step-10"))
+    whole, resumed = losses(tmp_path / "whole"), losses(tmp_path / "second")
+    assert len(resumed) == 20
+    torch.testing.assert_close(resumed, whole, rtol=0.01, atol=0.01)  # some backward kernels add in any order
+    assert whole[-5:].mean() < whole[:5].mean()
+
+
+def test_fp16_halves_its_scale_on_overflow_and_a_resumed_run_keeps_it(tmp_path):
+    flags = ("--mixed_precision", "fp16", "--compile", "no", "--checkpointing_steps", "10")
+    train(tmp_path / "run", *flags, "--max_skipped_steps", "0")  # overflow is no skipped step
+    states = [
+        json.loads((tmp_path / "run" / "checkpoints" / f"step-{step}" / "state.json").read_text()) for step in (10, 20)
+    ]
+    assert states[1]["scaler"]["scale"] <= 65536.0
+    train(tmp_path / "again", *flags, "--resume", str(tmp_path / "run" / "checkpoints" / "step-10"))
+    again = json.loads((tmp_path / "again" / "checkpoints" / "step-20" / "state.json").read_text())
+    assert again["scaler"]["scale"] == states[1]["scaler"]["scale"]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_run_sharded_by_fsdp2_scores_saves_and_goes_on_unsharded(tmp_path, optimizer):
+    launch = ("-m", "accelerate.commands.launch", "--num_processes", "1", "--config_file")
+    fsdp = (*launch, str(TRAIN.parent / "accelerate" / "fsdp2.yaml"))
+    flags = ("--optimizer", optimizer, "--mixed_precision", "no", "--compile", "no", "--checkpointing_steps", "10")
+    train(tmp_path / "sharded", *flags, launcher=fsdp)
+    train(tmp_path / "plain", *flags, "--resume", str(tmp_path / "sharded" / "checkpoints" / "step-10"))
+    torch.testing.assert_close(losses(tmp_path / "plain"), losses(tmp_path / "sharded"), rtol=1e-3, atol=1e-3)
+    assert HFViTForImageClassification.from_pretrained(tmp_path / "sharded" / "model").num_labels == 10
+
+
+def test_the_cpu_is_used_in_its_own_precision_where_that_is_asked_for(tmp_path):
+    train(tmp_path, "--max_train_steps", "2", ACCELERATE_USE_CPU="true")
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["mixed_precision"] == hardware.pick_precision("auto", "cpu")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Numbers: as on the CPU
+
+
+def test_random_numbers_equal_those_of_the_cpu_to_the_bit(device):
+    index = torch.randint(-(2**62), 2**62, (10_000,))
+    for seed, epoch, stream in ((0, 0, 0), (7, 3, 12)):
+        assert torch.equal(
+            augment.uniform(index.to(device), seed, epoch, stream).cpu(), augment.uniform(index, seed, epoch, stream)
+        )
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        dict(shift=2, flip=True), dict(crop="simple", auto_augment="three", jitter=0.3), dict(crop="resized"),
+        dict(auto_augment="trivial"), dict(auto_augment="rand", erase=0.5),
+    ],
+)  # fmt: skip
+def test_augmented_images_are_those_of_the_cpu_within_a_level(device, recipe):
+    images, index = torch.randint(0, 256, (128, 3, 32, 32), dtype=torch.uint8), torch.arange(128)
+    there, here = (
+        augment.augment(images.to(kind), index, 0, 1, FORM, **recipe).cpu() for kind in (device, torch.device("cpu"))
+    )
+    levels = (there - here).abs() * torch.tensor(FORM.std).view(1, 3, 1, 1) * 255
+    assert (levels > 1).float().mean() < 0.002  # a pixel at a border may fall to either side of it
+    assert levels.mean() < 0.05
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {}, dict(position_embedding="rotary", num_register_tokens=2), dict(pooling="map", use_class_token=False),
+        dict(position_embedding="sincos2d", pooling="mean", use_class_token=False, gated_mlp=True),
+    ],
+)  # fmt: skip
+def test_logits_are_those_of_the_cpu(device, tiny_model, pixels, fields):
+    model, images = tiny_model(hidden_size=64, intermediate_size=128, **fields), pixels(batch=16)
+    with torch.no_grad():
+        expected = model(images).logits
+        model.to(device)
+        torch.testing.assert_close(model(images.to(device)).logits.cpu(), expected, rtol=1e-4, atol=1e-5)
+        with torch.autocast("cuda", torch.bfloat16):
+            rounded = model(images.to(device)).logits.float().cpu()
+        torch.testing.assert_close(rounded, expected, rtol=0.05, atol=0.05)
+
+
+def test_merged_tokens_are_those_of_the_cpu(device, tiny_model, pixels):
+    model, images = tiny_model(pooling="mean", use_class_token=False), pixels(batch=8)
+    model.set_token_merging(3)
+    with torch.no_grad():
+        expected = model(images).logits
+        torch.testing.assert_close(model.to(device)(images.to(device)).logits.cpu(), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["raw", "rollout", "gradient_rollout", "grad_cam"])
+def test_attention_maps_are_those_of_the_cpu(device, tiny_model, pixels, method):
+    model, images = tiny_model(), pixels()
+    expected = model.attention_maps(images, method=method)
+    found = model.to(device).attention_maps(images.to(device), method=method)
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_muon_steps_as_on_the_cpu(device, monkeypatch):
+    monkeypatch.setattr(muon, "has_native_bf16", lambda kind: False)
+    found = []
+    for kind in (torch.device("cpu"), device):
+        torch.manual_seed(0)
+        weights = [nn.Parameter(torch.randn(shape).to(kind)) for shape in ((32, 64), (64, 32), (32, 32), (32, 64))]
+        optimizer = muon.Muon(weights, lr=0.02)
+        for _ in range(3):
+            for weight in weights:
+                weight.grad = weight.detach().sin()
+            optimizer.step()
+        found.append([weight.detach().cpu() for weight in weights])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Waits, graphs, memory
+
+
+def test_a_training_step_waits_for_the_device_nowhere(device, tiny_model):
+    """What all processes must agree on is read once a step; that read stands in train.py, after what is timed here."""
+    model = tiny_model(position_embedding="sincos2d", drop_path_rate=0.1).to(device).train()
+    optimizers = training.build_optimizers(model, "muon", 1e-3, 0.05, (0.9, 0.999))
+    average, accelerator = training.AverageModel(model, 0.9), Accelerator(mixed_precision="bf16")
+    images = torch.randint(0, 256, (32, 3, 16, 16), dtype=torch.uint8).pin_memory()
+    labels, index = torch.randint(0, 3, (32,)).pin_memory(), torch.arange(32)
+    form = types.SimpleNamespace(**{**vars(FORM), "height": 16, "width": 16})
+
+    def step():
+        pixel_values = augment.augment(
+            images.to(device, non_blocking=True), index, 0, 0, form,
+            crop="simple", flip=True, auto_augment="rand", jitter=0.2, erase=0.25,
+        )  # fmt: skip
+        targets = training.soft_targets(labels.to(device, non_blocking=True), 3, 0.1)
+        pixel_values, targets = augment.mix(pixel_values, targets, 0.8, 1.0, 0, 0, 0)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = training.loss_of(model(pixel_values).logits, targets)
+        loss.backward()
+        training.clip_gradients(accelerator, model, 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        average.update(model)
+
+    step()
+    step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_training_evaluation_its_tail_and_a_first_stage_are_four_graphs_and_no_more(device, tiny_model):
+    from torch._dynamo.utils import counters
+
+    model = tiny_model(position_embedding="sincos2d", drop_path_rate=0.1).to(device)
+    accelerator = Accelerator()
+    training.compile_model(model, sharded=False)
+    torch._dynamo.reset()
+    counters.clear()
+    form = types.SimpleNamespace(**{**vars(FORM), "height": 16, "width": 16})
+    rows = torch.arange(10)
+    evaluation = [
+        {"images": torch.zeros(len(part), 3, 16, 16, dtype=torch.uint8), "index": part} for part in rows.split(4)
+    ]
+    for _ in range(2):
+        for size in (8, 16):
+            images = torch.randn(4, 3, size, size, device=device)
+            model.train()(images, interpolate_pos_encoding=size == 8).logits.sum().backward()
+        training.predict(model, evaluation, form, accelerator, 10)
+    assert not counters["graph_break"]
+    assert counters["stats"]["unique_graphs"] <= 4
+
+
+def test_gradient_checkpointing_takes_less_memory_for_the_same_gradients(device, tiny_model, pixels):
+    model = tiny_model(num_hidden_layers=8, hidden_size=64, intermediate_size=256).to(device).train()
+    images, peaks, gradients = pixels(batch=256).to(device), [], []
+    for checkpointed in (False, True):
+        if checkpointed:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        torch.cuda.reset_peak_memory_stats()
+        model(images).logits.square().sum().backward()
+        peaks.append(torch.cuda.max_memory_allocated())
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+        model.zero_grad()
+    assert peaks[1] < 0.6 * peaks[0]
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-4)
+
+
+def test_the_batch_size_found_in_little_memory_survives_ten_steps(device, tiny_model):
+    model = tiny_model(num_hidden_layers=8, hidden_size=128, intermediate_size=512).to(device).train()
+    form = types.SimpleNamespace(**{**vars(FORM), "height": 16, "width": 16})
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, 2 * 2**30 / total))
+    try:
+        batch = training.find_batch_size(
+            model, lambda images: model(images).logits.square().sum(), form, 2**15, device, 3
+        )
+        assert batch < 2**15
+        average = training.AverageModel(model, 0.9)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        images = torch.zeros(batch, 3, 16, 16, dtype=torch.uint8)
+        for _ in range(10):
+            pixel_values = augment.augment(
+                images.to(device), torch.arange(batch), 0, 0, form, crop="simple", flip=True
+            )
+            step_on(device, model, pixel_values, torch.full((batch, 3), 1 / 3, device=device), optimizer)
+            average.update(model)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.empty_cache()
+
+
+def test_nan_on_the_device_leaves_weights_moments_and_the_average_alone(tmp_path):
+    """A row of NaN in step 3: the step is skipped, and what was trained before it stays finite."""
+    spoil = """
+import runpy, sys
+from hf_vit import augment as module
+real, calls = module.augment, []
+def spoiled(*args, **kwargs):
+    calls.append(None)
+    return real(*args, **kwargs) * (float("nan") if len(calls) == 3 else 1)
+module.augment = spoiled
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+    (tmp_path / "spoil.py").write_text(spoil)
+    train(tmp_path / "run", "--checkpointing_steps", "20", launcher=(str(tmp_path / "spoil.py"),))
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["skipped_steps"] == [3]
+    for file in (tmp_path / "run" / "checkpoints" / "step-20").glob("*.safetensors"):
+        assert all(tensor.isfinite().all() for tensor in load_file(file).values())
+
+
+def test_a_checkpoint_loads_straight_to_the_device(device, tiny_model, pixels, tmp_path):
+    model, images = tiny_model(position_embedding="sincos1d"), pixels()
+    model.save_pretrained(tmp_path)
+    loaded = HFViTForImageClassification.from_pretrained(tmp_path, device_map={"": 0}, image_size=32)
+    assert {parameter.device for parameter in loaded.parameters()} == {device}
+    expected = copy.deepcopy(model)
+    expected.resize_input(image_size=32)
+    images = pixels(height=32, width=32)
+    torch.testing.assert_close(loaded(images.to(device)).logits.cpu(), expected(images).logits, rtol=1e-3, atol=1e-4)

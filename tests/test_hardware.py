@@ -1,0 +1,284 @@
+"""What is chosen for a machine: by stubs of what it can do, and by counts of what a GPU would have to wait for."""
+
+import os
+import types
+
+import pytest
+import torch
+from accelerate.utils import DistributedType
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_vit import HFViTModel, augment, hardware, training
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Choices
+
+
+def test_accelerates_wish_for_the_cpu_counts_on_a_machine_with_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert hardware.device_type() == "cuda"
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    assert hardware.device_type() == "cpu"
+
+
+def test_an_apple_gpu_is_found_where_there_is_no_other(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert hardware.device_type() == "mps"
+    assert hardware.pick_precision("auto", "mps") == "no"
+    assert not hardware.pick_compile("auto", "mps", 10**6)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """gpu(capability=, triton=, compiler=): a CUDA device of such a kind, and what is installed beside it."""
+
+    def pretend(capability=(9, 0), triton=True, compiler=True):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: triton or None)
+        monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/cc" if compiler else None)
+
+    return pretend
+
+
+@pytest.mark.parametrize("lacking", [dict(capability=(6, 1)), dict(triton=False), dict(compiler=False)])
+def test_auto_compiles_long_runs_on_a_gpu_that_can_and_yes_says_what_is_lacking(gpu, lacking):
+    gpu()
+    assert [hardware.pick_compile("auto", "cuda", steps) for steps in (100, 10**5)] == [False, True]
+    assert hardware.pick_compile("yes", "cuda", 1)
+    gpu(**lacking)
+    assert not hardware.pick_compile("auto", "cuda", 10**5)
+    with pytest.raises(ValueError, match=r"--compile yes: torch.compile on cuda needs Triton, a C compiler"):
+        hardware.pick_compile("yes", "cuda", 10**5)
+
+
+@pytest.mark.parametrize(("processes", "share"), [("1", 6), ("4", 1), ("16", 1)])
+def test_a_process_counts_the_cores_it_may_use_and_not_those_of_the_machine(monkeypatch, processes, share):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+    assert hardware.own_cores() == share
+
+
+def test_a_system_without_affinity_counts_all_cores(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 10)
+    assert hardware.own_cores() == 10
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_fsdp_reduces_gradients_and_gives_outputs_in_float32(precision, dtype):
+    plugin = types.SimpleNamespace(mixed_precision_policy="Accelerate's own")
+    accelerator = types.SimpleNamespace(
+        distributed_type=DistributedType.FSDP,
+        mixed_precision=precision,
+        state=types.SimpleNamespace(fsdp_plugin=plugin),
+    )
+    hardware.keep_float32(accelerator)
+    policy = plugin.mixed_precision_policy
+    assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (dtype, torch.float32, torch.float32)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a device would wait for. The meta device has no numbers: an operation that needs one on the host fails there.
+
+FORM = types.SimpleNamespace(height=32, width=32, mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.25], processor=None)
+RECIPES = {
+    "demo": dict(shift=2, flip=True),
+    "DeiT III": dict(crop="simple", flip=True, auto_augment="three", jitter=0.3),
+    "DeiT": dict(crop="resized", flip=True, auto_augment="rand", erase=0.25),
+    "trivial": dict(crop="resized", auto_augment="trivial", erase=0.5),
+}
+
+
+class Operations(TorchDispatchMode):
+    """How many operations, each about a kernel, work on tensors of the meta device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        tensors = [
+            value for value in torch.utils._pytree.tree_leaves((args, result)) if isinstance(value, torch.Tensor)
+        ]
+        views = (
+            "view",
+            "expand",
+            "select",
+            "slice",
+            "unsqueeze",
+            "squeeze",
+            "detach",
+            "unbind",
+            "permute",
+            "alias",
+            "split",
+        )
+        if any(tensor.is_meta for tensor in tensors) and not any(name in function.__name__ for name in views):
+            self.count += 1
+        return result
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_batch_is_augmented_and_mixed_without_waiting_for_the_device(recipe):
+    images = torch.randint(0, 256, (64, 3, 40, 40), dtype=torch.uint8)
+    index = torch.randint(0, 10**12, (64,))
+    augmented = augment.augment(images.to("meta"), index, 3, 5, FORM, **RECIPES[recipe])
+    mixed, targets = augment.mix(augmented, torch.rand(64, 10, device="meta"), 0.8, 1.0, 3, 5, 0)
+    assert mixed.is_meta
+    assert targets.is_meta
+
+
+def test_augmentation_takes_few_kernels_and_erasing_no_more_for_more_images():
+    """The numbers of each image are drawn on the CPU: on the device they took about 57 kernels a draw."""
+    count = {}
+    for size in (64, 256):
+        images, index = torch.empty(size, 3, 40, 40, dtype=torch.uint8, device="meta"), torch.arange(size)
+        for recipe in ("demo", "DeiT"):
+            with Operations() as operations:
+                augment.augment(images, index, 3, 5, FORM, **RECIPES[recipe])
+            count[recipe, size] = operations.count
+    assert count["demo", 64] <= 15
+    assert count["DeiT", 64] <= 350
+    assert count["DeiT", 256] == count["DeiT", 64]
+
+
+def test_numbers_are_the_same_hashed_at_once_and_step_by_step():
+    """A draw hashes what all images share on the host; here all of it is hashed as tensors, in wrapping int64."""
+    index = torch.randint(-(2**62), 2**62, (1000,))
+    for seed, epoch, stream in ((0, 0, 0), (12345, 678, 9), (2**63 - 1, 2**40, 33)):
+        found = augment.uniform(index, seed, epoch, stream)
+        columns = (torch.full_like(index, number) for number in (epoch, stream))
+        assert torch.equal(augment.uniform(index, seed, *columns), found)
+        assert found.min() >= 0
+        assert found.max() < 1
+
+
+def test_only_images_that_are_erased_get_noise(monkeypatch):
+    hashed, real = [], augment.uniform
+
+    def count(index, *rest, **named):
+        hashed.append(len(index))
+        return real(index, *rest, **named)
+
+    monkeypatch.setattr(augment, "uniform", count)
+    images = torch.zeros(100, 3, 8, 8)
+    erased = augment.random_erase(images, torch.arange(100), 0, 0, 0.25)
+    changed = (erased != 0).flatten(1).any(dim=1).sum().item()
+    assert 10 < changed < 40
+    assert max(hashed) <= 40 * 3 * 8 * 8
+
+
+def test_a_forward_pass_with_fixed_positions_copies_nothing_to_the_device(tiny_config):
+    """A table that is made on the CPU at each pass is a copy that waits."""
+    model = HFViTModel(tiny_config(position_embedding="sincos2d")).to("meta").eval()
+    images = torch.empty(2, 3, 16, 16, device="meta")
+    for size in (16, 8, 16, 8):  # as a smaller first stage and an evaluation take turns
+        with Operations() as operations:
+            model(images[:, :, :size, :size], interpolate_pos_encoding=True)
+        last = operations.count
+    with Operations() as operations:
+        model(images[:, :, :8, :8], interpolate_pos_encoding=True)
+    assert operations.count == last
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Steps, compilation and memory on a device
+
+
+def test_a_batch_is_made_ahead_only_when_that_is_asked_for():
+    taken = []
+
+    def batches():
+        for number in range(3):
+            taken.append(number)
+            yield number
+
+    ahead = training.Prefetcher(batches())
+    assert next(ahead) == 0
+    assert taken == [0]
+    ahead.prefetch()
+    ahead.prefetch()  # one, and never more
+    assert taken == [0, 1]
+    assert [next(ahead), next(ahead)] == [1, 2]
+    ahead.prefetch()  # there is none
+    with pytest.raises(StopIteration):
+        next(ahead)
+
+
+def test_an_error_in_the_making_of_a_batch_comes_through_and_closing_closes_the_source():
+    closed = []
+
+    def batches(bad):
+        try:
+            for number in range(5):
+                if number == bad:
+                    raise ValueError("no picture")
+                yield number
+        finally:
+            closed.append(bad)
+
+    ahead = training.Prefetcher(batches(bad=1))
+    assert next(ahead) == 0
+    with pytest.raises(ValueError, match="no picture"):
+        ahead.prefetch()
+    ahead = training.Prefetcher(batches(bad=None))
+    assert next(ahead) == 0
+    ahead.close()
+    assert closed == [1, None]
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_layers_are_compiled_one_by_one_only_where_the_model_is_sharded(tiny_model, monkeypatch, sharded):
+    model, compiled = tiny_model(drop_path_rate=0.1), []
+    monkeypatch.setattr(nn.Module, "compile", lambda module, **options: compiled.append((module, options)))
+    training.compile_model(model, sharded)
+    expected = list(model.vit.layers) if sharded else [model]
+    assert [module for module, _ in compiled] == expected
+    assert all(options == {"dynamic": False} for _, options in compiled)
+
+
+def test_hooks_of_fsdp_do_not_make_the_last_layer_compute_every_token(tiny_model, pixels):
+    model, seen = tiny_model(), []
+
+    def gather(module, args):
+        seen.append(module)
+
+    model.vit.layers[-1].register_forward_pre_hook(gather)
+    assert model.vit(pixels(), pooled_only=True).last_hidden_state.shape[1] == 17  # somebody looks
+    gather.__module__ = "torch.distributed.fsdp._fully_shard._fsdp_state"
+    assert model.vit(pixels(), pooled_only=True).last_hidden_state.shape[1] == 1
+    assert len(seen) == 2
+
+
+def test_tokens_are_merged_alike_in_bfloat16_autocast(tiny_model, pixels, monkeypatch):
+    from hf_vit import modeling_hf_vit
+
+    model, seen, real = tiny_model(), [], modeling_hf_vit.match
+
+    def match(keys, *rest):
+        seen.append(((keys @ keys.mT).dtype, keys.dtype))
+        return real(keys, *rest)
+
+    monkeypatch.setattr(modeling_hf_vit, "match", match)
+    model.set_token_merging(2)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        model(pixels())
+    assert seen == [(torch.float32, torch.float32)]  # the last layer is of the class token alone
+
+
+def test_the_trial_for_a_batch_size_holds_what_a_step_holds(tiny_model):
+    model, held = tiny_model(), []
+    real = torch.empty_like
+
+    def loss(pixel_values):
+        return model(pixel_values).logits.square().sum()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty_like", lambda tensor: held.append(tensor.numel()) or real(tensor))
+        training.find_batch_size(
+            model, loss, types.SimpleNamespace(channels=3, height=16, width=16), 4, torch.device("cpu"), 3
+        )
+    assert sum(held) == 3 * sum(p.numel() for p in model.parameters()) + 3 * 4 * 3 * 16 * 16
