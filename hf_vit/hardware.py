@@ -119,9 +119,8 @@ def shard_on_cpu(accelerator):
 
 def keep_float32(accelerator):
     """Where FSDP trains in mixed precision, reduce gradients and give outputs in float32, as DDP does."""
-    plugin = accelerator.state.fsdp_plugin
     if accelerator.distributed_type == DistributedType.FSDP and accelerator.mixed_precision != "no":
         dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float16
-        plugin.mixed_precision_policy = MixedPrecisionPolicy(
+        accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
             param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32
         )

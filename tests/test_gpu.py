@@ -34,11 +34,15 @@ FORM = types.SimpleNamespace(
 
 
 @pytest.fixture
-def device(monkeypatch):
+def device():
     """The CUDA device, with products in float32 where float32 is asked for."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    return torch.device("cuda", 0)
+    modules = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [module.allow_tf32 for module in modules]
+    for module in modules:
+        module.allow_tf32 = False
+    yield torch.device("cuda", 0)
+    for module, allowed in zip(modules, before, strict=True):
+        module.allow_tf32 = allowed
 
 
 def train(folder, *flags, config=TINY, launcher=(), **environment):
@@ -78,7 +82,7 @@ def test_a_run_in_bf16_that_is_stopped_and_resumed_ends_as_an_undisturbed_one(tm
     flags = ("--mixed_precision", "bf16", "--compile", compiled, "--checkpointing_steps", "5")
     train(tmp_path / "whole", *flags)
     train(tmp_path / "first", *flags, "--checkpoints_total_limit", "9")
-    train(tmp_path / "second", *flags, "--resume", str(tmp_path / "first" / "checkpoints" / "step-10"))
+    train(tmp_path / "second", *flags, "--resume", str(tmp_path / "first" / "checkpoints" / "step-000010"))
     whole, resumed = losses(tmp_path / "whole"), losses(tmp_path / "second")
     assert len(resumed) == 20
     torch.testing.assert_close(resumed, whole, rtol=0.01, atol=0.01)  # some backward kernels add in any order
@@ -89,11 +93,11 @@ def test_fp16_halves_its_scale_on_overflow_and_a_resumed_run_keeps_it(tmp_path):
     flags = ("--mixed_precision", "fp16", "--compile", "no", "--checkpointing_steps", "10")
     train(tmp_path / "run", *flags, "--max_skipped_steps", "0")  # overflow is no skipped step
     states = [
-        json.loads((tmp_path / "run" / "checkpoints" / f"step-{step}" / "state.json").read_text()) for step in (10, 20)
+        json.loads((tmp_path / "run" / "checkpoints" / f"step-{step:06}" / "state.json").read_text()) for step in (10, 20)
     ]
     assert states[1]["scaler"]["scale"] <= 65536.0
-    train(tmp_path / "again", *flags, "--resume", str(tmp_path / "run" / "checkpoints" / "step-10"))
-    again = json.loads((tmp_path / "again" / "checkpoints" / "step-20" / "state.json").read_text())
+    train(tmp_path / "again", *flags, "--resume", str(tmp_path / "run" / "checkpoints" / "step-000010"))
+    again = json.loads((tmp_path / "again" / "checkpoints" / "step-000020" / "state.json").read_text())
     assert again["scaler"]["scale"] == states[1]["scaler"]["scale"]
 
 
@@ -103,7 +107,7 @@ def test_a_run_sharded_by_fsdp2_scores_saves_and_goes_on_unsharded(tmp_path, opt
     fsdp = (*launch, str(TRAIN.parent / "accelerate" / "fsdp2.yaml"))
     flags = ("--optimizer", optimizer, "--mixed_precision", "no", "--compile", "no", "--checkpointing_steps", "10")
     train(tmp_path / "sharded", *flags, launcher=fsdp)
-    train(tmp_path / "plain", *flags, "--resume", str(tmp_path / "sharded" / "checkpoints" / "step-10"))
+    train(tmp_path / "plain", *flags, "--resume", str(tmp_path / "sharded" / "checkpoints" / "step-000010"))
     torch.testing.assert_close(losses(tmp_path / "plain"), losses(tmp_path / "sharded"), rtol=1e-3, atol=1e-3)
     assert HFViTForImageClassification.from_pretrained(tmp_path / "sharded" / "model").num_labels == 10
 
@@ -230,6 +234,7 @@ def test_a_training_step_waits_for_the_device_nowhere(device, tiny_model):
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
 def test_training_evaluation_its_tail_and_a_first_stage_are_four_graphs_and_no_more(device, tiny_model):
     from torch._dynamo.utils import counters
 
@@ -307,7 +312,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     (tmp_path / "spoil.py").write_text(spoil)
     train(tmp_path / "run", "--checkpointing_steps", "20", launcher=(str(tmp_path / "spoil.py"),))
     assert json.loads((tmp_path / "run" / "results.json").read_text())["skipped_steps"] == [3]
-    for file in (tmp_path / "run" / "checkpoints" / "step-20").glob("*.safetensors"):
+    for file in (tmp_path / "run" / "checkpoints" / "step-000020").glob("*.safetensors"):
         assert all(tensor.isfinite().all() for tensor in load_file(file).values())
 
 
