@@ -39,6 +39,8 @@ from torch.utils.data import DataLoader
 from transformers.utils import logging
 from yaml import YAMLError
 
+from . import crops
+
 
 logger = logging.get_logger(__name__)
 
@@ -57,7 +59,7 @@ TO_SCORE = ("validation", "val", "test")  # the split that is scored where none 
 EXTENSIONS = tuple(ImageFolder.EXTENSIONS)  # of the images that the library finds in a folder
 CACHE_BYTES = 2 * 2**30  # data sets that decode to less than this stay in memory
 MOST_DEATHS = 3  # of worker processes that are replaced
-PASS = 2**40  # more images than a stream has
+PASS = 2**40  # more images than a data set has; an id holds its epoch in multiples of it
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -439,9 +441,10 @@ class ImageForm:
     """What a model wants to see, as its image processor says: size in pixels, channels, PIL's resampling, mean and std.
 
     `resize` is None where an image is stretched to this size at once; else its shorter side, or its height and width, before
-    the middle is cut out. `draft` lets the JPEG decoder shrink photos on the way and torch resize them, many times faster and
-    not to the pixel what the image processor gives: for training only. `processor` is an image processor that these numbers
-    cannot describe; it then makes the pixels, normalised, and only `channels` is read of the rest.
+    the middle is cut out. `processor` is an image processor that these numbers cannot describe; it then makes the pixels,
+    normalised, and only `channels` is read of the rest. For training only: `draft` lets torch resize them, three times faster
+    and not to the pixel what the image processor gives; where there is a `crop_scale`, a random part of at least so much of the
+    photo's area is cut out and resized.
     """
 
     height: int
@@ -452,6 +455,7 @@ class ImageForm:
     std: tuple[float, ...]
     resize: int | tuple[int, int] | None = None
     draft: bool = False
+    crop_scale: float | None = None
     processor: Any = None
 
 
@@ -478,107 +482,132 @@ def image_form(processor, config) -> ImageForm:
 
 
 def training_form(form: ImageForm, images: Dataset | None, crop: str, crop_scale: float = 0.35) -> ImageForm:
-    """The form in which training images are decoded: the model's, or where random parts are cut out as much larger as makes the
-    average part, of `crop_scale` to 1 of the area, as large as the model's images, if the images (the median of 32 of them;
-    None for a stream, which is taken to be of photos) have that much to show."""
+    """The form in which training images are decoded: the model's, or where random parts are cut out, those parts.
+
+    The other way is for images (most of 32 of them) that are no larger than the model's and have its proportions: they are
+    decoded whole, once where memory allows, and `augment` cuts parts out of a batch. None is a stream, which is cut as it comes.
+    """
     if crop != "resized":
         return form
-    larger = math.sqrt(2 / (1 + crop_scale))
-    if images is not None:
-        sides = []
-        for item in images[:: max(1, len(images) // 32)]["image"]:
-            source = item and (BytesIO(item["bytes"]) if item["bytes"] is not None else item["path"])
-            with (
-                contextlib.suppress(Exception),
-                PILImage.open(source) as image,
-            ):  # a bad one is named when it is decoded
-                sides.append(min(image.width / form.width, image.height / form.height))
-        larger = min(larger, max(1.0, float(np.median(sides)))) if sides else 1.0
-    grown = lambda side: round(larger * side)
-    resize = form.resize
-    if resize is not None:
-        resize = grown(resize) if isinstance(resize, int) else tuple(map(grown, resize))
-    return replace(form, height=grown(form.height), width=grown(form.width), resize=resize, draft=True)
+    small = []
+    for item in [] if images is None else images[:: max(1, len(images) // 32)]["image"]:
+        with (
+            contextlib.suppress(Exception),
+            PILImage.open(BytesIO(read_bytes(item))) as image,
+        ):  # a bad one is named later
+            width, height = image.size
+            small.append(width <= form.width and height <= form.height and width * form.height == height * form.width)
+    if 2 * sum(small) > len(small):
+        return replace(form, resize=None, draft=True)
+    return replace(form, resize=None, crop_scale=crop_scale)
 
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # PIL's, by the number of channels
 
 
-def open_image(item: dict, channels: int, draft: int | None = None) -> PILImage.Image:
-    """One undecoded image, `{"bytes": ..., "path": ...}` -> upright, of 8 bits a channel, in its full size.
+UPRIGHT = 0x0112  # EXIF tag that says which side is up
+SIDEWAYS = (5, 6, 7, 8)  # its values where width is height
+
+
+def read_bytes(item: dict | None) -> bytes:
+    """The file of one undecoded image, `{"bytes": ..., "path": ...}`.
+
+    Raises:
+        ValueError, OSError: if it is empty or cannot be read.
+    """
+    if item is None or item["bytes"] == b"":
+        raise ValueError("it is empty")
+    if item["bytes"] is not None:
+        return item["bytes"]
+    with xopen(item["path"], "rb") if "://" in item["path"] else open(item["path"], "rb") as file:
+        return file.read()
+
+
+def open_image(item: dict, channels: int) -> PILImage.Image:
+    """One undecoded image, as for `read_bytes` -> upright, of 8 bits a channel.
 
     Args:
         channels: 1 (grey), 3 or 4.
-        draft: side in pixels down to which the JPEG decoder may shrink a larger photo.
 
     Raises:
         ValueError, OSError: if it cannot be read as an image of 8 or 16 bits a channel.
     """
-    if item is None or item["bytes"] == b"":
-        raise ValueError("it is empty")
-    content = item["bytes"]
-    if content is None:
-        with xopen(item["path"], "rb") if "://" in item["path"] else open(item["path"], "rb") as file:
-            content = file.read()
+    content = read_bytes(item)
     with PILImage.open(BytesIO(content)) as image:
-        image = _jpeg(content, image, draft) if image.format in ("JPEG", "MPO") else image
-        ImageOps.exif_transpose(image, in_place=True)  # the other way copies every photo
-        if image.mode.startswith("I"):  # Pillow would clip 16 bits at 255; mode "I" may hold 8 or 16 of them
-            values = np.asarray(image).astype(np.int64)
-            sixteen = image.mode != "I" or values.max() > 255
-            image = PILImage.fromarray((values // 257 if sixteen else values).clip(0, 255).astype(np.uint8))
-        elif image.mode == "F":
-            raise ValueError("its pixels are floating-point numbers of no stated range; save it with 8 or 16 bits")
-        elif image.mode == "P" and "transparency" in image.info:
-            image = image.convert("RGBA")
-        image.load()
-        return image if image.mode == MODES[channels] else image.convert(MODES[channels])
+        return _upright(content, image, channels)
 
 
-def _jpeg(content: bytes, image: PILImage.Image, smallest: int | None) -> PILImage.Image:
-    """A JPEG file that Pillow has opened, decoded: to the same pixels in half the time; or, where each side keeps `smallest`
-    pixels at least, to any eighths of its size."""
+def _upright(content: bytes, image: PILImage.Image, channels: int, factor: int = 1) -> PILImage.Image:
+    """As `open_image`, of a file that Pillow has opened; a JPEG `factor` times smaller."""
+    pixels = _jpeg(content, image, factor)
+    if pixels is not None:
+        decoded = PILImage.fromarray(pixels.squeeze(2) if image.mode == "L" else pixels)
+        decoded.info, image = image.info, decoded  # with the EXIF data
+    elif factor > 1:
+        image.draft(None, tuple(side // factor for side in image.size))
+    ImageOps.exif_transpose(image, in_place=True)  # the other way copies every photo
+    if image.mode.startswith("I"):  # Pillow would clip 16 bits at 255; mode "I" may hold 8 or 16 of them
+        values = np.asarray(image).astype(np.int64)
+        sixteen = image.mode != "I" or values.max() > 255
+        image = PILImage.fromarray((values // 257 if sixteen else values).clip(0, 255).astype(np.uint8))
+    elif image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers of no stated range; save it with 8 or 16 bits")
+    elif image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    image.load()
+    return image if image.mode == MODES[channels] else image.convert(MODES[channels])
+
+
+def _jpeg(content: bytes, image: PILImage.Image, factor: int) -> np.ndarray | None:
+    """A JPEG file that Pillow has opened, decoded to the same pixels in half the time, or `factor` times smaller: (h, w, C).
+    None for other files, and for those that Pillow alone can read: four inks, or damage."""
     colours = {"RGB": "RGB", "L": "GRAY"}.get(image.mode)
-    if colours is not None:
-        sides = {} if smallest is None else dict(min_height=smallest, min_width=smallest, min_factor=1)
-        with contextlib.suppress(ValueError):  # Pillow reads what it can of a damaged file, or says what is wrong
-            pixels = simplejpeg.decode_jpeg(content, colours, **sides)
-            decoded = PILImage.fromarray(pixels.squeeze(2) if image.mode == "L" else pixels)
-            decoded.info = image.info  # with the EXIF data, which say which side is up
-            return decoded
-    if smallest is not None:
-        image.draft(None, (smallest, smallest))
-    return image
-
-
-# What torch calls them.
-INTERPOLATE = {PILImage.Resampling.BILINEAR: "bilinear", PILImage.Resampling.BICUBIC: "bicubic"}
+    if image.format not in ("JPEG", "MPO") or colours is None:
+        return None
+    width, height = (-(-side // factor) for side in image.size)
+    with contextlib.suppress(ValueError):  # Pillow reads what it can of a damaged file, or says what is wrong
+        return simplejpeg.decode_jpeg(content, colours, min_height=height, min_width=width, min_factor=1)
+    return None
 
 
 def _resize(image: PILImage.Image, width: int, height: int, form: ImageForm) -> np.ndarray:
-    """An image -> uint8 (height, width, C). Of a form with `draft` by torch, five times faster than Pillow; one pixel in a few
-    hundred then differs by 1."""
-    # Pillow weighs colours by transparency, torch does not.
-    if not form.draft or form.resample not in INTERPOLATE or form.channels == 4:
-        if image.size != (width, height):
-            image = image.resize((width, height), form.resample)
-        return np.array(image).reshape(height, width, form.channels)
-    pixels = torch.from_numpy(np.array(image).reshape(image.height, image.width, form.channels)).permute(2, 0, 1)
-    pixels = torch.nn.functional.interpolate(
-        pixels.unsqueeze(0), size=(height, width), mode=INTERPOLATE[form.resample], antialias=True
-    )
-    return pixels.squeeze(0).permute(1, 2, 0).numpy()  # (C, height, width) -> (height, width, C)
+    """An image -> uint8 (height, width, C); by torch where the form says `draft`."""
+    if form.draft:
+        return crops.resize(np.array(image).reshape(*image.size[::-1], -1), height, width, form.resample)
+    if image.size != (width, height):
+        image = image.resize((width, height), form.resample)
+    return np.array(image).reshape(height, width, form.channels)
 
 
-def decode(item: dict, form: ImageForm) -> np.ndarray:
-    """One undecoded image, as for `open_image` -> uint8 (H, W, C), as the image processor resizes it.
+def _random_part(item: dict, form: ImageForm, numbers: list[float]) -> np.ndarray:
+    """The part of a photo that `numbers` say, resized to uint8 (H, W, C): a JPEG file is decoded no larger than it takes."""
+    content = read_bytes(item)
+    with PILImage.open(BytesIO(content)) as image:
+        is_jpeg, turned = image.format in ("JPEG", "MPO"), image.getexif().get(UPRIGHT, 1)
+        box = crops.crop_box(*(image.size[::-1] if turned in SIDEWAYS else image.size), numbers, form.crop_scale)
+        factor = crops.shrink_factor(box, form.height, form.width) if is_jpeg else 1
+        pixels = None
+        if turned == 1 and image.mode == MODES[form.channels]:  # without the detour through Pillow, which copies twice
+            pixels = _jpeg(content, image, factor)
+        if pixels is None:
+            image = _upright(content, image, form.channels, factor)
+            pixels = np.array(image).reshape(*image.size[::-1], form.channels)
+    left, top, right, bottom = (side // factor for side in box)  # whole pixels of the smaller photo
+    return crops.resize(pixels[top:bottom, left:right], form.height, form.width, form.resample)
+
+
+def decode(item: dict, form: ImageForm, numbers: list[float] | None = None) -> np.ndarray:
+    """One undecoded image, as for `read_bytes` -> uint8 (H, W, C), as the image processor resizes it.
+
+    Args:
+        numbers: which part is cut out, `crops.crop_numbers` (22,), where the form has a `crop_scale`.
 
     Raises:
         ValueError, OSError: as `open_image`.
     """
-    resize = (form.resize,) if isinstance(form.resize, int) else form.resize or ()
-    longer = max(form.height, form.width, *resize)  # the photo may lie on its side
-    image = open_image(item, form.channels, longer if form.draft else None)
+    if form.crop_scale is not None:
+        return _random_part(item, form, numbers)
+    image = open_image(item, form.channels)
     if form.processor is not None:
         return form.processor(image, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)  # (H, W, C), float
     width, height = form.width, form.height
@@ -597,12 +626,21 @@ def decode(item: dict, form: ImageForm) -> np.ndarray:
     return pixels[top : top + form.height, left : left + form.width]
 
 
-def decode_rows(rows: list[dict], form: ImageForm) -> tuple[list[np.ndarray | None], list[str]]:
+def numbers_of(ids: torch.Tensor, form: ImageForm, seed: int) -> list[list[float] | None]:
+    """What `decode` is to know of each id (b,) to cut its random part out, where the form has any."""
+    if form.crop_scale is None:
+        return [None] * len(ids)
+    return crops.crop_numbers(ids % PASS, seed, ids // PASS).tolist()
+
+
+def decode_rows(
+    rows: list[dict], form: ImageForm, numbers: list[list[float] | None] | None = None
+) -> tuple[list[np.ndarray | None], list[str]]:
     """Rows of `prepare` -> images, None for those that cannot be read; and a sentence on each of those."""
     images, bad = [], []
-    for row in rows:
+    for row, of_row in zip(rows, numbers or [None] * len(rows), strict=True):
         try:
-            images.append(decode(row["image"], form))
+            images.append(decode(row["image"], form, of_row))
         except Exception as error:  # PIL's plugins raise anything
             where = f" ({row['image']['path']})" if row["image"] and row["image"]["path"] else ""
             images.append(None)
@@ -625,37 +663,46 @@ def stand_ins(good: list[int], count: int) -> list[int]:
 class Images(torch.utils.data.Dataset):
     """Rows of a data set as uint8; decoded once and kept where memory allows, else whenever they are asked for.
 
+    Random parts are cut out anew in each epoch, so they are not kept; but as few as could be are read once here, so that what
+    cannot be read is found before training.
+
     Args:
         data: columns `image` (undecoded), `label` and `row`, as `prepare` gives them.
         form: what the images are turned into.
         on_bad: "stop" or "skip" at images that cannot be read. What is skipped is in `skipped`, a sentence each.
         fill: whether another image of the batch takes the place of one that is skipped, so that batches stay full.
+        seed: decides with an image's id which part is cut out, where the form has a `crop_scale`.
 
     Raises:
         ValueError: at an image that cannot be read (here, or in `loader`), or if none can.
     """
 
-    def __init__(self, data: Dataset, form: ImageForm, on_bad: str = "stop", fill: bool = False):
-        self.rows, self.form, self.on_bad, self.fill = data, form, on_bad, fill
+    def __init__(self, data: Dataset, form: ImageForm, on_bad: str = "stop", fill: bool = False, seed: int = 0):
+        self.rows, self.form, self.on_bad, self.fill, self.seed = data, form, on_bad, fill, seed
         self.skipped: dict[str, None] = {}  # in the order they came
         self.cache = None
         if form.processor is None and len(data) * form.height * form.width * form.channels <= CACHE_BYTES:
-            self.cache = torch.empty(len(data), form.channels, form.height, form.width, dtype=torch.uint8)
-            chunks = np.array_split(np.arange(len(data)), max(1, len(data) // 64))
-            decode_chunk = lambda chunk: decode_rows(self.rows.__getitems__(chunk.tolist()), form)
+            if form.crop_scale is None:
+                self.cache = torch.empty(len(data), form.channels, form.height, form.width, dtype=torch.uint8)
+            chunks = torch.arange(len(data)).tensor_split(max(1, len(data) // 64))
+            decode_chunk = lambda chunk: decode_rows(
+                self.rows.__getitems__(chunk.tolist()), form, numbers_of(chunk, form, seed)
+            )
             good, unreadable = [], []
             with ThreadPoolExecutor(os.cpu_count()) as pool:  # PIL decodes without the interpreter lock
                 for chunk, (images, bad) in zip(chunks, pool.map(decode_chunk, chunks), strict=True):
                     unreadable += bad
-                    for index, image in zip(chunk, images, strict=True):
+                    for index, image in zip(chunk.tolist(), images, strict=True):
                         if image is not None:
-                            self.cache[index] = torch.from_numpy(image).permute(2, 0, 1)
-                            good.append(int(index))
+                            good.append(index)
+                            if self.cache is not None:
+                                self.cache[index] = torch.from_numpy(image).permute(2, 0, 1)
             self.skip(unreadable)
             if not good:
                 raise ValueError(f"none of the {len(data)} images can be read; {next(iter(self.skipped))}")
             if len(good) < len(data):
-                self.rows, self.cache = data.select(good), self.cache[good]
+                self.rows = data.select(good)
+                self.cache = None if self.cache is None else self.cache[good]
         self.labels = torch.tensor(np.asarray(self.rows["label"]), dtype=torch.long)  # (n,)
 
     def __len__(self):
@@ -677,14 +724,17 @@ class Images(torch.utils.data.Dataset):
     def __getitems__(self, ids: list[int]) -> dict:
         """A whole batch at once: images uint8 (b, C, H, W), labels (b,), index (b,), the ids, and `bad`, a list of str.
 
-        The id of image i is i, or i + n, i + 2 n, ... for its further appearances in one epoch.
+        The id of image i is i, or i + n, i + 2 n, ... for its further appearances in one epoch; epoch e adds e * `PASS`, which
+        the index leaves out.
         """
-        index = torch.tensor(ids, dtype=torch.long)
-        rows, bad = index % len(self), []
+        ids = torch.tensor(ids, dtype=torch.long)
+        index, bad = ids % PASS, []
+        rows = index % len(self)
         if self.cache is not None:
             images = self.cache[rows]
         else:
-            decoded, bad = decode_rows(self.rows.__getitems__(rows.tolist()), self.form)
+            numbers = numbers_of(ids, self.form, self.seed)
+            decoded, bad = decode_rows(self.rows.__getitems__(rows.tolist()), self.form, numbers)
             good = [place for place, image in enumerate(decoded) if image is not None]
             if not good:
                 return {"bad": bad}
@@ -973,7 +1023,16 @@ class Stream:
             while True:
                 rows = [row for lane in mine for row in itertools.islice(readers[lane], each)]
                 rows = rows[first - mine.start * each :][:batch_size]
-                yield rows, [pool.submit(decode_rows, [row], self.form) for _, row in rows]
+                numbers = numbers_of(
+                    torch.tensor([row["row"] + number * PASS for number, row in rows]), self.form, self.seed
+                )
+                yield (
+                    rows,
+                    [
+                        pool.submit(decode_rows, [row], self.form, [of_row])
+                        for (_, row), of_row in zip(rows, numbers, strict=True)
+                    ],
+                )
 
         if lanes < min(self.lanes, world):
             logger.warning(

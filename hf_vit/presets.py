@@ -112,6 +112,11 @@ class TrainArguments:
         "resized: a random part of the image, stretched over the whole; simple: shifted by up to 4 pixels, mirrored",
     )
     crop_scale: float = _(0.35, "crop resized: smallest part of the image's area")
+    eval_crop: float | None = _(
+        None,
+        "part of the shorter side that is scored, such as 0.875: resized to 256, the middle 224 cut out; if not given, as the "
+        "checkpoint's image processor says, and from scratch the whole image, stretched",
+    )
     shift: int = _(0, "move the image by up to this many pixels in each direction")
     flip: bool = _(True, "mirror half of the images")
     auto_augment: Literal["none", "three", "trivial", "rand"] = _(
@@ -163,6 +168,10 @@ RANGES = (
     ),
     (("warmup_ratio", "erase", "distillation_alpha"), lambda value: 0 <= value <= 1, "0 to 1"),
     (("rand_magnitude",), lambda value: 0 <= value <= 30, "0 to 30"),
+    (
+        ("eval_crop",), lambda value: 0 < value <= 1,
+        "more than 0 and at most 1, the whole shorter side (0.875 keeps 224 of 256 pixels),",
+    ),
     (
         ("train_fraction", "layer_decay", "crop_scale", "lr_decay_ratio", "first_stage"),
         lambda value: 0 < value <= 1, "more than 0 and at most 1",

@@ -28,6 +28,7 @@ from transformers.utils import logging
 from . import metrics
 from .augment import normalize
 from .configuration_hf_vit import HFViTConfig, as_pair
+from .crops import eval_resize
 from .data import ImageForm, image_form, match_labels
 from .modeling_hf_vit import HFViTForImageClassification, HFViTLayer
 from .muon import Muon
@@ -241,11 +242,17 @@ def load_processor(checkpoint: str):
 
 
 def build_model(
-    labels: list[str], checkpoint: str | None, preset: str | None, image_size: int | None, overrides: dict
+    labels: list[str],
+    checkpoint: str | None,
+    preset: str | None,
+    image_size: int | None,
+    overrides: dict,
+    eval_crop: float | None = None,
 ):
     """A model with a head for `labels`, and its image processor: from `checkpoint`, else from scratch as `preset` says.
 
-    The head of a checkpoint is kept only where it was trained for these labels in this order.
+    The head of a checkpoint is kept only where it was trained for these labels in this order. Its image processor says how
+    images are resized and cut, unless `eval_crop` does (`crops.eval_resize`).
     """
     fields = dict(overrides) if image_size is None else {**overrides, "image_size": image_size}
     fields["id2label"] = dict(enumerate(labels))
@@ -262,8 +269,14 @@ def build_model(
     height, width = as_pair(model.config.image_size)
     channels = model.config.num_channels
     a_channel = lambda values: list(values) if len(values) == channels else [sum(values) / len(values)] * channels
+    size, center = {"height": height, "width": width}, {}
+    resize = eval_resize(image_form(source, model.config), height, width, eval_crop)
+    if resize is not None:
+        center = {"do_center_crop": True, "crop_size": size}
+        size = {"shortest_edge": resize} if isinstance(resize, int) else dict(zip(size, resize, strict=True))
     processor = ViTImageProcessorPil(
-        size={"height": height, "width": width},
+        size=size,
+        **center,
         resample=source.resample,
         image_mean=a_channel(source.image_mean),
         image_std=a_channel(source.image_std),

@@ -25,7 +25,6 @@ three.
 import argparse
 import contextlib
 import copy
-import dataclasses
 import datetime
 import functools
 import importlib
@@ -55,7 +54,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from transformers import ViTConfig, ViTForImageClassification, get_scheduler
 
-from hf_vit import HFViTConfig, HFViTForImageClassification, data, hardware, presets, resume, sharing, training
+from hf_vit import HFViTConfig, HFViTForImageClassification, crops, data, hardware, presets, resume, sharing, training
 from hf_vit.augment import normalize
 
 
@@ -374,11 +373,19 @@ def photos(folder: Path, width: int, height: int, count: int) -> Dataset:
 
 
 def reference_rows(rows: Dataset, form: data.ImageForm) -> Dataset:
-    """Rows whose images are decoded, converted, resized and normalised one by one, as they are asked for."""
+    """Rows whose images are decoded, converted, cut where the form says so, resized and normalised one by one, as they are asked
+    for."""
     mean, std = (np.array(values, dtype=np.float32) for values in (form.mean, form.std))
 
     def transform(batch):
-        images = [image.convert("RGB").resize((form.width, form.height), form.resample) for image in batch["image"]]
+        images = [image.convert("RGB") for image in batch["image"]]
+        if form.crop_scale is not None:
+            numbers = torch.rand(len(images), len(crops.STREAMS)).tolist()
+            boxes = [
+                crops.crop_box(*image.size, some, form.crop_scale) for image, some in zip(images, numbers, strict=True)
+            ]
+            images = [image.crop(box) for image, box in zip(images, boxes, strict=True)]
+        images = [image.resize((form.width, form.height), form.resample) for image in images]
         arrays = [(np.asarray(image, dtype=np.float32) / 255 - mean) / std for image in images]
         batch["pixel_values"] = [torch.from_numpy(array).permute(2, 0, 1) for array in arrays]
         return batch
@@ -409,13 +416,17 @@ def loader_part(repeats: int) -> dict:
             data.CACHE_BYTES = 2**40 if cached else 0  # photos as if they were too many to keep
             numbered = data.rename(rows, ("image", "label")).add_column("row", np.arange(len(rows)))
             filling = time.perf_counter()
-            images = data.Images(numbered, dataclasses.replace(wanted, draft=True))
+            train_form = data.training_form(wanted, numbered, "resized")
+            images = data.Images(numbered, train_form)
             filled = time.perf_counter() - filling
-            theirs = reference_rows(rows, wanted)
+            theirs = reference_rows(rows, train_form)
             epochs = itertools.count()
 
             def as_bytes(images=images, epochs=epochs):
-                for batch in data.loader(images, data.epoch_batches(len(images), BATCH, 0, next(epochs)), WORKERS):
+                epoch = next(epochs)
+                batches = data.epoch_batches(len(images), BATCH, 0, epoch)
+                ids = ([epoch * data.PASS + number for number in batch] for batch in batches)
+                for batch in data.loader(images, ids, WORKERS):
                     yield batch["images"]
 
             def through_bytes(batches=as_bytes):

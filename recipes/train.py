@@ -30,6 +30,7 @@ import signal
 import sys
 import time
 import zlib
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -118,7 +119,12 @@ def main():
             splits, labels, scored = data.prepare(splits, **columns, **sizes)
             stream, eval_rows = None, splits["eval"]
     model, processor = training.build_model(
-        labels, args.model_name_or_path, args.preset, args.image_size, presets.overrides(args.config_overrides)
+        labels,
+        args.model_name_or_path,
+        args.preset,
+        args.image_size,
+        presets.overrides(args.config_overrides),
+        args.eval_crop,
     )
     form = data.image_form(processor, model.config)
     train_form = data.training_form(form, None if stream else splits["train"], args.crop, args.crop_scale)
@@ -129,7 +135,7 @@ def main():
             stream, labels, train_form, args.seed, args.shuffle_buffer, args.on_bad_image, args.stream_lanes
         )
     else:
-        train_images = data.Images(splits["train"], train_form, args.on_bad_image, fill=True)
+        train_images = data.Images(splits["train"], train_form, args.on_bad_image, fill=True, seed=args.seed)
     reading_seconds = time.monotonic() - reading_began
     unscored = [label for index, label in enumerate(labels) if not (eval_images.labels == index).any()]
     if unscored:
@@ -326,6 +332,7 @@ def main():
                     len(train_images), together, args.seed, epoch, rank, world, shares, args.augment_repeats
                 )
                 for ids in itertools.islice(steps, max(0, first - epoch * an_epoch), None):
+                    ids = [epoch * data.PASS + number for number in ids]
                     yield from (ids[start : start + batch] for start in starts)
 
         for number, rows in enumerate(data.loader(train_images, order(), workers)):
@@ -339,7 +346,7 @@ def main():
         if not args.cache_features:
             inputs = augment(
                 inputs, rows["index"], *time_and_place[:2], form,
-                crop=args.crop, crop_scale=args.crop_scale, shift=args.shift, flip=args.flip,
+                crop="none" if train_form.crop_scale else args.crop, crop_scale=args.crop_scale, shift=args.shift, flip=args.flip,
                 auto_augment=args.auto_augment, magnitude=args.rand_magnitude, jitter=args.color_jitter, erase=args.erase,
             )  # fmt: skip
         targets = training.soft_targets(rows["labels"], len(labels), args.label_smoothing)
@@ -375,12 +382,15 @@ def main():
             wrong["images"] = as_bytes(normalize(wrong["images"], form), form)
             yield "mistakes", figures.predictions(**wrong, names=labels)
         if not stream and not args.cache_features and form.processor is None:
-            first = train_images.__getitems__(list(range(0, len(train_images), -(-len(train_images) // 4))))
-            shown = [prepare(first, epoch, epoch * an_epoch) for epoch in range(5)]
-            titles = [[figures.shorten(labels[label], 14) for label in first["labels"]]]
+            places = range(0, len(train_images), -(-len(train_images) // 4))
+            epochs = [train_images.__getitems__([epoch * data.PASS + place for place in places]) for epoch in range(5)]
+            shown = [prepare(rows, epoch, epoch * an_epoch) for epoch, rows in enumerate(epochs)]
+            rows = train_images.rows.select((epochs[0]["index"] % len(train_images)).tolist())
+            whole = data.Images(rows, replace(train_form, crop_scale=None)).cache
+            titles = [[figures.shorten(labels[label], 14) for label in epochs[0]["labels"]]]
             titles += [figures.in_shares(targets, labels) for _, targets in shown]
             versions = [as_bytes(inputs, form) for inputs, _ in shown]
-            yield "augmentations", figures.augmentations(first["images"], versions, titles)
+            yield "augmentations", figures.augmentations(whole, versions, titles)
         best_model = training.load_classifier(str(run / "model")).to(device)
         captions = figures.answers(some["logits"][:4], labels)
         yield from figures.of_model(best_model, some["images"][:4], pixel_values[:4].to(device), captions).items()

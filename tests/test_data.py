@@ -502,22 +502,14 @@ def test_floating_point_pixels_are_refused():
         data.decode(item_of(PILImage.fromarray(np.ones((8, 12), np.float32)), "TIFF"), form_of())
 
 
-def test_a_large_photo_is_turned_upright_though_the_jpeg_decoder_shrinks_it():
-    exif = PILImage.Exif()
-    exif[0x0112] = 6
-    turned = smooth(192, 128)
-    form = data.training_form(form_of((12, 8)), None, "resized")
-    decoded = data.decode(item_of(turned, "JPEG", exif=exif, quality=95), form)
-    upright = turned.rotate(-90, expand=True).resize((form.width, form.height), form.resample)
-    assert decoded.shape == (form.height, form.width, 3)
-    assert np.abs(decoded.astype(int) - np.asarray(upright)).mean() < 6
-
-
 PROCESSORS = {
     "ViT": lambda: ViTImageProcessorPil(size={"height": 14, "width": 12}),
     "DeiT": lambda: DeiTImageProcessorPil(size={"height": 14, "width": 14}, crop_size={"height": 13, "width": 12}),
     "CLIP": lambda: CLIPImageProcessorPil(size={"shortest_edge": 12}, crop_size={"height": 12, "width": 12}),
     "DINOv2": lambda: BitImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 14, "width": 14}),
+    "ViT, the middle": lambda: ViTImageProcessorPil(
+        size={"shortest_edge": 16}, do_center_crop=True, crop_size={"height": 14, "width": 12}
+    ),
     "crop larger than the image": lambda: BitImageProcessorPil(
         size={"shortest_edge": 9}, crop_size={"height": 14, "width": 12}
     ),
@@ -561,41 +553,10 @@ def undecoded(items, labels=None, names=ANIMALS):
     return Dataset.from_dict({"image": items, "label": labels, "row": list(range(len(items)))}, kinds)
 
 
-@pytest.mark.parametrize(
-    ("height", "width", "wanted"), [(8, 12, (8, 12)), (6, 40, (8, 12)), (9, 20, (9, 14)), (80, 120, (10, 15))]
-)
-def test_training_images_are_larger_only_where_there_is_more_to_see(height, width, wanted):
-    images = undecoded([item_of(picture(size=(height, width)))] * 3 + [{"bytes": b"bad", "path": None}, None])
-    form = form_of()
-    larger = data.training_form(form, images, "resized")
-    assert (larger.height, larger.width) == wanted
-    assert larger.draft
-    assert not form.draft
-    for crop in ("none", "simple"):
-        assert data.training_form(form, images, crop) is form
-
-
-def test_a_stream_is_taken_to_be_of_photos():
-    larger = data.training_form(form_of(), None, "resized")
-    assert (larger.height, larger.width) == (10, 15)
-
-
-@pytest.mark.parametrize("name", ["ViT", "DeiT", "CLIP", "DINOv2"])
-def test_a_training_image_is_full_of_picture(name):
-    """A canvas larger than what the image was resized to would have a black border."""
-    white = item_of(PILImage.new("RGB", (60, 40), "white"))
-    form = data.training_form(data.image_form(PROCESSORS[name](), HFViTConfig()), undecoded([white]), "resized")
-    assert data.decode(white, form).min() == 255
-
-
-def test_training_decodes_a_large_jpeg_fast_and_near_and_scoring_exactly():
-    photo = item_of(smooth(480, 320), "JPEG")
-    exact_form = form_of((16, 24))
-    exact = data.decode(photo, exact_form).astype(int)
-    fast = data.decode(photo, dataclasses.replace(exact_form, draft=True)).astype(int)
+def test_a_large_jpeg_is_scored_as_pillow_decodes_and_resizes_it():
+    photo, form = item_of(smooth(480, 320), "JPEG"), form_of((16, 24))
     opened = PILImage.open(BytesIO(photo["bytes"]))
-    np.testing.assert_array_equal(exact, np.asarray(opened.resize((24, 16), exact_form.resample)))
-    assert 0 < np.abs(fast - exact).mean() < 3
+    np.testing.assert_array_equal(data.decode(photo, form), np.asarray(opened.resize((24, 16), form.resample)))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -665,7 +626,6 @@ def test_a_jpeg_of_four_inks_is_read_by_pillow(shrunk_to):
     item = item_of(grainy(mode="CMYK"), "JPEG")
     wanted = PILImage.open(BytesIO(item["bytes"])).convert("RGB")
     np.testing.assert_array_equal(np.asarray(data.open_image(item, 3)), np.asarray(wanted))
-    assert data.open_image(item, 3, draft=9).size < wanted.size
     assert shrunk_to == []
 
 
@@ -706,43 +666,17 @@ def test_a_damaged_jpeg_is_read_where_pillow_reads_it_and_to_its_pixels(content)
         np.testing.assert_array_equal(np.asarray(data.open_image(item, 3)), wanted)
 
 
-@pytest.mark.parametrize("draft", [False, True])
+@pytest.mark.parametrize("how", [{}, {"draft": True}, {"crop_scale": 0.9}])
 @pytest.mark.parametrize("part", [0.2, 0.6, 0.95])
-def test_a_jpeg_that_was_cut_off_is_an_error_that_names_its_row_and_file(part, draft):
+def test_a_jpeg_that_was_cut_off_is_an_error_that_names_its_row_and_file(part, how):
     whole = encoded(grainy((64, 64)), "JPEG")
     good, bad = ({"bytes": one, "path": "some.jpg"} for one in (whole, whole[: int(part * len(whole))]))
-    form = dataclasses.replace(form_of(), draft=draft)
-    images, sentences = data.decode_rows([{"image": good, "row": 4}, {"image": bad, "row": 7}], form)
+    form = dataclasses.replace(form_of(), **how)
+    numbers = data.numbers_of(torch.arange(2), form, seed=0)
+    images, sentences = data.decode_rows([{"image": good, "row": 4}, {"image": bad, "row": 7}], form, numbers)
     assert [image is None for image in images] == [False, True]
     (sentence,) = sentences
     assert sentence.startswith("row 7 (some.jpg) cannot be read as an image: ")
-
-
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-@pytest.mark.parametrize("smallest", [1, 16, 33, 120, 241, 319, 320])
-@pytest.mark.parametrize("size", [(480, 320), (321, 479), (100, 33), (14, 20)])
-def test_a_jpeg_shrinks_to_the_fewest_eighths_whose_sides_keep_what_is_wanted(size, smallest, mode, shrunk_to):
-    item = item_of(smooth(*size).convert(mode), "JPEG")
-    sides = [tuple(-(-side * eighths // 8) for side in size) for eighths in range(1, 9)]
-    wanted = next((pair for pair in sides if min(pair) >= smallest), size)
-    assert data.open_image(item, 3, draft=smallest).size == wanted
-    assert shrunk_to == [wanted[::-1]]
-
-
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("size", [(480, 320), (300, 90), (40, 40), (20, 11)])
-@pytest.mark.parametrize("name", ["ViT", "DeiT", "CLIP", "DINOv2"])
-def test_a_training_photo_is_not_shrunk_below_what_it_is_resized_to(name, size, turned, shrunk_to, monkeypatch):
-    resized, resize = [], data._resize
-    monkeypatch.setattr(data, "_resize", lambda image, *to: resized.append((image.size, to[:2])) or resize(image, *to))
-    exif = PILImage.Exif()
-    exif[0x0112] = 6 if turned else 1
-    form = dataclasses.replace(data.image_form(PROCESSORS[name](), HFViTConfig()), draft=True)
-    data.decode(item_of(smooth(*size), "JPEG", exif=exif), form)
-    (((width, height), wanted),) = resized
-    whole = size[::-1] if turned else size
-    assert width >= min(whole[0], wanted[0])
-    assert height >= min(whole[1], wanted[1])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1002,12 +936,13 @@ def test_two_processes_see_the_batches_of_one_however_images_are_drawn(how):
 
 def test_augmentation_and_order_are_stable_under_the_number_of_workers(monkeypatch):
     monkeypatch.setattr(data, "CACHE_BYTES", 0)
-    images = data.Images(undecoded(good_items(6)), data.training_form(form_of(), None, "resized"), fill=True)
-    order = list(data.epoch_batches(6, 3, seed=1, epoch=2))
+    photos = undecoded([item_of(grainy(), "JPEG")] * 6)
+    images = data.Images(photos, data.training_form(form_of(), photos, "resized"), fill=True, seed=1)
+    order = [[2 * data.PASS + number for number in ids] for ids in data.epoch_batches(6, 3, seed=1, epoch=2)]
 
     def epoch(workers):
         batches = data.loader(images, order, workers)
-        how = dict(crop="resized", crop_scale=0.4, flip=True, auto_augment="rand", jitter=0.3, erase=0.5)
+        how = dict(flip=True, auto_augment="rand", jitter=0.3, erase=0.5)
         return torch.cat([augment(rows["images"], rows["index"], 1, 2, form_of(), **how) for rows in batches])
 
     assert torch.equal(epoch(0), epoch(2))

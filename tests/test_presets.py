@@ -70,7 +70,10 @@ def test_what_is_missing_or_contradicts_is_named(flags, named, capsys):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("eval_epochs", 0), ("max_train_steps", 0), ("label_smoothing", 4), ("mixup", -1), ("learning_rate", 0)],
+    [
+        ("eval_epochs", 0), ("max_train_steps", 0), ("label_smoothing", 4), ("mixup", -1), ("learning_rate", 0),
+        ("eval_crop", 1.2), ("eval_crop", 256.0), ("eval_crop", 0.0),
+    ],
 )
 def test_a_number_out_of_range_is_refused(name, value, capsys):
     with pytest.raises(SystemExit):
