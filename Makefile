@@ -15,7 +15,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 	touch $@
 
 demo: .venv/installed
-	$(BIN)/accelerate launch --quiet --config_file recipes/accelerate/single.yaml recipes/train.py --config recipes/configs/demo.yaml
+	$(BIN)/python recipes/train.py --config recipes/configs/demo.yaml
 	$(BIN)/python recipes/classify.py runs/demo/model fashion-mnist-mini
 
 test: .venv/installed

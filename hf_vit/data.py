@@ -5,7 +5,6 @@ import glob
 import itertools
 import math
 import multiprocessing.connection
-import os
 import signal
 import threading
 from collections import Counter, deque
@@ -40,6 +39,7 @@ from transformers.utils import logging
 from yaml import YAMLError
 
 from . import crops
+from .hardware import own_cores
 
 
 logger = logging.get_logger(__name__)
@@ -689,7 +689,7 @@ class Images(torch.utils.data.Dataset):
                 self.rows.__getitems__(chunk.tolist()), form, numbers_of(chunk, form, seed)
             )
             good, unreadable = [], []
-            with ThreadPoolExecutor(os.cpu_count()) as pool:  # PIL decodes without the interpreter lock
+            with ThreadPoolExecutor(own_cores()) as pool:  # PIL decodes without the interpreter lock
                 for chunk, (images, bad) in zip(chunks, pool.map(decode_chunk, chunks), strict=True):
                     unreadable += bad
                     for index, image in zip(chunk.tolist(), images, strict=True):
@@ -868,7 +868,8 @@ def loader(images: Images, batches: Iterable[list[int]], num_workers: int) -> It
             if deaths > MOST_DEATHS:
                 raise OSError(
                     f"{deaths} processes that decode images died, at last: {error}. Mostly they are killed because memory is "
-                    f"short: pass a --num_workers below {num_workers}"
+                    f"short: pass a --num_workers below {num_workers}. In a container it may be shared memory: give it more of it "
+                    "(docker run --shm-size 8g)"
                 ) from error
             logger.warning(f"a process that decodes images died and is replaced: {error}")
         finally:
@@ -1039,7 +1040,7 @@ class Stream:
                 f"{self.rows.num_shards} shards and {together} images a step are split among {lanes} of the {world} processes "
                 "and no more: the others read the same shards; numbers with larger common divisors are faster"
             )
-        pool, reader = ThreadPoolExecutor(os.cpu_count()), ThreadPoolExecutor(1)
+        pool, reader = ThreadPoolExecutor(own_cores()), ThreadPoolExecutor(1)
         try:
             coming = steps(pool)
             ahead = deque(reader.submit(next, coming) for _ in range(3))
@@ -1066,8 +1067,9 @@ class Stream:
                     f"row {row['row']} has the label {row['label']!r}, none of the {len(self.names)} classes"
                 )
             labels.append(label)
+        images = as_batch([decoded[place][0][0] for place in places])
         return {
-            "images": as_batch([decoded[place][0][0] for place in places]),
+            "images": images.pin_memory() if torch.cuda.is_available() else images,
             "labels": torch.tensor(labels),
             "index": torch.tensor([numbered[place][1]["row"] + numbered[place][0] * PASS for place in places]),
         }

@@ -1,6 +1,6 @@
 """Score a saved model on a data set.
 
-accelerate launch recipes/evaluate.py --model_name_or_path runs/demo/model --dataset_name fashion-mnist-mini --split test
+python recipes/evaluate.py --model_name_or_path runs/demo/model --dataset_name fashion-mnist-mini --split test
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Train or fine-tune a Vision Transformer on any image data set: one run, top to bottom.
 
-    accelerate launch recipes/train.py --config recipes/configs/demo.yaml [--key value ...]
+    python recipes/train.py --config recipes/configs/demo.yaml [--key value ...]
 
 Every key is a field of `hf_vit.presets.TrainArguments`. A run that was killed goes on by the same command, as if nothing had
 happened. The run folder then holds
@@ -663,6 +663,7 @@ def main():
             example = samples["images"][0].permute(1, 2, 0).squeeze(2)  # (C, H, W) -> (H, W, 3) or (H, W)
             Image.fromarray(example.numpy()).save(run / "model" / "example.png")
         scored_images = details.pop("images")
+        launch = f"accelerate launch --config_file recipes/accelerate/{'fsdp2' if sharded else 'ddp'}.yaml"
         on_hub = lambda name: None if name in (None, *data.EMBEDDED) or Path(name).expanduser().exists() else name
         results = {
             "metrics": details.pop("metrics"),
@@ -689,8 +690,7 @@ def main():
             "seed": args.seed,
             "preset": args.preset or args.model_name_or_path,
             "base_model_hub_id": on_hub(args.model_name_or_path),
-            "command": ("python " if world == 1 else f"accelerate launch --num_processes {world} ")
-            + shlex.join(sys.argv),
+            "command": ("python " if world == 1 else f"{launch} --num_processes {world} ") + shlex.join(sys.argv),
             **sharing.circumstances(device.type, world, accelerator.mixed_precision),
             "data": {
                 "name": args.dataset_name,

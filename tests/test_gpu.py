@@ -93,7 +93,8 @@ def test_fp16_halves_its_scale_on_overflow_and_a_resumed_run_keeps_it(tmp_path):
     flags = ("--mixed_precision", "fp16", "--compile", "no", "--checkpointing_steps", "10")
     train(tmp_path / "run", *flags, "--max_skipped_steps", "0")  # overflow is no skipped step
     states = [
-        json.loads((tmp_path / "run" / "checkpoints" / f"step-{step:06}" / "state.json").read_text()) for step in (10, 20)
+        json.loads((tmp_path / "run" / "checkpoints" / f"step-{step:06}" / "state.json").read_text())
+        for step in (10, 20)
     ]
     assert states[1]["scaler"]["scale"] <= 65536.0
     train(tmp_path / "again", *flags, "--resume", str(tmp_path / "run" / "checkpoints" / "step-000010"))

@@ -113,9 +113,10 @@ def test_a_published_runs_preset_and_card_state_its_results(file):
     preset = HOUSE / "recipes" / "configs" / f"{file.parent.name}.yaml"
     assert accuracy in preset.read_text()
     assert f" {results['train_seconds']:,.0f} s" in preset.read_text()
-    assert results["command"] == f"accelerate launch recipes/train.py --config recipes/configs/{preset.name}"
+    assert results["command"].endswith(f" recipes/train.py --config recipes/configs/{preset.name}")
     was = yaml.safe_load(file.with_name("config.yaml").read_text())
-    assert yaml.safe_load(presets.as_yaml(presets.parse(["--config", str(preset)]))) == was
+    now, defaults = vars(presets.parse(["--config", str(preset)])), vars(presets.TrainArguments())
+    assert now == {name: was.get(name, defaults[name]) for name in now}  # a flag may be younger than the run
     assert accuracy in (file.parent / "README.md").read_text()
 
 

@@ -21,7 +21,7 @@ HOUSE = Path(__file__).parents[1]
 README = (HOUSE / "README.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 PAGES = [README, (HOUSE / "recipes" / "README.md").read_text()]
-RUNS = ("accelerate launch --quiet recipes/", "python recipes/")
+RUNS = ("python recipes/",)
 COMMANDS = [[line.strip() for line in page.splitlines() if line.strip().startswith(RUNS)] for page in PAGES]
 
 
