@@ -141,6 +141,10 @@ REFUSED = [
     ([*NEEDED, "--balance", "sampling", "--augment_repeats", "3"], "--balance sampling", "--augment_repeats"),
     ([*NEEDED, "--overwrite", "true", "--resume", "runs/x"], "--overwrite", "--resume"),
     ([*FINE_TUNE, "--cache_features", "true"], "--cache_features", "--freeze_backbone true"),
+    (
+        [*FINE_TUNE, "--freeze_backbone", "true", "--cache_features", "true", "--gradient_checkpointing", "true"],
+        "--gradient_checkpointing", "--cache_features",
+    ),
     *[
         ([*FINE_TUNE, "--freeze_backbone", "true", "--cache_features", "true", flag, value], "--cache_features", named)
         for flag, value, named in (
