@@ -6,8 +6,15 @@ import shutil
 
 import pytest
 import torch
+from datasets import load_dataset
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForImageClassification, ViTConfig, ViTForImageClassification, ViTModel
+from transformers import (
+    AutoModelForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+    ViTModel,
+)
 
 from hf_vit import HFViTConfig, HFViTForImageClassification, HFViTModel
 
@@ -311,3 +318,16 @@ def test_the_real_repository_matches_native(repo, native_class, our_class):
     expected = native(images, output_hidden_states=True)
     assert largest_difference(model(images, output_hidden_states=True), expected) <= 1e-5
     assert model.config.id2label == native.config.id2label
+
+
+@pytest.mark.network
+@torch.no_grad()
+def test_the_published_logits_of_vit_base_are_reproduced():
+    """The first three logits in transformers' own test of this checkpoint (tests/models/vit/test_modeling_vit.py,
+    test_inference_image_classification_head), of COCO's image 39769, which the Hub has as a JPEG file."""
+    image = load_dataset("huggingface/cats-image", split="test")["image"][0]
+    inputs = ViTImageProcessorPil.from_pretrained("google/vit-base-patch16-224")(image, return_tensors="pt")
+    logits = HFViTForImageClassification.from_pretrained("google/vit-base-patch16-224")(**inputs).logits
+    assert logits.shape == (1, 1000)
+    expected = torch.tensor([-0.2744, 0.8215, -0.0836])
+    torch.testing.assert_close(logits[0, :3], expected, rtol=0, atol=1e-2)  # decoders of JPEG differ by a level
