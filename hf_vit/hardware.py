@@ -3,6 +3,7 @@
 import ctypes
 import importlib.util
 import os
+import re
 import shutil
 import sys
 
@@ -23,12 +24,16 @@ def device_type() -> str:
 def has_native_bf16(device_type: str) -> bool:
     """Whether devices of this type ("cpu", "cuda", "mps", ...) multiply bfloat16 in hardware.
 
-    On CPU that takes AMX or AVX512-BF16: without them bfloat16 is emulated, many times slower than float32. PyTorch cannot
-    tell the Apple GPUs that emulate it (M1, M2) from those that do not, so MPS counts as without.
+    On CPU that takes AMX or AVX512-BF16, which `ONEDNN_MAX_CPU_ISA` and `ATEN_CPU_CAPABILITY` must not have switched off:
+    without them bfloat16 is emulated, many times slower than float32. PyTorch cannot tell the Apple GPUs that emulate it (M1,
+    M2) from those that do not, so MPS counts as without.
     """
     if device_type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    features = torch.cpu.get_capabilities() if device_type == "cpu" else {}
+    if device_type != "cpu" or not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        return False
+    most = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()  # what oneDNN may use, such as AVX2 or AVX512_CORE_AMX
+    features = torch.cpu.get_capabilities() if re.search("BF16|FP16|AMX|AVX10|ALL|DEFAULT", most) else {}
     return bool(features.get("amx_bf16") or features.get("avx512_bf16"))
 
 

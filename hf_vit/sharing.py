@@ -42,6 +42,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from .configuration_hf_vit import HFViTConfig
+from .hardware import has_native_bf16
 from .modeling_hf_vit import HFViTForImageClassification
 
 
@@ -88,7 +89,8 @@ def circumstances(device_type: str, processes: int, precision: str) -> dict:
         if commit and git("status", "--porcelain", "--untracked-files=no"):
             commit += " with local changes"
     chip = torch.cuda.get_device_name() if device_type == "cuda" else _processor()
-    cores = f", {os.cpu_count()} cores" if device_type == "cpu" else ""
+    kind = torch.backends.cpu.get_cpu_capability() + (", bf16" if has_native_bf16("cpu") else "")
+    cores = f", {os.cpu_count()} cores, {kind}" if device_type == "cpu" else ""
     return {
         "commit": commit,
         "hardware": f"{processes} x {chip}{cores}" if processes > 1 else f"{chip}{cores}",

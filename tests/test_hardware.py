@@ -31,6 +31,44 @@ def test_an_apple_gpu_is_found_where_there_is_no_other(monkeypatch):
     assert not hardware.pick_compile("auto", "mps", 10**6)
 
 
+@pytest.mark.parametrize(
+    ("feature", "picked", "environment"),
+    [
+        ("amx_bf16", "bf16", {}),
+        ("avx512_bf16", "bf16", {}),
+        ("avx512_f", "no", {}),
+        ("avx512_bf16", "no", {"ONEDNN_MAX_CPU_ISA": "AVX2"}),
+        ("avx512_bf16", "no", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}),
+        ("avx512_bf16", "bf16", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX"}),
+    ],
+)
+def test_bf16_on_cpu_only_where_the_processor_computes_in_it(monkeypatch, feature, picked, environment):
+    """T18."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {feature: True})
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert hardware.pick_precision("auto", "cpu") == picked
+    assert hardware.pick_precision("no", "cpu") == "no"
+    assert hardware.pick_precision("bf16", "cpu") == "bf16"
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")  # as ATEN_CPU_CAPABILITY=avx2 has it
+    assert hardware.pick_precision("auto", "cpu") == "no"
+
+
+@pytest.mark.parametrize(("processes", "threads"), [("1", 8), ("4", 2), ("16", 1)])
+def test_a_launched_process_gets_its_share_of_the_cores(monkeypatch, processes, threads):
+    chosen = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr("psutil.cpu_count", lambda logical: 8)
+    hardware.use_all_cores()  # nothing launched it: one thread was asked for
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
+    hardware.use_all_cores()
+    assert chosen == [threads]
+
+
 @pytest.fixture
 def gpu(monkeypatch):
     """gpu(capability=, triton=, compiler=): a CUDA device of such a kind, and what is installed beside it."""

@@ -90,37 +90,9 @@ def test_soft_targets_smooth_over_all_classes():
 def test_smoothed_loss_equals_torchs_own(model):
     pixel_values, labels = torch.randn(4, 3, 16, 16), torch.tensor([0, 1, 2, 1])
     torch.nn.init.normal_(model.classifier.weight)
-    outputs = model(pixel_values, labels=training.soft_targets(labels, 3, 0.1))
-    wanted = torch.nn.functional.cross_entropy(outputs.logits, labels, label_smoothing=0.1)
-    torch.testing.assert_close(outputs.loss, wanted)
-
-
-@pytest.mark.parametrize(("feature", "picked"), [("amx_bf16", "bf16"), ("avx512_bf16", "bf16"), ("avx512_f", "no")])
-def test_bf16_on_cpu_only_where_the_processor_computes_in_it(monkeypatch, feature, picked):
-    """T18."""
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {feature: True})
-    assert hardware.pick_precision("auto", "cpu") == picked
-    assert hardware.pick_precision("no", "cpu") == "no"
-    assert hardware.pick_precision("bf16", "cpu") == "bf16"
-
-
-@pytest.mark.parametrize(("processes", "threads"), [("1", 8), ("4", 2), ("16", 1)])
-def test_a_launched_process_gets_its_share_of_the_cores(monkeypatch, processes, threads):
-    chosen = []
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    monkeypatch.setattr("psutil.cpu_count", lambda logical: 8)
-    hardware.use_all_cores()  # nothing launched it: one thread was asked for
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
-    hardware.use_all_cores()
-    assert chosen == [threads]
-
-
-def test_compile_is_off_on_cpu_and_on_for_cuda():
-    """T19."""
-    assert [hardware.pick_compile("auto", kind) for kind in ("cpu", "cuda")] == [False, True]
-    assert [hardware.pick_compile(asked, "cpu") for asked in ("yes", "no")] == [True, False]
+    logits = model(pixel_values).logits
+    wanted = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.1)
+    torch.testing.assert_close(training.loss_of(logits, training.soft_targets(labels, 3, 0.1)), wanted)
 
 
 def test_average_equals_the_plain_formula(model):
@@ -1058,49 +1030,7 @@ def test_a_probe_takes_no_notice_of_classes_that_have_no_training_images():
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Batches made ahead of time, and memory that is kept
-
-
-@pytest.mark.parametrize("count", [0, 1, 2, 5])
-def test_one_batch_is_made_ahead_and_never_more(count):
-    taken = []
-
-    def batches():
-        for number in range(count):
-            taken.append(number)
-            yield number
-
-    ahead = training.one_ahead(batches())
-    assert taken == []  # nothing is made before the first is asked for
-    for handed_out in range(count):
-        assert next(ahead) == handed_out
-        assert len(taken) == min(handed_out + 2, count)
-    assert next(ahead, "the end") == "the end"
-    assert taken == list(range(count))
-
-
-def test_an_error_in_the_making_of_a_batch_comes_through_and_closing_closes_the_source():
-    closed = []
-
-    def batches(bad):
-        try:
-            for number in range(5):
-                if number == bad:
-                    raise ValueError("no picture")
-                yield number
-        finally:
-            closed.append(bad)
-
-    ahead = training.one_ahead(batches(bad=2))
-    assert next(ahead) == 0
-    with pytest.raises(ValueError, match="no picture"):
-        list(ahead)
-    source = batches(bad=None)
-    ahead = training.one_ahead(source)
-    assert next(ahead) == 0
-    ahead.close()
-    del source, ahead
-    assert closed == [2, None]
+# Memory that is kept
 
 
 KEPT = """
@@ -1135,8 +1065,8 @@ def test_memory_that_is_kept_is_not_filled_anew_and_changes_no_number():
 
 
 def test_memory_is_not_kept_where_the_c_library_has_no_way_to(monkeypatch):
-    monkeypatch.setattr(training.ctypes, "CDLL", lambda name: SimpleNamespace())
+    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: SimpleNamespace())
     assert hardware.keep_memory() is False
-    monkeypatch.setattr(training.ctypes, "CDLL", lambda name: pytest.fail("no other system was asked for"))
+    monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: pytest.fail("no other system was asked for"))
     monkeypatch.setattr(training, "sys", SimpleNamespace(platform="darwin"))
     assert hardware.keep_memory() is False
