@@ -1068,5 +1068,5 @@ def test_memory_is_not_kept_where_the_c_library_has_no_way_to(monkeypatch):
     monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: SimpleNamespace())
     assert hardware.keep_memory() is False
     monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: pytest.fail("no other system was asked for"))
-    monkeypatch.setattr(training, "sys", SimpleNamespace(platform="darwin"))
+    monkeypatch.setattr(hardware, "sys", SimpleNamespace(platform="darwin"))
     assert hardware.keep_memory() is False
