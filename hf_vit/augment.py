@@ -57,14 +57,7 @@ def normalize(images, form):
     """uint8 (B, C, H, W) -> float32, as the image processor does it: (x / 255 - mean) / std for each channel.
 
     Floats are what an image processor has normalised already."""
-    if images.is_floating_point():
-        return images
-    result = torch.empty(images.shape, device=images.device)
-    # A CPU takes as many images at a time as stay in its cache: 1.4 times as fast for 64 of 224x224.
-    count = 2**17 // images.shape[1:].numel() if images.device.type == "cpu" else len(images)
-    for some, part in zip(images.split(max(1, count)), result.split(max(1, count)), strict=True):
-        standardize_(part.copy_(some).div_(255), form)
-    return result
+    return images if images.is_floating_point() else standardize_(images.float().div_(255), form)
 
 
 def standardize_(images, form):

@@ -32,8 +32,8 @@ from datasets import (
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from datasets.utils.file_utils import xopen
 from huggingface_hub import DatasetCard
+from PIL import ExifTags, ImageOps, UnidentifiedImageError
 from PIL import Image as PILImage
-from PIL import ImageOps, UnidentifiedImageError
 from torch.utils.data import DataLoader
 from transformers.utils import logging
 from yaml import YAMLError
@@ -442,9 +442,10 @@ class ImageForm:
 
     `resize` is None where an image is stretched to this size at once; else its shorter side, or its height and width, before
     the middle is cut out. `processor` is an image processor that these numbers cannot describe; it then makes the pixels,
-    normalised, and only `channels` is read of the rest. For training only: `draft` lets torch resize them, three times faster
-    and not to the pixel what the image processor gives; where there is a `crop_scale`, a random part of at least so much of the
-    photo's area is cut out and resized.
+    normalised, and only `channels` is read of the rest.
+
+    Two are for training only. `draft` has images resized by torch, faster and not to the pixel what the image processor gives.
+    Where there is a `crop_scale`, a random part of at least so much of the photo's area is cut out and resized.
     """
 
     height: int
@@ -482,20 +483,17 @@ def image_form(processor, config) -> ImageForm:
 
 
 def training_form(form: ImageForm, images: Dataset | None, crop: str, crop_scale: float = 0.35) -> ImageForm:
-    """The form in which training images are decoded: the model's, or where random parts are cut out, those parts.
+    """The form in which training images are decoded: the model's or, with `crop` "resized", random parts of the photos.
 
-    The other way is for images (most of 32 of them) that are no larger than the model's and have its proportions: they are
-    decoded whole, once where memory allows, and `augment` cuts parts out of a batch. None is a stream, which is cut as it comes.
+    Where most of 32 images are no larger than the model's and have its proportions, they are decoded whole instead, once where
+    memory allows, and `augment` cuts parts out of each batch. A stream, `images` None, is taken to be of photos.
     """
     if crop != "resized":
         return form
     small = []
     for item in [] if images is None else images[:: max(1, len(images) // 32)]["image"]:
-        with (
-            contextlib.suppress(Exception),
-            PILImage.open(BytesIO(read_bytes(item))) as image,
-        ):  # a bad one is named later
-            width, height = image.size
+        with contextlib.suppress(Exception):  # a bad one is named when it is decoded
+            width, height = PILImage.open(BytesIO(read_bytes(item))).size
             small.append(width <= form.width and height <= form.height and width * form.height == height * form.width)
     if 2 * sum(small) > len(small):
         return replace(form, resize=None, draft=True)
@@ -503,10 +501,8 @@ def training_form(form: ImageForm, images: Dataset | None, crop: str, crop_scale
 
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # PIL's, by the number of channels
-
-
-UPRIGHT = 0x0112  # EXIF tag that says which side is up
-SIDEWAYS = (5, 6, 7, 8)  # its values where width is height
+JPEG = ("JPEG", "MPO")  # PIL's formats that JPEG decoders read
+SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations of a photo whose width is stored as its height
 
 
 def read_bytes(item: dict | None) -> bytes:
@@ -538,7 +534,7 @@ def open_image(item: dict, channels: int) -> PILImage.Image:
 
 
 def _upright(content: bytes, image: PILImage.Image, channels: int, factor: int = 1) -> PILImage.Image:
-    """As `open_image`, of a file that Pillow has opened; a JPEG `factor` times smaller."""
+    """As `open_image`, of a file that Pillow has opened; a JPEG file `factor` times smaller."""
     pixels = _jpeg(content, image, factor)
     if pixels is not None:
         decoded = PILImage.fromarray(pixels.squeeze(2) if image.mode == "L" else pixels)
@@ -562,7 +558,7 @@ def _jpeg(content: bytes, image: PILImage.Image, factor: int) -> np.ndarray | No
     """A JPEG file that Pillow has opened, decoded to the same pixels in half the time, or `factor` times smaller: (h, w, C).
     None for other files, and for those that Pillow alone can read: four inks, or damage."""
     colours = {"RGB": "RGB", "L": "GRAY"}.get(image.mode)
-    if image.format not in ("JPEG", "MPO") or colours is None:
+    if image.format not in JPEG or colours is None:
         return None
     width, height = (-(-side // factor) for side in image.size)
     with contextlib.suppress(ValueError):  # Pillow reads what it can of a damaged file, or says what is wrong
@@ -580,10 +576,10 @@ def _resize(image: PILImage.Image, width: int, height: int, form: ImageForm) -> 
 
 
 def _random_part(item: dict, form: ImageForm, numbers: list[float]) -> np.ndarray:
-    """The part of a photo that `numbers` say, resized to uint8 (H, W, C): a JPEG file is decoded no larger than it takes."""
+    """A random part of a photo, resized to uint8 (H, W, C); a JPEG file is decoded as small as that allows."""
     content = read_bytes(item)
     with PILImage.open(BytesIO(content)) as image:
-        is_jpeg, turned = image.format in ("JPEG", "MPO"), image.getexif().get(UPRIGHT, 1)
+        is_jpeg, turned = image.format in JPEG, image.getexif().get(ExifTags.Base.Orientation, 1)
         box = crops.crop_box(*(image.size[::-1] if turned in SIDEWAYS else image.size), numbers, form.crop_scale)
         factor = crops.shrink_factor(box, form.height, form.width) if is_jpeg else 1
         pixels = None
@@ -627,7 +623,7 @@ def decode(item: dict, form: ImageForm, numbers: list[float] | None = None) -> n
 
 
 def numbers_of(ids: torch.Tensor, form: ImageForm, seed: int) -> list[list[float] | None]:
-    """What `decode` is to know of each id (b,) to cut its random part out, where the form has any."""
+    """For each id (b,) the numbers by which `decode` cuts out a random part; None where the form asks for none."""
     if form.crop_scale is None:
         return [None] * len(ids)
     return crops.crop_numbers(ids % PASS, seed, ids // PASS).tolist()
@@ -663,8 +659,8 @@ def stand_ins(good: list[int], count: int) -> list[int]:
 class Images(torch.utils.data.Dataset):
     """Rows of a data set as uint8; decoded once and kept where memory allows, else whenever they are asked for.
 
-    Random parts are cut out anew in each epoch, so they are not kept; but as few as could be are read once here, so that what
-    cannot be read is found before training.
+    Where random parts are cut out, each epoch has others, and nothing is kept. Images that would fit into memory are read once
+    all the same, so that those which cannot be read are found before training.
 
     Args:
         data: columns `image` (undecoded), `label` and `row`, as `prepare` gives them.
@@ -1024,16 +1020,9 @@ class Stream:
             while True:
                 rows = [row for lane in mine for row in itertools.islice(readers[lane], each)]
                 rows = rows[first - mine.start * each :][:batch_size]
-                numbers = numbers_of(
-                    torch.tensor([row["row"] + number * PASS for number, row in rows]), self.form, self.seed
-                )
-                yield (
-                    rows,
-                    [
-                        pool.submit(decode_rows, [row], self.form, [of_row])
-                        for (_, row), of_row in zip(rows, numbers, strict=True)
-                    ],
-                )
+                ids = torch.tensor([row["row"] + number * PASS for number, row in rows])
+                both = zip(rows, numbers_of(ids, self.form, self.seed), strict=True)
+                yield rows, [pool.submit(decode_rows, [row], self.form, [numbers]) for (_, row), numbers in both]
 
         if lanes < min(self.lanes, world):
             logger.warning(
