@@ -83,14 +83,13 @@ def main(folder: str, *arguments: str):
             f"\nin its run: accuracy on {metrics['data']['scored_images']} images ({metrics['data']['scored']}): {metrics['metrics']['accuracy']:.2%}"
         )
     python = Path(sys.executable)
-    launch = python.parent / "accelerate"
-    shown = lambda path: path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    python = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
     print(f"""
 Next:
-  {shown(python)} recipes/classify.py {folder} YOUR_PHOTO.jpg
-  {shown(launch)} launch --quiet recipes/train.py --dataset_name YOUR_FOLDER --preset tiny-patch16-224 --output_dir runs/mine
-  {shown(python)} recipes/evaluate.py --model_name_or_path {folder} --dataset_name OTHER_IMAGES_OF_THESE_CLASSES
-  {shown(python)} recipes/publish.py RUN --repo USER/NAME""")
+  {python} recipes/classify.py {folder} YOUR_PHOTO.jpg
+  {python} recipes/train.py --dataset_name YOUR_FOLDER --preset tiny-patch16-224 --output_dir runs/mine
+  {python} recipes/evaluate.py --model_name_or_path {folder} --dataset_name OTHER_IMAGES_OF_THESE_CLASSES
+  {python} recipes/publish.py RUN --repo USER/NAME""")
 
 
 if __name__ == "__main__":
