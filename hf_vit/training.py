@@ -457,9 +457,8 @@ def compile_model(model: nn.Module, sharded: bool):
     Each size of input is a graph of its own, for shapes that vary are slower.
     """
     layers = [module for module in model.modules() if isinstance(module, HFViTLayer)]
-    if (
-        sharded
-    ):  # each layer has its own drop path rate, and so its own graph; in training, evaluation and a first stage
+    if sharded:
+        # Each layer has its own drop path rate, and so its own graphs: in training, evaluation and a first stage.
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * len(layers))
         for layer in layers:
             layer.compile(dynamic=False)

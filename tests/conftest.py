@@ -100,6 +100,22 @@ def pixels():
     return lambda batch=2, height=16, width=16, channels=3: torch.randn(batch, channels, height, width)
 
 
+@pytest.fixture
+def shrunk_to(monkeypatch):
+    """The size (height, width) of each image that simplejpeg decodes."""
+    from hf_vit import data
+
+    sizes, decode_jpeg = [], data.simplejpeg.decode_jpeg
+
+    def noted(*args, **how):
+        pixels = decode_jpeg(*args, **how)
+        sizes.append(pixels.shape[:2])
+        return pixels
+
+    monkeypatch.setattr(data.simplejpeg, "decode_jpeg", noted)
+    return sizes
+
+
 @pytest.fixture(scope="session")
 def demo_run(tmp_path_factory):
     """A finished run of recipes/train.py on the embedded images: three steps of a tiny model that has a native twin."""

@@ -83,20 +83,6 @@ def differences(item, form, ids=range(12), factor=1):
         yield np.abs(data.decode(item, form, numbers).astype(int) - by_pillow(item, form, numbers, factor))
 
 
-@pytest.fixture
-def shrunk_to(monkeypatch):
-    """The size (height, width) of each image that simplejpeg decodes."""
-    sizes, decode_jpeg = [], data.simplejpeg.decode_jpeg
-
-    def noted(*args, **how):
-        pixels = decode_jpeg(*args, **how)
-        sizes.append(pixels.shape[:2])
-        return pixels
-
-    monkeypatch.setattr(data.simplejpeg, "decode_jpeg", noted)
-    return sizes
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Where the box lies
 

@@ -570,20 +570,6 @@ def grainy(size=(37, 53), mode="RGB"):
     return PILImage.fromarray((np.asarray(smooth(width, height)) * 3 // 4 + noise).astype(np.uint8)).convert(mode)
 
 
-@pytest.fixture
-def shrunk_to(monkeypatch):
-    """The size (height, width) of each image that simplejpeg decodes."""
-    sizes, decode_jpeg = [], data.simplejpeg.decode_jpeg
-
-    def noted(*args, **how):
-        pixels = decode_jpeg(*args, **how)
-        sizes.append(pixels.shape[:2])
-        return pixels
-
-    monkeypatch.setattr(data.simplejpeg, "decode_jpeg", noted)
-    return sizes
-
-
 JPEGS = {
     **{
         f"4:{name}{', progressive' if progressive else ''}": ("RGB", dict(subsampling=at, progressive=progressive))
