@@ -354,12 +354,6 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling, 
     return (dropped @ value).transpose(1, 2).contiguous(), weights
 
 
-def is_plain(layer) -> bool:
-    """Whether a dense layer does nothing but its product: nobody wrapped, quantised, split or hooked it."""
-    itself = type(layer) is nn.Linear and type(layer.weight) is nn.Parameter and "forward" not in vars(layer)
-    return itself and not is_watched(layer)
-
-
 def is_watched(module) -> bool:
     """Whether somebody has hooks on a module, to look at what goes through it.
 
@@ -370,22 +364,6 @@ def is_watched(module) -> bool:
     return any(
         not (getattr(hook, "__module__", None) or "").startswith(blind) for hooks in kinds for hook in hooks.values()
     )
-
-
-def together(layers, hidden_states):
-    """What each of these dense layers makes of the same tokens (..., D).
-
-    One product instead of several where that is faster: where the weights, which are laid together for it, are few beside
-    the tokens. Not for ONNX, which wants weights to be constants.
-    """
-    D = hidden_states.shape[-1]
-    if torch.compiler.is_exporting() or hidden_states.numel() < 8 * D * D or not all(map(is_plain, layers)):
-        return [layer(hidden_states) for layer in layers]
-    weight, bias = torch.cat([layer.weight for layer in layers]), None  # (sum of widths, D)
-    if any(layer.bias is not None for layer in layers):
-        bias_of = lambda layer: layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias
-        bias = torch.cat([bias_of(layer) for layer in layers])  # (sum of widths,)
-    return nn.functional.linear(hidden_states, weight, bias).split([layer.out_features for layer in layers], dim=-1)
 
 
 class HFViTAttention(nn.Module):
@@ -406,14 +384,9 @@ class HFViTAttention(nn.Module):
 
     def project(self, hidden_states, num_queries=None, rotary=None):
         """Tokens (B, T, D) -> queries (B, A, Q, K) of the first `num_queries` of them (None: all), keys and values (B, A, T, K)."""
-        if num_queries is None:
-            projected = together([self.q_proj, self.k_proj, self.v_proj], hidden_states)  # (B, T, D) each
-        else:
-            projected = [self.q_proj(hidden_states[:, :num_queries])]  # (B, Q, D)
-            projected += together([self.k_proj, self.v_proj], hidden_states)  # (B, T, D) each
         split = lambda tokens: tokens.view(*tokens.shape[:2], -1, self.head_dim).transpose(1, 2)  # (B, A, T, K)
-        query, key, value = map(split, projected)
-        query, key = self.q_norm(query), self.k_norm(key)
+        query = self.q_norm(split(self.q_proj(hidden_states[:, :num_queries])))  # (B, A, Q, K)
+        key, value = self.k_norm(split(self.k_proj(hidden_states))), split(self.v_proj(hidden_states))  # (B, A, T, K)
         if rotary is not None:
             query = rotate(query, *rotary) if num_queries is None else query
             key = rotate(key, *rotary)
@@ -459,8 +432,8 @@ class HFViTGatedMLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, hidden_states):
-        gate, up = together([self.gate_proj, self.up_proj], hidden_states)  # (B, T, D) -> (B, T, F) each
-        return self.down_proj(self.activation(gate) * up)  # (B, T, F) -> (B, T, D)
+        gate = self.activation(self.gate_proj(hidden_states))  # (B, T, D) -> (B, T, F)
+        return self.down_proj(gate * self.up_proj(hidden_states))  # (B, T, F) -> (B, T, D)
 
 
 class HFViTLayerScale(nn.Module):
