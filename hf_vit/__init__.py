@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 from transformers import AutoConfig
 
-from .configuration_hf_vit import HFViTConfig
+from .model.configuration_hf_vit import HFViTConfig
 
 
 if TYPE_CHECKING:
-    from .modeling_hf_vit import HFViTBackbone, HFViTForImageClassification, HFViTModel
+    from .model.modeling_hf_vit import HFViTBackbone, HFViTForImageClassification, HFViTModel
 
 __version__ = "0.1.0"
 __all__ = ["HFViTBackbone", "HFViTConfig", "HFViTForImageClassification", "HFViTModel"]
 
 
 def _register():
-    """Fill HFViTConfig.checkpoints and tell the Auto classes which class goes with HFViTConfig; runs once."""
+    """Fill HFViTConfig.formats and tell the Auto classes which class goes with HFViTConfig; runs once."""
     HFViTConfig.prepare = staticmethod(lambda: None)
     from transformers import (
         AutoBackbone,
@@ -30,8 +30,8 @@ def _register():
         ViTImageProcessorPil,
     )
 
-    HFViTConfig.checkpoints = importlib.import_module(".checkpoints", __name__)
-    modeling = importlib.import_module(".modeling_hf_vit", __name__)
+    HFViTConfig.formats = importlib.import_module(".checkpoints", __name__)
+    modeling = importlib.import_module(".model.modeling_hf_vit", __name__)
     for auto_class, model_class in (
         (AutoModel, modeling.HFViTModel),
         (AutoModelForImageClassification, modeling.HFViTForImageClassification),
@@ -51,4 +51,4 @@ def __getattr__(name):
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     HFViTConfig.prepare()
-    return getattr(importlib.import_module(".modeling_hf_vit", __name__), name)
+    return getattr(importlib.import_module(".model.modeling_hf_vit", __name__), name)

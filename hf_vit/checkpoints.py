@@ -30,8 +30,9 @@ from transformers.core_model_loading import (
 )
 from transformers.utils import cached_file
 
-from .configuration_hf_vit import HFViTConfig, as_pair
-from .modeling_hf_vit import INPUT_FIELDS, Origin, own_report
+from .model.configuration_hf_vit import HFViTConfig, as_pair
+from .model.loading import CheckpointSource, silence_load_report
+from .model.resizing import INPUT_FIELDS
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -383,7 +384,7 @@ class Family:
         translate: (native config, name of the native classifier or "") -> the fields of HFViTConfig that native ones do
             not name alike. None for formats without a transformers config.
         prefix: what a native classifier calls its base model.
-        leaves_out: a regular expression for tensors that a ViT has no use for, such as a decoder or a text tower.
+        ignored: a regular expression for tensors that a ViT has no use for, such as a decoder or a text tower.
         base, classifier: names of the native classes, or "".
         base_allows, classifier_allows: values of HFViTConfig's fields that they can express, beside those of PLAIN.
         square: whether they take square images and patches only.
@@ -394,7 +395,7 @@ class Family:
     rules: list
     translate: Callable | None = None
     prefix: str = ""
-    leaves_out: str | None = None
+    ignored: str | None = None
     base: str = ""
     classifier: str = ""
     base_allows: dict = field(default_factory=dict)
@@ -430,43 +431,43 @@ NO_CLASS_TOKEN = BIAS_OR_NOT | dict(use_class_token=(False,), pooling=("mean",))
 DINOV2 = BIAS_OR_NOT | dict(gated_mlp=(True, False), layerscale_value=ANY)
 CLIP_TOWER = dict(patch_bias=(False,), embedding_norm=(True,))
 CLIP = Family(
-    CLIP_RULES, of_clip, prefix="vision_model", leaves_out=CLIP_LEAVES_OUT, square=True,
+    CLIP_RULES, of_clip, prefix="vision_model", ignored=CLIP_LEAVES_OUT, square=True,
     base="CLIPVisionModel", base_allows=CLIP_TOWER | dict(final_norm=("pooled",)),
     classifier="CLIPForImageClassification", classifier_allows=CLIP_TOWER | dict(final_norm=("none",), pooling=("mean",)),
 )  # fmt: skip
 SIGLIP = Family(  # its classifier is the network of I-JEPA's
-    SIGLIP_RULES, of_siglip, prefix="vision_model", leaves_out=CLIP_LEAVES_OUT, square=True,
+    SIGLIP_RULES, of_siglip, prefix="vision_model", ignored=CLIP_LEAVES_OUT, square=True,
     base="SiglipVisionModel", base_allows=dict(use_class_token=(False,), pooling=("map",)),
 )  # fmt: skip
 FAMILIES = {  # `to_transformers` takes the first that can express a model
     "vit": Family(
-        VIT_RULES, of_vit, prefix="vit", leaves_out=VIT_LIKE,
+        VIT_RULES, of_vit, prefix="vit", ignored=VIT_LIKE,
         base="ViTModel", base_allows=BIAS_OR_NOT | dict(pooler_act=ANY),
         classifier="ViTForImageClassification", classifier_allows=BIAS_OR_NOT | dict(final_norm=("tokens", "pooled")),
     ),
     "deit": Family(
         [*VIT_RULES, *heads_joined(r"cls_classifier\.", r"distillation_classifier\.")],
-        of_deit, prefix="deit", leaves_out=VIT_LIKE,
+        of_deit, prefix="deit", ignored=VIT_LIKE,
         base="DeiTModel", base_allows=BIAS_OR_NOT | dict(use_distillation_token=(True,), pooler_act=ANY),
         classifier="DeiTForImageClassification",
         classifier_allows=BIAS_OR_NOT | dict(use_distillation_token=(True,), pooling=("cls", "cls_distillation")),
     ),
     "ijepa": Family(
-        VIT_RULES, of_ijepa, prefix="ijepa", leaves_out=VIT_LIKE, base="IJepaModel", base_allows=NO_CLASS_TOKEN,
+        VIT_RULES, of_ijepa, prefix="ijepa", ignored=VIT_LIKE, base="IJepaModel", base_allows=NO_CLASS_TOKEN,
         classifier="IJepaForImageClassification", classifier_allows=NO_CLASS_TOKEN,
     ),
     "dinov2": Family(
-        DINOV2_RULES, of_dinov2, prefix="dinov2", leaves_out=VIT_LIKE, square=True, base="Dinov2Model", base_allows=DINOV2,
+        DINOV2_RULES, of_dinov2, prefix="dinov2", ignored=VIT_LIKE, square=True, base="Dinov2Model", base_allows=DINOV2,
         classifier="Dinov2ForImageClassification", classifier_allows=DINOV2 | dict(pooling=DINOV2_POOLING),
     ),
     "dinov2_with_registers": Family(
-        DINOV2_RULES, of_dinov2, prefix="dinov2_with_registers", leaves_out=VIT_LIKE, square=True,
+        DINOV2_RULES, of_dinov2, prefix="dinov2_with_registers", ignored=VIT_LIKE, square=True,
         base="Dinov2WithRegistersModel", base_allows=DINOV2 | dict(num_register_tokens=ANY),
         classifier="Dinov2WithRegistersForImageClassification",
         classifier_allows=DINOV2 | dict(num_register_tokens=ANY, pooling=DINOV2_POOLING),
     ),
     "dinov3_vit": Family(
-        DINOV3_RULES, of_dinov3, prefix="model", leaves_out=VIT_LIKE, plain_mlp=DINOV3_PLAIN_MLP, base="DINOv3ViTModel",
+        DINOV3_RULES, of_dinov3, prefix="model", ignored=VIT_LIKE, plain_mlp=DINOV3_PLAIN_MLP, base="DINOv3ViTModel",
         base_allows=BIAS_OR_NOT | dict(
             position_embedding=("rotary",), key_bias=(True, False), gated_mlp=(True, False), layerscale_value=ANY,
             num_register_tokens=ANY,
@@ -474,46 +475,49 @@ FAMILIES = {  # `to_transformers` takes the first that can express a model
     ),
     "clip_vision_model": CLIP,
     "siglip_vision_model": SIGLIP,
-    "vit_mae": Family(VIT_RULES, of_plain, prefix="vit", leaves_out=VIT_LIKE),
-    "vit_msn": Family(VIT_RULES, of_plain, prefix="vit", leaves_out=VIT_LIKE),
+    "vit_mae": Family(VIT_RULES, of_plain, prefix="vit", ignored=VIT_LIKE),
+    "vit_msn": Family(VIT_RULES, of_plain, prefix="vit", ignored=VIT_LIKE),
     "clip": CLIP,
     "siglip": SIGLIP,
     "timm": Family(
         TIMM_RULES, gated_mlp=TIMM_GATED_MLP, learned_positions=TIMM_LEARNED_POSITIONS,
-        other_positions=TIMM_OTHER_POSITIONS, leaves_out="mask_token|decoder_",
+        other_positions=TIMM_OTHER_POSITIONS, ignored="mask_token|decoder_",
     ),
     "torchvision": Family(TORCHVISION_RULES),
     "jax": Family(JAX_RULES),
 }  # fmt: skip
 
 
-def translate(config: dict, loading: str, source, arguments: dict) -> dict:
+def translate_config(
+    config: dict, path, arguments: dict, task: str = "", source: CheckpointSource | None = None
+) -> dict:
     """A public config.json in the terms of HFViTConfig.
 
     Args:
         config: what config.json holds.
-        loading: "model" or "classifier", what is being loaded, or "" for a config alone.
-        source: the folder or repo.
+        path: the folder or repo.
         arguments: the other ones of from_pretrained; some say where the repo is, some what was asked of the config.
+        task: "model" or "classifier", what is being loaded, or "" for a config alone.
+        source: of the model that is being loaded; its family and notes are filled in.
 
     Raises:
         ValueError: for a family that is not known, or a choice within it that no field expresses.
     """
     name, notes = config.get("model_type", "timm"), []
     if name in ("timm", "timm_wrapper"):
-        name, shapes = "timm", read_shapes(source, arguments)
+        name, shapes = "timm", read_shapes(path, arguments)
         shapes = {key.removeprefix("timm_model."): shape for key, shape in shapes.items()}
-        fields = infer_timm(shapes, arguments, loading == "classifier", notes, config)
+        fields = infer_timm(shapes, arguments, task == "classifier", notes, config)
     elif name in FAMILIES and FAMILIES[name].translate is not None:
         native = AutoConfig.for_model(name, **{key: value for key, value in config.items() if key != "model_type"})
         native = getattr(native, "vision_config", native)
         # A native classifier may pool otherwise than its base model: the class asked for decides, else the one saved.
         saved = (config.get("architectures") or [""])[0]
         is_saved = "ForImageClassification" in saved
-        is_classifier = loading == "classifier" or (not loading and is_saved)
-        task = (saved if is_saved else "a new classifier") if is_classifier else ""
+        is_classifier = task == "classifier" or (not task and is_saved)
+        native_class = (saved if is_saved else "a new classifier") if is_classifier else ""
         fields = {field: getattr(native, field) for field in COMMON_FIELDS if hasattr(native, field)}
-        fields |= FAMILIES[name].translate(native, task)
+        fields |= FAMILIES[name].translate(native, native_class)
         fields |= {field: config[field] for field in LABEL_FIELDS if config.get(field) is not None}
         if isinstance(native, BackboneConfigMixin):
             fields |= {field: getattr(native, field) for field in BACKBONE_FIELDS}
@@ -526,11 +530,10 @@ def translate(config: dict, loading: str, source, arguments: dict) -> dict:
             )
     else:
         known = [key for key, family in FAMILIES.items() if family.translate is not None]
-        raise ValueError(
-            f"{source} holds a {name!r} model; hf_vit loads hf_vit, {', '.join(known)}, timm, timm_wrapper"
-        )
-    if loading:
-        fields["_origin"] = Origin(str(source), name, notes)
+        raise ValueError(f"{path} holds a {name!r} model; hf_vit loads hf_vit, {', '.join(known)}, timm, timm_wrapper")
+    if source is not None:
+        source.family = name
+        source.notes += notes
     return fields
 
 
@@ -856,8 +859,8 @@ def read_file(file) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in content.items() if isinstance(tensor, torch.Tensor)}
 
 
-def read_raw(file, is_classifier: bool, overrides: dict) -> tuple[HFViTConfig, dict, dict]:
-    """What `from_checkpoint` needs: the config as the file has it, its tensors, and the sizes to adapt them to."""
+def read_raw(file, is_classifier: bool, overrides: dict) -> tuple[HFViTConfig, dict, dict, CheckpointSource]:
+    """What `from_checkpoint` needs: the config as the file has it, its tensors, the sizes to adapt them to, and their source."""
     if not Path(file).is_file():
         raise ValueError(f"there is no file {file}; from_checkpoint takes a file, from_pretrained a folder or a repo")
     tensors = read_file(file)
@@ -891,8 +894,8 @@ def read_raw(file, is_classifier: bool, overrides: dict) -> tuple[HFViTConfig, d
     if "num_labels" in overrides:
         fields.pop("num_labels", None)
     config = HFViTConfig(**fields | {name: value for name, value in overrides.items() if name not in INPUT_FIELDS})
-    config._origin = Origin(str(file), family, notes)
-    return config, tensors, {name: overrides[name] for name in INPUT_FIELDS if name in overrides}
+    sizes = {name: overrides[name] for name in INPUT_FIELDS if name in overrides}
+    return config, tensors, sizes, CheckpointSource(str(file), family, notes)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -958,8 +961,8 @@ def in_terms_of(model, name: str, is_classifier: bool) -> dict[str, torch.Tensor
     zeros = torch.zeros_like(weights["layers.0.layernorm_before.bias"])  # (D,)
     if config.position_embedding.startswith("sincos"):
         embeddings = model.base_model.embeddings
-        placed, patches = embeddings.positions(config.grid_size)  # (1, 0 to 2, D), (1, N, D)
-        unplaced = zeros.expand(1, embeddings.num_placed - placed.shape[1], -1)
+        placed, patches = embeddings.interpolate_pos_encoding(config.grid_size)  # (1, 0 to 2, D), (1, N, D)
+        unplaced = zeros.expand(1, embeddings.num_positioned - placed.shape[1], -1)
         weights["embeddings.position_embeddings"] = torch.cat([unplaced, placed, patches], dim=1)
     if "num_register_tokens" in allows:  # native models without registers hold an empty tensor
         weights.setdefault("embeddings.register_tokens", zeros.new_zeros(1, 0, config.hidden_size))
@@ -1024,7 +1027,7 @@ def build_native(model, name: str, family: Family, is_classifier: bool):
             name if "classifier." in name else f"{family.prefix}.{name}": tensor for name, tensor in stored.items()
         }
     without_pooler = not is_classifier and model.pooler is None and name in ("vit", "deit")
-    with own_report():
+    with silence_load_report():
         native, info = native_class.from_pretrained(
             None, config=native_config, state_dict=stored, output_loading_info=True, dtype=model.dtype,
             attn_implementation=config._attn_implementation, **({"add_pooling_layer": False} if without_pooler else {}),

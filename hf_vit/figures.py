@@ -319,7 +319,7 @@ def of_model(model, images: torch.Tensor, pixel_values: torch.Tensor, captions: 
         "attention": attention(images, maps, list(methods.values()), captions),
         "inside": inside(
             patches.projection.weight if patches.by_convolution else None,
-            embeddings.positions(config.grid_size)[1][0] if with_table else None,
+            embeddings.interpolate_pos_encoding(config.grid_size)[1][0] if with_table else None,
             config.grid_size,
             model.attention_distances(pixel_values),
         ),

@@ -41,9 +41,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-from .configuration_hf_vit import HFViTConfig
+from . import model as model_code
 from .hardware import has_native_bf16
-from .modeling_hf_vit import HFViTForImageClassification
+from .model.configuration_hf_vit import HFViTConfig
+from .model.modeling_hf_vit import HFViTForImageClassification
 
 
 REPORTED = ("torch", "transformers", "accelerate", "datasets", "evaluate", "huggingface_hub", "safetensors", "hf_vit")
@@ -58,7 +59,7 @@ PICTURES = {  # of figures/, in the order of the card; whether scored or trainin
 }  # fmt: skip
 # What an earlier push may have left, and a later one takes away.
 OURS = {
-    "configuration_hf_vit.py", "modeling_hf_vit.py", WEIGHTS, PROBES, "example.png",
+    *(file.name for file in Path(model_code.__file__).parent.glob("[!_]*.py")), WEIGHTS, PROBES, "example.png",
     *(f"figures/{name}.png" for name in PICTURES), *(f"training/{name}" for name in EVIDENCE),
     *(f"onnx/{name}.onnx{part}" for name in ("model", "model_quantized") for part in ("", ".data")),
 }  # fmt: skip

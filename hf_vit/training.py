@@ -27,10 +27,10 @@ from transformers.utils import logging
 
 from . import metrics
 from .augment import normalize
-from .configuration_hf_vit import HFViTConfig, as_pair
 from .crops import eval_resize
 from .data import ImageForm, image_form, match_labels
-from .modeling_hf_vit import HFViTForImageClassification, HFViTLayer
+from .model.configuration_hf_vit import HFViTConfig, as_pair
+from .model.modeling_hf_vit import HFViTForImageClassification, HFViTLayer
 from .muon import Muon
 
 

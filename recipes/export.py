@@ -47,7 +47,7 @@ from torch import nn
 
 from hf_vit import HFViTForImageClassification, data, presets, resume, sharing, training
 from hf_vit.augment import normalize
-from hf_vit.configuration_hf_vit import as_pair
+from hf_vit.model.configuration_hf_vit import as_pair
 
 
 OPSET = 18

@@ -29,7 +29,7 @@ from transformers.utils import logging
 
 from hf_vit import HFViTForImageClassification, data, figures, hardware, training
 from hf_vit.augment import as_bytes, normalize
-from hf_vit.modeling_hf_vit import GRADIENT_METHODS, MAP_METHODS
+from hf_vit.model.attention_maps import GRADIENT_METHODS, MAP_METHODS
 
 
 def parse() -> argparse.Namespace:
@@ -133,7 +133,7 @@ def main():
         pictures, heads, [f"head {head + 1}" for head in range(heads.shape[1])], captions
     )
     if config.position_embedding not in ("rotary", "none"):
-        table = model.vit.embeddings.positions(config.grid_size)[1][0]  # (N, D)
+        table = model.vit.embeddings.interpolate_pos_encoding(config.grid_size)[1][0]  # (N, D)
         drawn["positions"] = figures.positions(table, config.position_embedding)
 
     of_run = Path(args.model) / "figures" if source != args.model else Path("runs/figures") / Path(args.model).name

@@ -1,6 +1,6 @@
 """Each field of HFViTConfig computes what a few lines of plain torch say, alone and together; and the backbone.
 
-Letters as in hf_vit/modeling_hf_vit.py.
+Letters as in hf_vit/model/modeling_hf_vit.py.
 """
 
 import json
@@ -17,7 +17,8 @@ from transformers import AutoBackbone, AutoModel, ViTConfig, ViTForImageClassifi
 from transformers.activations import ACT2FN
 
 from hf_vit import HFViTBackbone, HFViTConfig, HFViTForImageClassification, HFViTModel, training
-from hf_vit.modeling_hf_vit import drop_patches, rotary_2d, sincos_1d
+from hf_vit.model.positions import rotary_2d, sincos_1d
+from hf_vit.model.token_merging import drop_patches
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -367,7 +368,7 @@ def test_the_sincos_1d_table_is_right_after_loading_and_not_in_the_file(tiny_mod
     tiny_model(position_embedding="sincos1d", **fields).save_pretrained(tmp_path)
     assert not any("position" in name for name in load_file(tmp_path / "model.safetensors"))
     loaded = model_class.from_pretrained(tmp_path, dtype=dtype)
-    table = torch.cat(loaded.base_model.embeddings.positions((3, 5)), dim=1)
+    table = torch.cat(loaded.base_model.embeddings.interpolate_pos_encoding((3, 5)), dim=1)
     torch.testing.assert_close(table[0], sincos1d(2 + 15, 32).to(dtype))
 
 

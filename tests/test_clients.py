@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from hf_vit import HFViTBackbone, HFViTConfig, HFViTForImageClassification, HFViTModel
-from hf_vit.modeling_hf_vit import HFViTPreTrainedModel
+from hf_vit.model.modeling_hf_vit import HFViTPreTrainedModel
 
 
 # What others write into config.json: Trainer, Transformers.js, other and later versions of transformers.

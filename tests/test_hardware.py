@@ -292,15 +292,15 @@ def test_hooks_of_fsdp_do_not_make_the_last_layer_compute_every_token(tiny_model
 
 
 def test_tokens_are_merged_alike_in_bfloat16_autocast(tiny_model, pixels, monkeypatch):
-    from hf_vit import modeling_hf_vit
+    from hf_vit.model import token_merging
 
-    model, seen, real = tiny_model(), [], modeling_hf_vit.match
+    model, seen, real = tiny_model(), [], token_merging.bipartite_soft_matching
 
-    def match(keys, *rest):
+    def matching(keys, *rest):
         seen.append(((keys @ keys.mT).dtype, keys.dtype))
         return real(keys, *rest)
 
-    monkeypatch.setattr(modeling_hf_vit, "match", match)
+    monkeypatch.setattr(token_merging, "bipartite_soft_matching", matching)
     model.set_token_merging(2)
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         model(pixels())

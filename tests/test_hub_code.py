@@ -14,8 +14,8 @@ from transformers.dynamic_module_utils import get_imports, get_relative_imports
 import hf_vit
 
 
-HUB_FILES = ["configuration_hf_vit.py", "modeling_hf_vit.py"]
 PACKAGE = Path(hf_vit.__file__).parent
+HUB_FILES = sorted(path.name for path in (PACKAGE / "model").glob("*.py") if path.name != "__init__.py")
 
 WITHOUT_OUR_PACKAGE = """
 import sys
@@ -51,17 +51,25 @@ def test_a_saved_folder_loads_saves_and_loads_again_without_our_package(tiny_mod
     assert (logits["twice"] - expected).abs().max() <= 1e-6
     for folder in ("saved", "saved-again"):
         assert sorted(path.name for path in (tmp_path / folder).glob("**/*.py")) == HUB_FILES
-        assert (tmp_path / folder / HUB_FILES[1]).read_text() == (PACKAGE / HUB_FILES[1]).read_text()
+        for name in HUB_FILES:
+            assert (tmp_path / folder / name).read_text() == (PACKAGE / "model" / name).read_text()
 
 
 @pytest.mark.parametrize("name", HUB_FILES)
-def test_a_hub_file_needs_only_torch_transformers_and_its_flat_sibling(name):
-    needed = set(get_imports(PACKAGE / name))  # as transformers reads them, docstrings included
-    assert needed <= set(sys.stdlib_module_names) | {"torch", "transformers", "huggingface_hub"}
-    siblings = {"configuration_hf_vit"} if name == "modeling_hf_vit.py" else set()
-    assert set(get_relative_imports(PACKAGE / name)) == siblings
-    nodes = [node for node in ast.walk(ast.parse((PACKAGE / name).read_text())) if isinstance(node, ast.ImportFrom)]
-    assert {(node.level, node.module) for node in nodes if node.level} == {(1, sibling) for sibling in siblings}
+def test_a_hub_file_needs_only_torch_transformers_and_its_flat_siblings(name):
+    file, siblings = PACKAGE / "model" / name, {name.removesuffix(".py") for name in HUB_FILES}
+    needed = set(get_imports(file))  # as transformers reads them, docstrings included
+    assert needed <= set(sys.stdlib_module_names) | {"torch", "transformers", "huggingface_hub", "safetensors"}
+    found = set(get_relative_imports(file))
+    assert found <= siblings
+    nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
+    assert {(node.level, node.module) for node in nodes if node.level} == {(1, sibling) for sibling in found}
+
+
+def test_the_modeling_file_imports_every_other_hub_file_itself():
+    """Earlier versions of transformers copy only what is imported directly."""
+    found = {f"{name}.py" for name in get_relative_imports(PACKAGE / "model" / "modeling_hf_vit.py")}
+    assert found == {*HUB_FILES} - {"modeling_hf_vit.py"}
 
 
 def test_no_test_reaches_the_network():

@@ -13,7 +13,7 @@ from transformers import ViTForImageClassification
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_vit import HFViTBackbone
-from hf_vit.modeling_hf_vit import Merging, match, merge
+from hf_vit.model.token_merging import TokenMerging, bipartite_soft_matching, merge_tokens
 
 
 HOUSE = Path(__file__).parents[1]
@@ -92,8 +92,8 @@ def sizes_of(vit, images):
 def test_one_layer_merges_as_a_slow_computation_does(num_tokens, num_prefix, r):
     key, tokens = torch.randn(3, 4, num_tokens, 8), torch.randn(3, num_tokens, 32)
     sizes = torch.randint(1, 5, (3, num_tokens, 1)).float()
-    target = match(key.mean(dim=1), num_prefix, r)
-    merged, totals = merge(tokens, sizes, target, num_tokens - r)
+    target = bipartite_soft_matching(key.mean(dim=1), num_prefix, r)
+    merged, totals = merge_tokens(tokens, sizes, target, num_tokens - r)
     for image in range(3):
         expected, total = slow_merge(tokens[image], sizes[image, :, 0].tolist(), key[image], num_prefix, r)
         torch.testing.assert_close(merged[image], expected)
@@ -133,7 +133,7 @@ def test_sizes_sum_to_the_tokens_of_every_image_and_tokens_before_the_patches_st
 
 
 def test_tokens_before_the_patches_are_not_merged_even_where_all_keys_are_the_same():
-    merging = Merging(num_prefix=3)
+    merging = TokenMerging(num_prefix=3)
     merging.key = torch.ones(2, 4, 3 + 16, 8)
     tokens = torch.randn(2, 3 + 16, 32)
     merged = merging(tokens, 8)

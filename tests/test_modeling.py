@@ -32,7 +32,8 @@ from transformers import initialization as init
 
 import hf_vit
 from hf_vit import HFViTConfig, HFViTForImageClassification, HFViTModel
-from hf_vit.modeling_hf_vit import HFViTDropPath, sincos_2d
+from hf_vit.model.modeling_hf_vit import HFViTDropPath
+from hf_vit.model.positions import sincos_2d
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ def test_the_sincos_table_survives_loading_bit_for_bit(tiny_model, tmp_path):
     model = tiny_model(position_embedding="sincos2d", image_size=(12, 20))
     model.save_pretrained(tmp_path)
     loaded = HFViTForImageClassification.from_pretrained(tmp_path)
-    assert torch.equal(loaded.vit.embeddings.positions((3, 5))[1], sincos_2d((3, 5), 32))
+    assert torch.equal(loaded.vit.embeddings.interpolate_pos_encoding((3, 5))[1], sincos_2d((3, 5), 32))
     assert not any("position" in name for name in load_file(tmp_path / "model.safetensors"))
 
 
@@ -232,7 +233,7 @@ def test_fixed_positions_are_kept_between_passes_and_no_tracer_leaves_its_own(ti
     model = tiny_model(position_embedding="sincos2d", image_size=(8, 24))
     with FakeTensorMode(allow_non_fake_inputs=True):
         model(pixels(height=8, width=24))
-    once, again = (model.vit.embeddings.positions((2, 6))[1] for _ in range(2))
+    once, again = (model.vit.embeddings.interpolate_pos_encoding((2, 6))[1] for _ in range(2))
     assert type(once) is torch.Tensor
     assert once.data_ptr() == again.data_ptr()
 

@@ -8,7 +8,7 @@ import copy
 import pytest
 import torch
 
-from hf_vit import modeling_hf_vit
+from hf_vit.model import modeling_hf_vit
 
 
 MANY, FEW = 16, 2  # images

@@ -1,7 +1,7 @@
 """The architectures of five from-scratch ViT write-ups are values of HFViTConfig: the same counts and the same numbers.
 
 Each is stated here once more in plain torch, without a line of hf_vit, and its weights are loaded under our names. Letters
-as in hf_vit/modeling_hf_vit.py. What of them no field can say: a mean pool that counts the class token among the patches, and
+as in hf_vit/model/modeling_hf_vit.py. What of them no field can say: a mean pool that counts the class token among the patches, and
 heads whose size is not D / A.
 """
 

@@ -184,9 +184,9 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
     apply_layernorm: bool = True
     reshape_hidden_states: bool = True
 
-    # Two places that hf_vit/__init__.py fills, so that this file can travel alone: the module that knows public formats
-    # (hf_vit/checkpoints.py), and what is to be imported before the first config is used.
-    checkpoints: ClassVar[Any] = None
+    # Two places that hf_vit/__init__.py fills, so that this file can travel alone: the package that knows public formats
+    # (hf_vit/formats), and what is to be imported before the first config is used.
+    formats: ClassVar[Any] = None
     prepare: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
 
     @classmethod
@@ -247,7 +247,8 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
         """As in transformers; the config.json of a known public family comes back in our terms."""
         cls.prepare()
-        loading = kwargs.pop("_loading", "")  # while a model loads: "model" or "classifier"
+        # While a model loads: its CheckpointSource, and "model" or "classifier".
+        source, task = kwargs.pop("_source", None), kwargs.pop("_task", "")
         kwargs.pop("trust_remote_code", None)  # this class is the code: transformers would warn of it
         download = dict(kwargs)
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
@@ -258,7 +259,6 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
                 f"{pretrained_model_name_or_path} has no config.json: give a folder or repo with a saved model"
             )
         if config_dict.get("model_type") == cls.model_type:
-            config_dict.pop("_origin", None)  # not to be had from a file
             return config_dict, kwargs
         if (
             "model_type" not in config_dict and "architecture" not in config_dict
@@ -266,12 +266,13 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
             raise ValueError(
                 f"config.json of {pretrained_model_name_or_path} has no model_type: it is of no known format"
             )
-        if cls.checkpoints is None:
+        if cls.formats is None:
             raise ValueError(
                 f"{pretrained_model_name_or_path} is not in the format of hf_vit, and this copy of the model's code stands "
                 "alone: install the package hf_vit to read other formats"
             )
-        return cls.checkpoints.translate(config_dict, loading, pretrained_model_name_or_path, download), kwargs
+        path = pretrained_model_name_or_path
+        return cls.formats.translate_config(config_dict, path, download, task, source), kwargs
 
     @classmethod
     def _dict_from_json_file(cls, json_file):
@@ -295,14 +296,10 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         asked = kwargs.get("num_labels")
         if {"id2label", "label2id"} & set(fields) or asked not in (None, len(config_dict.get("id2label") or ())):
             config_dict = {k: v for k, v in config_dict.items() if k not in ("id2label", "label2id")}
-        origin = config_dict.pop("_origin", None)
         misspelt = [key for key in kwargs if closest_field(key, cutoff=0.85) and not hasattr(cls, key)]
         if misspelt and not kwargs.get("return_unused_kwargs"):
             raise ValueError(no_such_field(misspelt[0]))
-        result = super().from_dict({**config_dict, **fields}, **kwargs)
-        if origin is not None:  # only while a model loads, which takes it off again
-            (result[0] if isinstance(result, tuple) else result)._origin = origin
-        return result
+        return super().from_dict({**config_dict, **fields}, **kwargs)
 
     def validate_architecture(self):
         """Raise ValueError for numbers that do not fit each other; models call it again before they are built."""

@@ -1,0 +1,456 @@
+"""Strict loading: every difference between checkpoint and model is explained in one log line, or is an error.
+
+`from_pretrained` reads the config, `add_conversion_rules` renames tensors of public formats, transformers loads them,
+`check_loading_info` accounts for what is missing or left over, and `resize_input` (resizing.py) adapts the weights to other images.
+"""
+
+import copy
+import dataclasses
+import json
+import logging as python_logging
+import os
+import pickle
+import re
+from collections import defaultdict
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from zipfile import BadZipFile
+
+import torch
+from safetensors import SafetensorError
+from transformers import PreTrainedConfig
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.modeling_utils import PreTrainedModel, load_state_dict
+from transformers.utils import logging
+from transformers.utils.peft_utils import find_adapter_config_file
+
+from .configuration_hf_vit import AUTO_MAP, no_such_field
+from .resizing import INPUT_FIELDS
+
+
+logger = logging.get_logger(__name__)
+
+
+@dataclasses.dataclass
+class CheckpointSource:
+    """Where weights come from, how they are read, and what the log line will say about them.
+
+    Args:
+        name: the file, folder or repo.
+        family: the public format, a key of `hf_vit.formats.FAMILIES`; None for our own.
+        notes: phrases of the log line.
+        ignored: a regular expression for tensors that a ViT has no use for; this one matches none.
+        reset_mismatched: whether `ignore_mismatched_sizes=True` was passed.
+    """
+
+    name: str
+    family: str | None = None
+    notes: list[str] = dataclasses.field(default_factory=list)
+    ignored: str = "$^"
+    reset_mismatched: bool = False
+
+
+# transformers calls `_load_pretrained_model` and `_finalize_model_loading` without a way to hand them more.
+CURRENT_SOURCE: ContextVar[CheckpointSource] = ContextVar("current_source")
+
+
+class LoadingMixin:
+    """`from_pretrained`, `from_checkpoint`, `save_pretrained` and `to_transformers` of every model."""
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *model_args, output_loading_info=False, **kwargs):
+        """Load our own repos and every public format in `hf_vit/formats`; arguments as in transformers.
+
+        `image_size=`, `patch_size=` and `num_channels=` may differ from the checkpoint: its weights are then adapted, see
+        `resize_input`. So may `num_labels=`: only the head is then reset. `ignore_mismatched_sizes=True` resets every tensor
+        of another shape, and a subclass with a head of its own starts from any base checkpoint. One log line says what was done.
+
+        Raises:
+            ValueError: if any other tensor is missing, unexpected, duplicate, mis-shaped or not finite (see `non_finite`),
+                with its name; or if a file is truncated, or holds more than tensors.
+        """
+        if pretrained_model_name_or_path is not None and os.path.isfile(pretrained_model_name_or_path):
+            raise ValueError(
+                f"{pretrained_model_name_or_path} is a file: from_pretrained takes a folder or a repo, from_checkpoint a file"
+            )
+        kwargs.pop("trust_remote_code", None)  # this class is the code; transformers would warn
+        reset_mismatched = kwargs.pop("ignore_mismatched_sizes", False)  # a head is reset without it
+        if kwargs.get("config") is None:
+            pretrained_model_name_or_path = use_adapter_config(cls, pretrained_model_name_or_path, kwargs)
+        name = "the given state_dict" if pretrained_model_name_or_path is None else str(pretrained_model_name_or_path)
+        source = CheckpointSource(name, reset_mismatched=reset_mismatched)
+        sizes = plan_input_sizes(cls, pretrained_model_name_or_path, kwargs, source)
+        with silence_load_report(), readable_errors(name), loading_from(source):
+            model, info = super().from_pretrained(
+                pretrained_model_name_or_path,
+                *model_args,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **kwargs,
+            )
+        if getattr(model, "_hf_peft_config_loaded", False):  # info is then about the adapter, not its base
+            wrong = {*info["missing_keys"], *info["unexpected_keys"], *(name for name, *_ in info["mismatched_keys"])}
+            if wrong:
+                raise ValueError(
+                    f"the adapter {pretrained_model_name_or_path} does not fit its base model: {', '.join(sorted(wrong)[:5])}"
+                )
+        finish_loading(model, source, sizes)
+        return (model, info) if output_loading_info else model
+
+    @classmethod
+    def from_checkpoint(cls, file, **overrides):
+        """Load one raw file without a config: Google's JAX `.npz`, timm, torchvision, original DINO, DINOv2, DeiT, MAE.
+
+        Args:
+            file: path of an `.npz`, `.safetensors`, `.pth`, `.pt` or `.bin` file.
+            overrides: fields of HFViTConfig. The shapes of the tensors give most of them. The rest is assumed as the format
+                has it, named in the log line, and may be overridden (`num_attention_heads=`, `hidden_act=`, `pooling=`,
+                `dtype=`). `image_size=`, `patch_size=` and `num_channels=` adapt the weights; where the positions make no
+                square grid, `image_size=` says what grid they make.
+
+        Raises:
+            ValueError: for an unknown format, and as `from_pretrained`.
+        """
+        with readable_errors(file):
+            formats = installed_formats(cls, "read raw files")
+            config, state_dict, sizes, source = formats.read_raw(file, cls.is_classifier, overrides)
+        with silence_load_report(), loading_from(source):
+            model, _ = super().from_pretrained(
+                None, config=config, state_dict=state_dict, output_loading_info=True, ignore_mismatched_sizes=True
+            )
+        model.config.name_or_path = str(file)
+        finish_loading(model, source, sizes)
+        return model
+
+    def save_pretrained(self, save_directory, *args, **kwargs):
+        """As in transformers; the folder's config.json then names every public class for the Auto classes."""
+        if self._auto_class is not None and is_ours(self):
+            self.config.auto_map = {**(getattr(self.config, "auto_map", None) or {}), **AUTO_MAP}
+        super().save_pretrained(save_directory, *args, **kwargs)
+
+    def to_transformers(self):
+        """The native transformers model with the same tokens and logits, such as a ViTForImageClassification.
+
+        Weights are copied. The pooled vector is the same too where the native model has one. What matters only in training
+        (dropout, stochastic depth) is kept as far as the native config has a field for it.
+
+        Raises:
+            ValueError: naming the fields that no native architecture can express.
+        """
+        return installed_formats(type(self), "convert models").to_transformers(self)
+
+    @staticmethod
+    def _load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs):
+        """As in transformers, with the renaming rules of the checkpoint's family; no tensor may come from two sources."""
+        source = CURRENT_SOURCE.get()
+        if load_config.pretrained_model_name_or_path is not None:  # of an adapter its base
+            source.name = str(load_config.pretrained_model_name_or_path)
+        load_config = add_conversion_rules(model, state_dict, checkpoint_files, load_config, source)
+        return PreTrainedModel._load_pretrained_model(
+            model, state_dict, checkpoint_files, load_config, *args, **kwargs
+        )
+
+    @staticmethod
+    def _finalize_model_loading(model, load_config, loading_info):
+        source = CURRENT_SOURCE.get()
+        if loading_info.conversion_errors:
+            name, error = next(iter(loading_info.conversion_errors.items()))  # a traceback, what was raised, and where
+            raise ValueError(f"{source.name} cannot be read: {name} cannot be made: {error.splitlines()[-2]}")
+        loading_info = PreTrainedModel._finalize_model_loading(model, load_config, loading_info)
+        model._weight_conversions = []  # whatever was read, our own names are written
+        check_loading_info(model, loading_info.to_dict(), source)
+        return loading_info
+
+
+@contextmanager
+def loading_from(source: CheckpointSource):
+    """What `CURRENT_SOURCE` is while a model loads."""
+    token = CURRENT_SOURCE.set(source)
+    try:
+        yield
+    finally:
+        CURRENT_SOURCE.reset(token)
+
+
+def installed_formats(cls, purpose: str):
+    """The package `hf_vit.formats`, or a ValueError if only the copied model code is there."""
+    cls.config_class.prepare()
+    if cls.config_class.formats is None:
+        raise ValueError(f"this copy of the model's code stands alone: install the package hf_vit to {purpose}")
+    return cls.config_class.formats
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The config
+
+
+def base_of_adapter(path, kwargs) -> str | None:
+    """The base checkpoint of a PEFT adapter; None if `path` is no adapter, or has a whole model beside it."""
+    if path is None or os.path.isfile(os.path.join(path, "model.safetensors")):
+        return None
+    names = ("cache_dir", "revision", "token", "local_files_only")
+    file = find_adapter_config_file(path, **{name: kwargs[name] for name in names if name in kwargs})
+    return None if file is None else json.loads(Path(file).read_text())["base_model_name_or_path"]
+
+
+def use_adapter_config(cls, path, kwargs: dict):
+    """The path of the checkpoint to load: of an adapter its base, whose config is then the one beside the adapter."""
+    base = base_of_adapter(path, kwargs)
+    if base is None:
+        return path
+    try:
+        config = cls.config_class.from_pretrained(path)
+    except OSError:  # PEFT alone saves no config.json
+        return path
+    if "num_labels" in kwargs:
+        raise ValueError("an adapter comes with a head for its own labels: leave num_labels= out")
+    for name in [name for name in kwargs if name in config.__dataclass_fields__ and name != "dtype"]:
+        setattr(config, name, kwargs.pop(name))
+    kwargs["config"] = config
+    kwargs["adapter_kwargs"] = {"_adapter_model_path": path}
+    return base
+
+
+def plan_input_sizes(cls, path, kwargs: dict, source: CheckpointSource) -> dict:
+    """The sizes that the loaded model is adapted to; `kwargs` then load it with those of the checkpoint."""
+    config, task = kwargs.get("config"), "classifier" if cls.is_classifier else "model"
+    if not isinstance(config, PreTrainedConfig):
+        kwargs["_source"], kwargs["_task"] = source, task  # for HFViTConfig.get_config_dict
+        return {name: kwargs.pop(name) for name in INPUT_FIELDS if name in kwargs}
+    if config.model_type != cls.config_class.model_type:
+        raise ValueError(f"config is a {type(config).__name__}; leave it out, or pass an HFViTConfig")
+    if both := [name for name in kwargs if name in config.__dataclass_fields__ and name != "dtype"]:
+        raise ValueError(f"config= and {both[0]}= are both given: set {both[0]} in the config")
+    if path is not None:
+        with suppress(OSError):  # a folder without config.json holds what the given config says
+            fields, _ = cls.config_class.get_config_dict(path, _source=source, _task=task, **kwargs)
+            stored = cls.config_class.from_dict(fields)
+            kwargs["config"] = copy.deepcopy(config)
+            for name in INPUT_FIELDS:
+                setattr(kwargs["config"], name, getattr(stored, name))
+    return {name: getattr(config, name) for name in INPUT_FIELDS}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The tensors
+
+
+def add_conversion_rules(model, state_dict, checkpoint_files, load_config, source: CheckpointSource):
+    """The load_config with the renaming rules of the checkpoint's family; no tensor may come from two sources."""
+    if source.family is not None:
+        family = model.config_class.formats.FAMILIES[source.family]
+        rules = [*family.rules_for(model.config), *load_config.weight_mapping]
+        if family.prefix not in ("", model.base_model_prefix):
+            rules.insert(0, WeightRenaming(rf"^{family.prefix}\.", ""))
+        load_config = dataclasses.replace(load_config, weight_mapping=rules)
+        source.ignored = family.ignored or source.ignored
+    tensors = list_tensors(state_dict, checkpoint_files, source)
+    stored = sum(tensor.numel() for _, tensor in tensors)
+    wanted = sum(tensor.numel() for name, tensor in model.named_parameters() if not name.startswith("classifier."))
+    if wanted > 4 * stored + 2**24:  # said before memory is taken for what is missing
+        raise ValueError(
+            f"the config of {source.name} describes a model of {wanted:,} numbers, its files hold {stored:,}: they do not belong "
+            "together"
+        )
+    renamings = [rule for rule in load_config.weight_mapping if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in load_config.weight_mapping if isinstance(rule, WeightConverter)]
+    known, renamed = model.state_dict(), 0
+    sources = defaultdict(list)  # target name -> [(converter's pattern or None, name in the file), ...]
+    for name, tensor in tensors:
+        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, known)
+        if target not in known and name in known:  # one of our names that a rule matched, as transformers decides too
+            target, pattern = name, None
+        if tensor.numel() == 0:  # what a native model without registers holds
+            source.ignored += f"|{re.escape(target)}$"
+        if target in known:
+            sources[target].append((pattern, name))
+            renamed += target.removeprefix("vit.") != name.removeprefix("vit.")
+    for target, found in sources.items():
+        patterns = [pattern for pattern, _ in found]
+        if len(found) > 1 and (None in patterns or len(set(patterns)) < len(patterns)):
+            raise ValueError(
+                f"{source.name} holds {target} {len(found)} times, as {' and '.join(sorted(name for _, name in found))}: "
+                "leave one of them in the file"
+            )
+    if source.family is not None:
+        source.notes.insert(0, f"read as {source.family}, {renamed} of {len(tensors)} tensors renamed")
+    return load_config
+
+
+def list_tensors(state_dict, checkpoint_files, source: CheckpointSource) -> list[tuple[str, torch.Tensor]]:
+    """Names and tensors of a checkpoint, those of files on the meta device; files outside of a local folder are refused."""
+    if state_dict is not None:
+        return list(state_dict.items())
+    tensors, folder = [], os.path.normpath(source.name)
+    for file in checkpoint_files:
+        if os.path.isdir(folder) and not os.path.normpath(file).startswith(os.path.join(folder, "")):
+            raise ValueError(
+                f"the index of {source.name} names {file}, which lies outside: the repository is not to be trusted"
+            )
+        try:
+            tensors += load_state_dict(file, map_location="meta").items()
+        except (KeyError, IndexError, TypeError, AttributeError, UnicodeDecodeError) as error:  # of the unpickler
+            raise ValueError(f"{file} is no checkpoint: wanted a dict of tensors as torch.save writes it") from error
+    return tensors
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What is missing or left over
+
+
+def check_loading_info(model, info: dict, source: CheckpointSource):
+    """Explain every difference between checkpoint and model in a note for the log line, or raise ValueError."""
+    missing, unexpected = set(info["missing_keys"]), set(info["unexpected_keys"])
+    mismatched = {name: (tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"]}
+    accept_new_head(model, missing, mismatched, source)
+    without_pooler = source.family is not None or any(name.startswith("classifier.") for name in unexpected)
+    if missing == {"pooler.dense.weight", "pooler.dense.bias"} and without_pooler:
+        model.pooler = model.config.pooler_act = None
+        source.notes.append("no pooler in the checkpoint: pooler_output is the pooled token itself")
+        missing = set()
+    unexpected -= accept_left_out(model, missing, unexpected, source)
+    if mismatched and source.reset_mismatched:
+        source.notes.append(
+            f"{', '.join(sorted(mismatched))} of another shape reset, as ignore_mismatched_sizes=True asks"
+        )
+        mismatched = {}
+
+    wrong = [f"{name} is missing" for name in sorted(missing)]
+    wrong += [f"{name} is not known to the model" for name in sorted(unexpected)]
+    wrong += [f"{name} has shape {found}, the model {wanted}" for name, (found, wanted) in sorted(mismatched.items())]
+    advice = (
+        "Only the classifier may differ, and image_size, patch_size and num_channels are adapted: check that the other "
+        "sizes asked for are those of the checkpoint, and that config.json and file are whole. ignore_mismatched_sizes=True "
+        "resets what has another shape"
+    )
+    if not wrong:
+        advice = "Save it again from a run that did not diverge"
+        plain = {name: tensor for name, tensor in model.state_dict().items() if type(tensor) is torch.Tensor}
+        found = non_finite({name: t for name, t in plain.items() if t.is_floating_point() and not t.is_meta})
+        wrong = [f"{name} holds NaN or infinity" for name in found]
+    if wrong:
+        more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise ValueError(
+            f"the weights of {source.name} do not fit {type(model).__name__}: {'; '.join(wrong[:5])}{more}. {advice}"
+        )
+
+
+def accept_new_head(model, missing: set, mismatched: dict, source: CheckpointSource):
+    """Take a missing or mis-shaped head off both; it is reset as a whole, and half a head is a broken file."""
+    head = {name for name in missing | set(mismatched) if name.startswith(("classifier.", "pre_logits."))}
+    classifier, pre_logits = ({f"{part}.weight", f"{part}.bias"} for part in ("classifier", "pre_logits"))
+    if head not in (classifier, classifier | pre_logits):
+        return
+    found = mismatched["classifier.weight"][0][0] if "classifier.weight" in mismatched else "none"
+    part = "classifier" if head == classifier else "classifier and pre_logits"
+    source.notes.append(f"{part} reset to {model.config.num_labels} labels (the checkpoint has {found})")
+    missing -= head
+    for name in head & set(mismatched):
+        del mismatched[name]
+
+
+def accept_left_out(model, missing: set, unexpected: set, source: CheckpointSource) -> set[str]:
+    """The unexpected tensors that this model may leave out; heads of a subclass are taken off `missing`."""
+    unused = r"classifier\.(weight|bias)|pre_logits\.(weight|bias)|(vit\.)?pooler\.dense\.(weight|bias)"
+    if getattr(model.base_model, "attention_pooling", None) is None:
+        unused += r"|(vit\.)?attention_pooling\..+"
+    left_out = {name for name in unexpected if re.fullmatch(unused, name)}
+    if not is_ours(model):  # a subclass, with a head of its own
+        left_out |= {name for name in unexpected if not in_base_model(model, name)}
+        new = {name for name in missing if not in_base_model(model, name)}
+        if new:
+            source.notes.append(f"newly initialised {count_tensors({name.partition('.')[0] for name in new}, new)}")
+        missing -= new
+    foreign = {name for name in unexpected - left_out if re.match(source.ignored, name)}
+    if left_out | foreign:
+        parts = {name.removeprefix("vit.").partition(".")[0] for name in left_out}
+        parts |= {re.match(source.ignored, name).group().strip("./") for name in foreign}
+        source.notes.append(f"left out {count_tensors(parts, left_out | foreign)}")
+    return left_out | foreign
+
+
+def is_ours(model) -> bool:
+    """Whether its class is one of modeling_hf_vit.py, and not a subclass."""
+    return type(model).__module__.rpartition(".")[2] == "modeling_hf_vit"
+
+
+def in_base_model(model, name: str) -> bool:
+    """Whether a tensor belongs to the base model, and not to a head."""
+    parts = r"(embeddings|layers|layernorm|attention_pooling|pooler)\."
+    return bool(re.match(parts if model.base_model is model else rf"{model.base_model_prefix}\.", name))
+
+
+def count_tensors(parts: set[str], tensors: set[str]) -> str:
+    """Modules, and how many tensors of them are meant."""
+    return f"{', '.join(sorted(parts))} ({len(tensors)} tensor{'s' * (len(tensors) > 1)})"
+
+
+def non_finite(tensors: dict[str, torch.Tensor]) -> list[str]:
+    """Names of tensors with NaN or infinity.
+
+    Of more than 2^14 numbers only the first and last 2^13 are looked at: files are memory-mapped, and reading all of them
+    takes longer than loading. A run that diverged has them everywhere.
+    """
+
+    def ends(tensor):
+        numbers = tensor.flatten()
+        return torch.cat([numbers[: 2**13], numbers[-(2**13) :]]) if numbers.numel() > 2**14 else numbers
+
+    sampled = {name: ends(tensor).float() for name, tensor in tensors.items()}
+    devices = {numbers.device for numbers in sampled.values()}
+    joined = [torch.cat([each for each in sampled.values() if each.device == device]) for device in devices]
+    if all(numbers.isfinite().all() for numbers in joined):  # one answer to wait for
+        return []
+    return [name for name, numbers in sampled.items() if not numbers.isfinite().all()]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Messages
+
+
+@contextmanager
+def silence_load_report():
+    """Silence transformers' loading table: our log line says what happened, or an error does."""
+    table = python_logging.getLogger("transformers.modeling_utils")
+    keep = lambda record: "LOAD REPORT" not in record.getMessage()
+    table.addFilter(keep)
+    try:
+        yield
+    finally:
+        table.removeFilter(keep)
+
+
+@contextmanager
+def readable_errors(name):
+    """What libraries say about broken files and misspelt arguments, as one ValueError that says what to do."""
+    try:
+        yield
+    except TypeError as error:
+        misspelt = re.search(r"__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+        if misspelt is None:
+            raise
+        raise ValueError(no_such_field(misspelt.group(1))) from error
+    except (EOFError, pickle.UnpicklingError, SafetensorError, BadZipFile, RuntimeError) as error:
+        if isinstance(error, EOFError):
+            reason = "the file is empty"
+        elif isinstance(error, pickle.UnpicklingError):
+            what = re.search(r"GLOBAL (\S+)", str(error))
+            what = f" ({what.group(1)})" if what is not None else ", or is no checkpoint"
+            reason = f"it holds more than tensors{what}, and none of that was run"
+        elif not isinstance(error, RuntimeError) or "PytorchStreamReader" in str(error):
+            reason = (
+                f"the file is not whole, or no checkpoint ({type(error).__name__}: {str(error).partition('. ')[0]})"
+            )
+        else:
+            raise
+        raise ValueError(
+            f"{name} cannot be read: {reason}. Fetch it again, or save its tensors as safetensors"
+        ) from error
+
+
+def finish_loading(model, source: CheckpointSource, sizes: dict):
+    """Adapt the loaded model to the sizes asked for, and log what was done in one line."""
+    notes = source.notes + (model.resize_input(**sizes) if sizes else [])
+    if notes:
+        logger.warning(f"{type(model).__name__} from {source.name}: {'; '.join(notes)}.")
