@@ -1277,12 +1277,27 @@ class HFViTBackbone(BackboneMixin, HFViTModel):
 
 
 def base_of_adapter(source, kwargs) -> str | None:
-    """The checkpoint that a PEFT adapter goes on top of; None where `source` is no adapter, or a whole model beside one."""
+    """The checkpoint that a PEFT adapter goes on top of; None where `source` is no adapter, or a whole model beside one.
+
+    Raises:
+        ValueError: if the adapter does not name it.
+    """
     if source is None or os.path.isfile(os.path.join(source, "model.safetensors")):
         return None
     names = ("cache_dir", "revision", "token", "local_files_only")
     file = find_adapter_config_file(source, **{name: kwargs[name] for name in names if name in kwargs})
-    return None if file is None else json.loads(Path(file).read_text())["base_model_name_or_path"]
+    if file is None:
+        return None
+    try:
+        base = json.loads(Path(file).read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (ValueError, KeyError, TypeError, RecursionError):  # no JSON, no such key, no dict
+        base = None
+    if not isinstance(base, str) or not base:
+        raise ValueError(
+            f"adapter_config.json of {source} does not say which model the adapter goes on top of: wanted a Hub id or folder as "
+            "base_model_name_or_path"
+        )
+    return base
 
 
 RESET_MISMATCHED = ContextVar(
@@ -1365,8 +1380,10 @@ def with_rules(model, state_dict, checkpoint_files, load_config):
         origin.leaves_out = family.leaves_out or origin.leaves_out
     tensors = list((state_dict or {}).items())
     for file in checkpoint_files if state_dict is None else ():
-        folder = os.path.normpath(origin.source)
-        if os.path.isdir(folder) and not os.path.normpath(file).startswith(os.path.join(folder, "")):
+        folder = os.path.abspath(
+            origin.source
+        )  # of "." too; links are not resolved, for those of the Hub's cache lead out
+        if os.path.isdir(folder) and not os.path.abspath(file).startswith(os.path.join(folder, "")):
             raise ValueError(
                 f"the index of {origin.source} names {file}, which lies outside: the repository is not to be trusted"
             )
