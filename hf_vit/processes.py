@@ -38,13 +38,12 @@ def _look_out(store, over: threading.Event):
         try:
             if not store.check([FAILED]):
                 continue
-            first = store.get(FAILED).decode()
+            _tell(store.get(FAILED).decode())
             store.add(HEARD, 1)
         except RuntimeError:  # the process that held the store is gone
-            first = "0 gone without a word"
-        if not over.is_set():
-            _tell(first)
-            os._exit(1)
+            if over.is_set():
+                return
+        os._exit(1)
 
 
 def _tell(failure: str):
