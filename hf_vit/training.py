@@ -14,7 +14,6 @@ import torch
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import LoggerType
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
-from PIL import Image as PILImage
 from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import (
@@ -29,9 +28,11 @@ from . import metrics
 from .augment import normalize
 from .crops import eval_resize
 from .data import ImageForm, image_form, match_labels
-from .model.configuration_hf_vit import HFViTConfig, as_pair
+from .model.configuration_hf_vit import HFViTConfig, as_pair, labels_by_id
+from .model.loading import base_of_adapter
 from .model.modeling_hf_vit import HFViTForImageClassification, HFViTLayer
 from .muon import Muon
+from .timm_processor import timm_processor
 
 
 logger = logging.get_logger(__name__)
@@ -184,7 +185,7 @@ class Teacher:
     """
 
     def __init__(self, checkpoint: str, labels: list[str], form: ImageForm, device):
-        self.model = load_classifier(checkpoint).to(device).eval().requires_grad_(False)
+        self.model = load_classifier(checkpoint, dtype=torch.float32).to(device).eval().requires_grad_(False)
         self.own, self.students = image_form(load_processor(checkpoint), self.model.config), form
         try:
             columns = match_labels(torch.arange(len(labels)), labels, self.model.config.id2label)
@@ -219,15 +220,9 @@ class Teacher:
 
 def load_processor(checkpoint: str):
     """The image processor of a checkpoint; of a timm repo, what its `pretrained_cfg` says; else, with a warning, ViT's own."""
-    timm = PreTrainedConfig.get_config_dict(checkpoint)[0].get("pretrained_cfg")
-    if timm is not None:
-        side = timm["input_size"][-2:]
-        return ViTImageProcessorPil(
-            size={"height": side[0], "width": side[1]},
-            resample=PILImage.Resampling[timm.get("interpolation", "bicubic").upper()],
-            image_mean=list(timm["mean"]),
-            image_std=list(timm["std"]),
-        )
+    config = PreTrainedConfig.get_config_dict(checkpoint)[0]
+    if config.get("pretrained_cfg") is not None:
+        return timm_processor(config["pretrained_cfg"], checkpoint)
     try:
         return AutoImageProcessor.from_pretrained(checkpoint)
     except OSError:
@@ -251,9 +246,19 @@ def build_model(
 ):
     """A model with a head for `labels`, and its image processor: from `checkpoint`, else from scratch as `preset` says.
 
-    The head of a checkpoint is kept only where it was trained for these labels in this order. Its image processor says how
-    images are resized and cut, unless `eval_crop` does (`crops.eval_resize`).
+    Weights are float32, whatever the checkpoint holds: most steps are too small to change a bfloat16 or float16 number
+    ("Mixed Precision Training", arXiv 1710.03740, section 3.1). The head of a checkpoint is kept only where it was trained for
+    these labels in this order. Its image processor says how images are resized and cut, unless `eval_crop` does
+    (`crops.eval_resize`).
+
+    Raises:
+        ValueError: if a weight is not finite, or `overrides` ask for another type.
     """
+    if asked := {"dtype", "torch_dtype"} & set(overrides):
+        raise ValueError(
+            f"config_overrides: {asked.pop()} cannot be chosen, weights are trained in float32; --mixed_precision says what "
+            "their products are computed in"
+        )
     fields = dict(overrides) if image_size is None else {**overrides, "image_size": image_size}
     fields["id2label"] = dict(enumerate(labels))
     if checkpoint is None:
@@ -261,7 +266,8 @@ def build_model(
         source = ViTImageProcessorPil()
     else:
         before = HFViTConfig.from_pretrained(checkpoint).id2label
-        model = HFViTForImageClassification.from_pretrained(checkpoint, **fields)
+        model = HFViTForImageClassification.from_pretrained(checkpoint, dtype=torch.float32, **fields)
+        check_weights(model, checkpoint)
         if list(before.values()) != labels:
             nn.init.zeros_(model.classifier.weight)
             nn.init.zeros_(model.classifier.bias)
@@ -389,11 +395,42 @@ def model_folder(checkpoint: str) -> str:
     return str(inside) if inside.is_dir() and not (Path(checkpoint) / "config.json").exists() else checkpoint
 
 
-def load_classifier(checkpoint: str):
-    """Any `AutoModelForImageClassification`, or the base and adapter that a LoRA run saved."""
-    config = HFViTConfig.get_config_dict(checkpoint)[0] if Path(checkpoint, "adapter_config.json").is_file() else {}
+def load_classifier(checkpoint: str, **how):
+    """Any `AutoModelForImageClassification`, or the base and adapter that a LoRA run saved.
+
+    Args:
+        how: goes to `from_pretrained`, such as `dtype=`.
+
+    Raises:
+        ValueError: if a weight is not finite, a class has no name, or an adapter no base.
+    """
+    config = {}
+    if Path(checkpoint, "adapter_config.json").is_file():
+        base_of_adapter(checkpoint, {})
+        config = HFViTConfig.get_config_dict(checkpoint)[0]
     ours = config.get("model_type") == HFViTConfig.model_type
-    return (HFViTForImageClassification if ours else AutoModelForImageClassification).from_pretrained(checkpoint)
+    kind = HFViTForImageClassification if ours else AutoModelForImageClassification
+    model = kind.from_pretrained(checkpoint, **how)
+    model.config.id2label = labels_by_id(model.config.id2label)
+    check_weights(model, checkpoint)
+    return model
+
+
+def check_weights(model: nn.Module, source: str):
+    """Raise ValueError if a number of a weight is NaN or infinite. `from_pretrained` looks at the ends of large tensors only,
+    to load in no time; here minutes of work depend on the weights, and reading all of them takes a part of a second."""
+    plain = {
+        name: weight for name, weight in model.state_dict().items() if type(weight) is torch.Tensor
+    }  # not quantised
+    plain = {
+        name: weight for name, weight in plain.items() if weight.is_floating_point() and weight.dtype.itemsize > 1
+    }
+    if found := [name for name, weight in plain.items() if not weight.isfinite().all()]:
+        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+        raise ValueError(
+            f"the weights of {source} are not finite: {', '.join(found[:5])}{more} hold NaN or infinity; take another "
+            "checkpoint, or save this one again from a run that did not diverge"
+        )
 
 
 def find_batch_size(model, compute_loss, form: ImageForm, batch_size: int, device, copies: int = 2) -> int:
@@ -477,6 +514,17 @@ def clip_gradients(accelerator, model, largest: float) -> torch.Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
+def is_fit(loss: torch.Tensor, norm: torch.Tensor, scale: float) -> torch.Tensor:
+    """Whether a step may be taken, (): its loss and gradient are finite. In float16 a gradient may overflow because the loss is
+    scaled up; the scaler then leaves the step out and halves its scale ("Mixed Precision Training", arXiv 1710.03740, section 3.2).
+    At a scale of 1, where it would have come down to from its first one within 16 such steps, that is no excuse.
+
+    Args:
+        scale: of the loss in this step, 1 where it is not scaled.
+    """
+    return loss.isfinite() & (norm.isfinite() | (scale > 1))
+
+
 class AverageModel:
     """Exponential moving average of the trained weights, `average += (1 - decay) * (weights - average)`.
 
@@ -538,7 +586,7 @@ def head_of(model) -> nn.Linear:
 
 @torch.no_grad()
 def predict(
-    model, batches, form, accelerator, count: int, features: bool = False, stopped=lambda: False
+    model, batches, form, accelerator, count: int, features: bool = False, stopped=lambda: False, split: str = ""
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Logits (n, L) in float32, or the features (n, D) that the head sees, and the row number of each, (n,) rising.
 
@@ -548,6 +596,10 @@ def predict(
         batches: this process's share, dicts of `images` uint8 (b, C, H, W) and `index` (b,); shares do not overlap.
         form: the `data.ImageForm` of the model's images.
         stopped: is asked before each batch; None is returned where it is True on any process.
+        split: what the images are, for the error.
+
+    Raises:
+        ValueError: if no image can be read, or if a logit or feature is not finite.
     """
     was_training = model.training
     model.eval()
@@ -589,7 +641,41 @@ def predict(
     if not seen.any():
         raise ValueError(f"none of the {count} images to score can be read")
     rows = seen.nonzero().flatten()
-    return table[rows].cpu(), rows.cpu()
+    values = table[rows].cpu()
+    check_answers(values, split)
+    return values, rows.cpu()
+
+
+def check_answers(values: torch.Tensor, split: str = ""):
+    """Raise ValueError if a row of logits or features (n, L) is not finite: argmax would take NaN for an answer."""
+    wrong = int((~values.isfinite().all(dim=1)).sum())
+    if wrong:
+        where = f" of {split}" if split else ""
+        raise ValueError(
+            f"the model gives NaN or infinity for {wrong:,} of {len(values):,} images{where}, which cannot be scored: try "
+            "--mixed_precision no; if it does the same, look at these images, or take weights of an earlier step"
+        )
+
+
+# How far apart two computations of the same logits may be, in parts of the largest one, by --mixed_precision. Other batch
+# sizes have other kernels, and a sum in another order differs by some units in the last place: 2^-24 of float32 (2^-11 where a
+# GPU computes in TF32), 2^-11 of float16, 2^-8 of bfloat16, times a few for the layers that it passes.
+LOGITS_TOLERANCE = {"no": 1e-3, "fp16": 1e-2, "bf16": 6e-2}
+
+
+@torch.no_grad()
+def logits_apart(model, images: torch.Tensor, logits: torch.Tensor, form: ImageForm, accelerator) -> float:
+    """How far the logits of a saved model are from those that were scored, in parts of the largest of these.
+
+    Args:
+        model: as `load_classifier` gives it back.
+        images: uint8 (n, C, H, W), scored ones.
+        logits: (n, L), what was scored.
+    """
+    model = model.to(accelerator.device).eval()
+    with accelerator.autocast():
+        again = model(normalize(images.to(accelerator.device), form)).logits.float().cpu()  # (n, L)
+    return float((again - logits).abs().max() / logits.abs().max().clamp_min(1e-6))
 
 
 @functools.cache
@@ -612,7 +698,12 @@ def _answers(logits, labels) -> dict[str, np.ndarray]:
 
 def score(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
     """Logits (n, L) and class indices (n,) -> accuracy, top5_accuracy (of more than five classes), balanced_accuracy, macro_f1,
-    calibration_error (all in [0, 1], see hf_vit/metrics) and loss, the mean cross-entropy."""
+    calibration_error (all in [0, 1], see hf_vit/metrics) and loss, the mean cross-entropy.
+
+    Raises:
+        ValueError: if a logit is not finite.
+    """
+    check_answers(logits)
     answers = _answers(logits, labels)
     pair = {name: answers[name] for name in ("predictions", "references")}
     scores = metric("accuracy").compute(**pair)

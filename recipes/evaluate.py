@@ -80,18 +80,18 @@ def main():
         model.set_token_merging(args.token_merging)
     form = data.image_form(training.load_processor(args.model_name_or_path), model.config)
 
-    def predict(rows, **what):
+    def predict(rows, split, **what):
         """The images of `rows`, and what `training.predict` says of them; every process has its share."""
         images = data.Images(rows, form, args.on_bad_image)
         batches = data.batches_in_order(
             len(images), args.per_device_eval_batch_size, accelerator.process_index, accelerator.num_processes
         )
         values, seen = training.predict(
-            model, data.loader(images, batches, args.num_workers), form, accelerator, len(images), **what
+            model, data.loader(images, batches, args.num_workers), form, accelerator, len(images), split=split, **what
         )
         return images.labels[seen], values, len(rows) - len(seen)
 
-    truth, logits, skipped = predict(splits["eval"])
+    truth, logits, skipped = predict(splits["eval"], scored)
     metrics, details = {}, {}
     try:
         matched = data.match_labels(truth, labels, model.config.id2label)
@@ -102,8 +102,8 @@ def main():
             raise
         accelerator.print(f"the head is not scored: {error}")
     if args.probe_split is not None:
-        _, features, _ = predict(splits["eval"], features=True)
-        train_labels, train_features, _ = predict(splits["train"], features=True)
+        _, features, _ = predict(splits["eval"], scored, features=True)
+        train_labels, train_features, _ = predict(splits["train"], args.probe_split, features=True)
         metrics |= training.probe(train_features, train_labels, features, truth)
 
     metrics |= {"images": len(truth), "skipped_images": skipped, "split": scored}

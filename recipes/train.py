@@ -59,7 +59,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
-from hf_vit import data, figures, hardware, presets, resume, sharing, training
+from hf_vit import data, figures, hardware, lives, presets, processes, resume, sharing, training
 from hf_vit.augment import as_bytes, augment, mix, normalize
 
 
@@ -77,6 +77,7 @@ def main():
         project_dir=args.output_dir,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=6))],  # one process may download for hours
     )
+    ended = processes.watch()
     hardware.shard_on_cpu(accelerator)
     hardware.keep_float32(accelerator)
     kind = accelerator.distributed_type
@@ -104,6 +105,7 @@ def main():
     finished, state, tensors = resume.begin(run, args, accelerator)
     if finished:
         say(f"{run} is finished: its results.json and model/ are there; --overwrite true trains anew")
+        processes.part(accelerator, ended)
         return accelerator.end_training()
 
     # Data: uint8 images in memory where they fit, else decoded by workers
@@ -168,8 +170,9 @@ def main():
         say(f"computing the features of {len(train_images):,} images")
         share = data.batches_in_order(len(train_images), args.per_device_eval_batch_size, rank, world)
         seen_by_head = training.predict(
-            model, data.loader(train_images, share, workers), form, accelerator, len(train_images), features=True
-        )
+            model, data.loader(train_images, share, workers), form, accelerator, len(train_images), features=True,
+            split=args.train_split,
+        )  # fmt: skip
         train_images = data.Features(train_images, *seen_by_head)
     features_seconds = time.monotonic() - features_began
     teacher = None
@@ -242,14 +245,13 @@ def main():
         ),
     }
     step, epoch, scored_step, resumed_at = 0, 0, 0, []  # resumed_at: the steps that the run was taken up at
+    starts = []  # what each life of the run ran on
     best, skipped_steps = None, []  # best: the scores of checkpoints/best-N
     # Before this start; of training, what passes until a batch is ready, and what the model and its optimizers take.
     seconds = {"training": 0.0, "scoring": 0.0, "input": 0.0, "model": 0.0, "total": 0.0}
     sums = torch.zeros(3, device=device)  # of the loss, of correct images, of images, since the last log line
     if state is not None:
         if changed := [name for name in facts if state["facts"].get(name) != facts[name]]:
-            if not accelerator.is_main_process:
-                os._exit(1)  # one sentence is enough
             fitting = state["facts"]["images_per_step"] / (world * accumulation)
             raise ValueError(
                 f"{state['folder']} does not fit: "
@@ -263,6 +265,7 @@ def main():
             state[name] for name in ("step", "epoch", "scored_step", "skipped_steps", "seconds")
         )
         resumed_at = [*state["resumed_at"], step]
+        starts = state.get("lives", [])  # a checkpoint of an earlier version has none
         if average is not None:
             average.step = state["average_step"]
         if accelerator.scaler is not None:
@@ -273,6 +276,13 @@ def main():
         if stream:
             train_images.lengths = {int(shard): length for shard, length in state["lengths"].items()}
         say(f"going on after step {step:,}, from {state['folder']}")
+    if accelerator.is_main_process:
+        rows = {"eval": eval_rows} if stream else splits  # a stream is not read twice
+        model_of_teacher = None if teacher is None else teacher.model
+        life = lives.life(step, device.type, world, accelerator.mixed_precision, model_of_teacher, rows)
+        for change in lives.changes(starts[-1], life) if starts else ():
+            say(f"WARNING: {change}: the run goes on, and may end otherwise than it would have")
+        starts = [*starts, life]
     saved_step = step
 
     say(
@@ -366,7 +376,7 @@ def main():
                 inputs = training.shrink(inputs, args.first_image_size)
             yield epoch, inputs, targets, rows
 
-    def pictures(lines, details, matrix, samples):
+    def pictures(best_model, lines, details, matrix, samples):
         """The run's pictures by their names: how it went, where it errs, what it says of single images and what it looks at."""
         yield "curves", figures.curves(lines)
         yield "confusion", figures.confusion(matrix, labels)
@@ -391,7 +401,6 @@ def main():
             titles += [figures.in_shares(targets, labels) for _, targets in shown]
             versions = [as_bytes(inputs, form) for inputs, _ in shown]
             yield "augmentations", figures.augmentations(whole, versions, titles)
-        best_model = training.load_classifier(str(run / "model")).to(device)
         captions = figures.answers(some["logits"][:4], labels)
         yield from figures.of_model(best_model, some["images"][:4], pixel_values[:4].to(device), captions).items()
 
@@ -434,6 +443,7 @@ def main():
                 "total": seconds["total"] + now - began,
             },
             "facts": facts,
+            "lives": starts,
             "config": yaml.safe_load(presets.as_yaml(args)),
         }
         resume.on_main(accelerator, lambda: resume.save_checkpoint(run, tensors, state, args.checkpoints_total_limit))
@@ -451,7 +461,7 @@ def main():
             share = data.batches_in_order(len(eval_images), args.per_device_eval_batch_size, rank, world)
             answers = training.predict(
                 model, data.loader(eval_images, share, workers), form, accelerator, len(eval_images),
-                stopped=lambda: signals.asked is not None,
+                stopped=lambda: signals.asked is not None, split=scored,
             )  # fmt: skip
             if answers is None:
                 return False
@@ -489,7 +499,7 @@ def main():
 
     def leave(code):
         signals.answer(signal.SIG_IGN)
-        accelerator.wait_for_everyone()  # who leaves first would take the connections along
+        processes.part(accelerator, ended)
         accelerator.end_training()
         if world > 1 or code:  # gloo may hang where connections are taken apart, a stream where it is read
             sys.stdout.flush()
@@ -512,6 +522,7 @@ def main():
     training_began = saved_at = logged_at = time.monotonic()
     logged_step, wanted, stopped = step, False, False  # wanted: a checkpoint
     settled = True  # whether weights, optimizers and counters are all of one step
+    processes.shorten_timeout()
     signals.training = True
     try:
         while True:
@@ -566,7 +577,8 @@ def main():
             norm = training.clip_gradients(accelerator, model, args.max_grad_norm)
 
             # What all processes must agree on: whether the step is fit to be taken, and what comes after it
-            fit = step_sums[0].isfinite() & (norm.isfinite() | (accelerator.scaler is not None))  # fp16 scales anew
+            scale = 1.0 if accelerator.scaler is None else accelerator.scaler.get_scale()
+            fit = training.is_fit(step_sums[0], norm, scale)
             if args.checkpointing_steps is None:
                 wanted = time.monotonic() - saved_at > SECONDS_BETWEEN_CHECKPOINTS
             else:
@@ -653,9 +665,16 @@ def main():
             csv.writer(file).writerows([["true class", *labels], *rows])
         log_lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         samples = load_file(run / sharing.SAMPLES)
+        best_model = training.load_classifier(str(run / "model"))
+        apart = training.logits_apart(best_model, samples["images"], samples["logits"], form, accelerator)
+        if not apart <= (tolerance := training.LOGITS_TOLERANCE[accelerator.mixed_precision]):
+            say(
+                f"WARNING: the model in {run / 'model'} does not give the logits that were scored: they differ by {apart:.2g} of "
+                f"the largest, at most {tolerance:g} was expected; do not trust the scores of this run, and report it"
+            )
         (run / "model" / "figures").mkdir()
         try:
-            for name, figure in pictures(log_lines, details, matrix, samples):
+            for name, figure in pictures(best_model, log_lines, details, matrix, samples):
                 figures.save(figure, run / "model" / "figures" / f"{name}.png")
         except Exception as error:  # hours of training are worth more than their pictures
             say(f"not all pictures could be drawn ({type(error).__name__}: {error})")
@@ -681,11 +700,13 @@ def main():
             "images_per_step": together * world,
             "skipped_steps": skipped_steps,
             "resumed_at_steps": resumed_at,
+            "lives": starts,
             "image_size": [form.height, form.width],
             "parameters": parameters,
             "trained_parameters": trained,
             "attention_query": backbone.attention_query,
             "answer": sharing.in_words(samples["logits"][0], labels),  # to example.png
+            "saved_logits_apart": apart,
             "weights_sha256": sharing.checksum(sharing.weights_of(run / "model")),
             "seed": args.seed,
             "preset": args.preset or args.model_name_or_path,
@@ -721,6 +742,6 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except (ValueError, OSError, FloatingPointError, StrictDataclassError) as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)  # a traceback would hide the sentence
-        os._exit(1) if torch.distributed.is_initialized() else sys.exit(1)
+    except Exception as error:
+        told = (ValueError, OSError, FloatingPointError, StrictDataclassError)  # a traceback would hide the sentence
+        processes.leave_after(error, in_a_sentence=isinstance(error, told))

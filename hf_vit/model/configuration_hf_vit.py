@@ -68,6 +68,25 @@ def as_pair(size) -> tuple[int, int]:
     return height, width
 
 
+def labels_by_id(id2label: dict) -> dict[int, str]:
+    """Class names in the order of their ids, whatever the order in a file and whether its ids are text or numbers.
+
+    Raises:
+        ValueError: unless the ids are 0, 1, 2, ..., each once.
+    """
+    try:
+        ids = [int(index) for index in id2label]
+    except (TypeError, ValueError):
+        ids = []
+    if sorted(ids) != list(range(len(id2label))):
+        shown = ", ".join(repr(index) for index in list(id2label)[:5]) + (", ..." if len(id2label) > 5 else "")
+        raise ValueError(
+            f"id2label has the ids {shown}; wanted each of 0 to {len(id2label) - 1} once, for the {len(id2label)} rows of the "
+            "head: give every row a name in config.json"
+        )
+    return dict(sorted(zip(ids, id2label.values(), strict=True)))
+
+
 def closest_field(name: str, cutoff: float = 0.6) -> str | None:
     """The field whose name is most like `name`; None where none is as much alike as `cutoff`, in [0, 1], asks."""
     return next(iter(difflib.get_close_matches(name, HFViTConfig.__dataclass_fields__, n=1, cutoff=cutoff)), None)
@@ -213,12 +232,13 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
             raise ValueError(no_such_field(unknown[0]))
         self.check_saved_keys(kwargs)
         if self.id2label is not None:
+            self.id2label = labels_by_id(self.id2label)
             if kwargs.get("num_labels") not in (None, len(self.id2label)):
                 raise ValueError(
                     f"num_labels is {kwargs['num_labels']} but id2label names {len(self.id2label)} labels"
                 )
             if self.label2id is None:
-                self.label2id = {label: int(index) for index, label in self.id2label.items()}
+                self.label2id = {label: index for index, label in self.id2label.items()}
         super().__post_init__(**kwargs)
         self.validate_architecture()
 

@@ -186,12 +186,27 @@ def installed_formats(cls, purpose: str):
 
 
 def base_of_adapter(path, kwargs) -> str | None:
-    """The base checkpoint of a PEFT adapter; None if `path` is no adapter, or has a whole model beside it."""
+    """The base checkpoint of a PEFT adapter; None if `path` is no adapter, or has a whole model beside it.
+
+    Raises:
+        ValueError: if the adapter does not name it.
+    """
     if path is None or os.path.isfile(os.path.join(path, "model.safetensors")):
         return None
     names = ("cache_dir", "revision", "token", "local_files_only")
     file = find_adapter_config_file(path, **{name: kwargs[name] for name in names if name in kwargs})
-    return None if file is None else json.loads(Path(file).read_text())["base_model_name_or_path"]
+    if file is None:
+        return None
+    try:
+        base = json.loads(Path(file).read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (ValueError, KeyError, TypeError, RecursionError):  # no JSON, no such key, no dict
+        base = None
+    if not isinstance(base, str) or not base:
+        raise ValueError(
+            f"adapter_config.json of {path} does not say which model the adapter goes on top of: wanted a Hub id or folder as "
+            "base_model_name_or_path"
+        )
+    return base
 
 
 def use_adapter_config(cls, path, kwargs: dict):
@@ -282,9 +297,9 @@ def list_tensors(state_dict, checkpoint_files, source: CheckpointSource) -> list
     """Names and tensors of a checkpoint, those of files on the meta device; files outside of a local folder are refused."""
     if state_dict is not None:
         return list(state_dict.items())
-    tensors, folder = [], os.path.normpath(source.name)
+    tensors, folder = [], os.path.abspath(source.name)  # links are not resolved: those of the Hub's cache lead outside
     for file in checkpoint_files:
-        if os.path.isdir(folder) and not os.path.normpath(file).startswith(os.path.join(folder, "")):
+        if os.path.isdir(folder) and not os.path.abspath(file).startswith(os.path.join(folder, "")):
             raise ValueError(
                 f"the index of {source.name} names {file}, which lies outside: the repository is not to be trusted"
             )
