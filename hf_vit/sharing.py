@@ -169,7 +169,7 @@ def write_card(
     """
     data, base_model = results["data"], yaml.safe_load(config).get("model_name_or_path")
     license = as_license(license)
-    name, where = Path(data["name"]).name or "images", repo or where or str(folder)
+    name, where = printable(Path(data["name"]).name) or "images", repo or where or str(folder)
     title = f"Vision Transformer on {name}"
     percent = lambda value: f"{100 * value:.2f}%"
     said = {
@@ -190,8 +190,8 @@ def write_card(
                 task_type="image-classification",
                 dataset_type=data.get("hub_id") or "imagefolder",
                 dataset_name=name,
-                dataset_config=data["config"],
-                dataset_split=data["scored"],
+                dataset_config=data.get("config") and printable(data["config"]),
+                dataset_split=printable(data["scored"]),
                 metric_type=kind,
                 metric_value=round(value, 6),
                 metric_name=f"{metric} (95% interval {interval})" if interval else metric,

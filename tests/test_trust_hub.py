@@ -4,9 +4,13 @@ import csv
 import io
 import json
 import os
+import random
 import re
+import resource
 import shutil
+import subprocess
 import sys
+from collections import Counter
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +19,7 @@ import pytest
 import torch
 import yaml
 from hub import Hub, check_card
+from PIL import Image
 from safetensors.torch import save_file
 from test_publish import content, one_line, publish, talking_to, with_model
 
@@ -49,6 +54,10 @@ def code_run(demo_run, randomize, tmp_path_factory):
 
 def recipe(*flags):
     publish.main(publish.parse([*map(str, flags)]))
+
+
+def run_script(line, cwd):
+    return subprocess.run([*map(str, line)], capture_output=True, text=True, cwd=cwd, timeout=200)
 
 
 def change(file, edit):
@@ -112,8 +121,6 @@ def test_a_licence_is_one_line_of_text_whatever_yaml_made_of_it(value, license):
 
 def test_a_date_as_licence_of_the_data_ends_in_the_card(tmp_path):
     """By the real command, on a folder whose card says `license: 2024-01-02`, with class names that are formulas and escapes."""
-    from PIL import Image
-
     for name, shade in (("=1+1", 0), ("b\x1b[2J", 255)):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for number in range(12):
@@ -132,7 +139,7 @@ def test_a_date_as_licence_of_the_data_ends_in_the_card(tmp_path):
     )
     flags += ("--output_dir", "run", "--num_workers", "0", "--per_device_train_batch_size", "4")
     line = [sys.executable, "-W", "ignore", HOUSE / "recipes" / "train.py", *flags]
-    done = publish_process(line, tmp_path)
+    done = run_script(line, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "\x1b[2J" not in done.stdout + done.stderr
     assert "b\\x1b[2J" in done.stdout
@@ -142,12 +149,6 @@ def test_a_date_as_licence_of_the_data_ends_in_the_card(tmp_path):
     table = list(csv.reader(io.StringIO((tmp_path / "run" / "confusion_matrix.csv").read_text())))
     assert table[0] == ["true class", "'=1+1", "b\\x1b[2J"]
     assert [row[0] for row in table[1:]] == table[0][1:]
-
-
-def publish_process(line, cwd):
-    import subprocess
-
-    return subprocess.run([*map(str, line)], capture_output=True, text=True, cwd=cwd, timeout=200)
 
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n", "\uff1d"])
@@ -173,7 +174,7 @@ def test_classify_and_evaluate_print_class_names_as_text(run, tmp_path):
     script = HOUSE / "recipes" / "classify.py"
     picture = run / "model" / "example.png"
     for folder, code in ((run, 1), (shutil.copytree(run / "model", tmp_path / "alone"), 0)):
-        done = publish_process([sys.executable, script, folder, picture], tmp_path)
+        done = run_script([sys.executable, script, folder, picture], tmp_path)
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
         assert not re.search("[\x07\x1b\u202e]", done.stdout + done.stderr)
@@ -193,9 +194,6 @@ def test_images_do_not_go_to_a_repository_that_is_public_already(run, hub):
             recipe(run, "--repo", "alice/model", "--push", *flags)
     assert hub.history("alice/model") == [first]
     assert hub.uploaded == []
-    assert list(hub.repos["alice/model"].branches if hasattr(hub.repos["alice/model"], "branches") else ["main"]) == [
-        "main"
-    ]
     recipe(run, "--repo", "alice/model", "--push", "--without_images")
     assert "example.png" not in hub.files("alice/model")
     recipe(run, "--repo", "alice/model", "--push", "--public")
@@ -459,7 +457,7 @@ def test_no_script_asks_the_hub_for_a_mistyped_path(case, tmp_path):
         with pytest.MonkeyPatch.context() as patch:
             for name, value in online.items():
                 patch.setenv(name, value)
-            done = publish_process(line, tmp_path)
+            done = run_script(line, tmp_path)
         assert hub.requests == []
     assert done.returncode == 1
     assert "runs/mime" in done.stderr
@@ -497,6 +495,7 @@ def test_the_commands_of_a_card_with_code_name_a_commit_that_has_all_but_the_car
 def test_a_push_that_broke_off_before_its_card_names_no_older_commit(code_run, hub, tmp_path, randomize):
     recipe(code_run, "--repo", "alice/code", "--push")
     (old,) = pinned(hub.files("alice/code")["README.md"].decode())
+    torch.manual_seed(1)
     other = with_model(code_run, tmp_path / "other", randomize, qk_norm=True)
     sharing.assemble(other, tmp_path / "folder", publish.TEMPLATE, "alice/code")
     files = content(tmp_path / "folder")
@@ -529,3 +528,198 @@ def test_the_card_says_that_an_interval_ignores_the_selection(selected, run):
     )
     card = sharing.write_card(run / "model", publish.TEMPLATE, results, config).read_text()
     assert ("ignore that selection" in card) is selected
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Fuzz: a run folder and a configuration of a stranger
+
+
+def leaves(value, at=()):
+    """Every place in a JSON value, as the keys that lead there."""
+    yield at
+    for key, item in (
+        value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list) else ()
+    ):
+        yield from leaves(item, (*at, key))
+
+
+def change_one(rng, value):
+    """A copy of a JSON value with one place replaced or taken away."""
+    value = json.loads(json.dumps(value))
+    *above, last = rng.choice([at for at in leaves(value) if at])
+    parent = value
+    for key in above:
+        parent = parent[key]
+    if rng.random() < 0.2:
+        del parent[last]
+        return value
+    odd = [
+        None,
+        True,
+        -1,
+        0,
+        10**9,
+        10**400,
+        1e308,
+        float("nan"),
+        "",
+        "../../x",
+        "/etc/passwd",
+        "\x1b[2J",
+        "\udc80",
+        [],
+        {},
+        [[]] * 3,
+        {"a": {}},
+    ]
+    parent[last] = rng.choice([*odd, *HOSTILE])
+    return value
+
+
+def change_bytes(rng, content):
+    content = bytearray(content)
+    for _ in range(rng.choice([1, 4, 64])):
+        if not content:
+            break
+        place = rng.randrange(len(content))
+        if rng.random() < 0.5:
+            content[place] = rng.randrange(256)
+        else:
+            del content[place : place + rng.choice([1, 8, 1000])]
+    return bytes(content)
+
+
+def damage(rng, folder, names, victim, seal=None):
+    """Change one file of a folder: a value in its JSON, its bytes, or its kind."""
+    file = folder / rng.choice(names)
+    how = rng.choice(["value"] * 6 + ["bytes"] * 3 + ["link", "folder", "gone"])
+    if how == "value" and file.suffix == ".json":
+        file.write_text(json.dumps(change_one(rng, json.loads(file.read_text()))))
+    elif how in ("value", "bytes"):
+        file.write_bytes(change_bytes(rng, file.read_bytes()))
+    else:
+        file.unlink()
+        if how == "link":
+            file.symlink_to(victim)
+        elif how == "folder":
+            file.mkdir()
+    if seal is not None and rng.random() < 0.9:  # a stranger's manifest fits
+        files = {
+            name: file
+            for file in seal.rglob("*")
+            if (name := file.relative_to(seal).as_posix()) != "manifest.json" and file.is_file()
+        }
+        listed = {
+            name: {"bytes": file.stat().st_size, "sha256": sharing.checksum(file)} for name, file in files.items()
+        }
+        shutil.rmtree(seal / "manifest.json", ignore_errors=True)  # what `damage` may have put there
+        (seal / "manifest.json").unlink(missing_ok=True)
+        (seal / "manifest.json").write_text(json.dumps({"files": listed}))
+
+
+@pytest.fixture
+def little_memory():
+    """Whatever is read here, the process may not grow by more than 6 GiB."""
+    held = int(re.search(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (held + 6 * 2**30, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def only_sentences(act, seen):
+    """Run what may refuse its input; a refusal is a ValueError or an OSError with a sentence."""
+    try:
+        act()
+        seen["accepted"] += 1
+    except (ValueError, OSError) as error:
+        seen["refused"] += bool(str(error).strip())
+        seen["silent"] += not str(error).strip()
+
+
+@pytest.mark.slow
+def test_no_checkpoint_of_a_stranger_ends_in_a_traceback_or_touches_other_files(
+    tmp_path, victim, little_memory, monkeypatch
+):
+    """Seeded: 2,000 run folders with a changed config.yaml, manifest, state, tensors or scores, resumed up to the first step."""
+    monkeypatch.setattr(resume, "lock", lambda run: None)
+    model = torch.nn.Linear(3, 2)
+    optimizer = SimpleNamespace(
+        param_groups=[{"names": ["weight"], "params": [model.weight]}], state={model.weight: {}}
+    )
+    optimizer.state_dict, optimizer.load_state_dict = dict, lambda state: None
+    accelerator = SimpleNamespace(num_processes=1, is_main_process=True)
+    args = presets.TrainArguments(dataset_name="d", output_dir=str(tmp_path / "run"))
+    good = tmp_path / "good"
+    seconds = dict.fromkeys(("training", "scoring", "input", "model", "total"), 1.0)
+    state = {
+        "step": 3, "epoch": 0, "scored_step": 3, "resumed_at": [], "skipped_steps": [], "average_step": None, "scaler": None, "sums": [[1.0, 2.0, 3.0]],
+        "skipped_images": [], "lengths": {}, "seconds": seconds, "facts": {"steps": 9}, "config": yaml.safe_load(presets.as_yaml(args)),
+    }  # fmt: skip
+    weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    resume.save_checkpoint(good, {"model": weights, "optimizer": {"weight.exp_avg": torch.ones(2, 3)}}, state, 1)
+    save_best(good)
+    (good / "config.yaml").write_text(presets.as_yaml(args))
+    (good / "metrics.jsonl").write_text('{"step": 1}\n{"step": 3}\n')
+    step = ["manifest.json", "state.json", "state.json", "model.safetensors", "optimizer.safetensors"]
+    rng, seen = random.Random(0), Counter()
+
+    def go_on():
+        run = tmp_path / "run"
+        _, state, tensors = resume.begin(run, args, accelerator)
+        if state is None:
+            return
+        resume.restore(tensors, model, [optimizer], None, accelerator)
+        best = resume.take_over(Path(state["folder"]).parents[1], run, state["step"])
+        if best is not None:
+            run_files.check_shape(best[1], resume.SCORES, "scores.json")
+            resume.publish(best[0], run / "model", leave_out=("scores.json",))
+
+    for _ in range(2000):
+        run = shutil.copytree(good, tmp_path / "run")
+        place, best = run / "checkpoints" / "step-000003", run / "checkpoints" / "best-000004"
+        folder, names, seal = rng.choice(
+            [(run, ["config.yaml", "metrics.jsonl"], None), (place, step, place), (place, step, place), (best, ["scores.json", "weights", "sub/more"], best)]
+        )  # fmt: skip
+        damage(rng, folder, names, victim, seal)
+        only_sentences(go_on, seen)
+        assert victim.read_text() == "mine"
+        shutil.rmtree(tmp_path / "run")
+    assert min(seen["accepted"], seen["refused"]) > 200
+    assert seen["silent"] == 0
+
+
+@pytest.mark.slow
+def test_no_finished_run_of_a_stranger_ends_in_a_traceback_or_leaks_a_file(run, tmp_path, victim, little_memory):
+    """Seeded: 300 run folders with one changed file, made ready to be published."""
+    victim_text = victim.read_text()
+    names = [
+        "results.json", "results.json", "results.json", "config.yaml", "metrics.jsonl", "confusion_matrix.csv", "samples.safetensors", "model/config.json",
+        "model/config.json", "model/preprocessor_config.json", "model/model.safetensors", "model/example.png",
+    ]  # fmt: skip
+    rng, seen = random.Random(0), Counter()
+    for _ in range(300):
+        other = shutil.copytree(run, tmp_path / "other")
+        damage(rng, other, names, victim)
+        out = tmp_path / "out"
+        only_sentences(lambda: sharing.assemble(other, out, publish.TEMPLATE, "alice/model"), seen)  # noqa: B023
+        if out.exists():
+            assert [name for name, data in content(out).items() if data == victim_text.encode()] == []
+            shutil.rmtree(out)
+        shutil.rmtree(other)
+    assert min(seen["accepted"], seen["refused"]) > 30
+    assert seen["silent"] == 0
+
+
+@pytest.mark.slow
+def test_no_configuration_of_a_stranger_ends_in_a_traceback(tmp_path, tiny_model, victim, little_memory):
+    """Seeded: 1,000 model folders with one changed value, or changed bytes, in their config.json."""
+    tiny_model().save_pretrained(tmp_path / "good")
+    rng, seen = random.Random(0), Counter()
+    for _ in range(1000):
+        folder = shutil.copytree(tmp_path / "good", tmp_path / "model")
+        damage(rng, folder, ["config.json"], victim)
+        only_sentences(lambda: sharing._load(folder), seen)  # noqa: B023
+        shutil.rmtree(folder)
+    assert min(seen["accepted"], seen["refused"]) > 100
+    assert seen["silent"] == 0
