@@ -19,6 +19,7 @@ import pytest
 import torch
 import yaml
 from hub import Hub, check_card
+from huggingface_hub import get_session
 from PIL import Image
 from safetensors.torch import save_file
 from test_publish import content, one_line, publish, talking_to, with_model
@@ -528,6 +529,21 @@ def test_the_card_says_that_an_interval_ignores_the_selection(selected, run):
     )
     card = sharing.write_card(run / "model", publish.TEMPLATE, results, config).read_text()
     assert ("ignore that selection" in card) is selected
+
+
+def test_the_page_takes_no_file_above_its_limit(run, tmp_path):
+    """A client of its own sends 10 bytes, and 51 MB."""
+    pytest.importorskip("gradio", reason="the page needs Gradio: pip install 'hf_vit[app]'")
+    from test_app import serving
+
+    with serving(tmp_path / "page", HOUSE / "recipes" / "app.py", run) as page:
+        said = []
+        for size in (10, 51 * 2**20):
+            answer = get_session().post(
+                f"{page.url}gradio_api/upload", files={"files": ("photo.jpg", bytes(size))}, timeout=60
+            )
+            said.append(answer.status_code)
+    assert said == [200, 413]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
