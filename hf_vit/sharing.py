@@ -272,7 +272,7 @@ def write_card(
     _, _, part = card.text.partition(BEGIN)
     record, _, part = part.partition("-->")
     body = part.rpartition(END)[0].replace("<!--", "&lt;!--")
-    text = f"{card.content.removesuffix(card.text)}\n{BEGIN}{record}-->{body}{END}\n"
+    text = f"{card.content.removesuffix(card.text)}\n{BEGIN}{record}-->{body}{END}"
     text = re.sub(r"\n{3,}", "\n\n", text)
     (folder / "README.md").write_text(text, encoding="utf-8")
     return folder / "README.md"

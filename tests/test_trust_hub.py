@@ -659,6 +659,7 @@ def test_no_checkpoint_of_a_stranger_ends_in_a_traceback_or_touches_other_files(
 ):
     """Seeded: 2,000 run folders with a changed config.yaml, manifest, state, tensors or scores, resumed up to the first step."""
     monkeypatch.setattr(resume, "lock", lambda run: None)
+    monkeypatch.setattr(resume, "_sync", lambda path: None)  # the disk's time, not ours
     model = torch.nn.Linear(3, 2)
     optimizer = SimpleNamespace(
         param_groups=[{"names": ["weight"], "params": [model.weight]}], state={model.weight: {}}
