@@ -258,7 +258,8 @@ def write_card(
         has_example=example.is_file(),
         example=argument if example.is_file() else '"photo.jpg"',
         answer=inline(answer or results["answer"]),
-        export=export and {**inline_all(export), "files": {inline(k): inline_all(v) for k, v in export["files"].items()}},
+        export=export
+        and {**inline_all(export), "files": {inline(k): inline_all(v) for k, v in export["files"].items()}},
         javascript=all((export, repo, channels == 3, _config(folder)["model_type"] in IN_JAVASCRIPT)),
         pictures={name: (folder / "figures" / f"{name}.png").is_file() for name in PICTURES},
         samples=min(NUM_SAMPLES, data["scored_images"]),
@@ -576,8 +577,11 @@ def _samples(run: Path, config) -> tuple[torch.Tensor, torch.Tensor]:
         raise ValueError(
             f"{run / SAMPLES} holds no images of {wanted} bytes, which its model takes: it is of another run"
         )
-    shape = (1, -1, 1, 1)
-    mean, std = (torch.tensor(values).view(shape) for values in (processor.image_mean, processor.image_std))
+    shape = (1, config.num_channels, 1, 1)
+    try:
+        mean, std = (torch.tensor(values).view(shape) for values in (processor.image_mean, processor.image_std))
+    except (AttributeError, RuntimeError, TypeError) as error:
+        raise ValueError(f"preprocessor_config.json of {run / 'model'} does not fit its model: {error}") from error
     return (samples["images"].float() / 255 - mean) / std, samples["logits"]
 
 
