@@ -40,6 +40,7 @@ from yaml import YAMLError
 
 from . import crops
 from .hardware import own_cores
+from .hub_names import refuse_mistyped_path
 
 
 logger = logging.get_logger(__name__)
@@ -83,9 +84,8 @@ def load(name: str, config: str | None = None, streaming: bool = False) -> Datas
     if name in EMBEDDED and not path.is_dir():
         raise ValueError(f"{name} lies in recipes/data of the repository, which is not beside this installation")
     if not path.exists():
+        refuse_mistyped_path(name, "--dataset_name")
         here = f"--dataset_name {name}: there is no such folder or file here ({Path.cwd()})"
-        if name.startswith((".", "/", "~")) or name.count("/") > 1 or path.suffix in FILE_FORMATS:
-            raise ValueError(here)
         try:
             return load_dataset(name, config, streaming=streaming)
         except OSError as error:  # no such repo, or no Hub

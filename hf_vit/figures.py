@@ -12,6 +12,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from .escapes import printable
+
 
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#999999"
 WIDTH = 7.0  # inches
@@ -34,6 +36,7 @@ def save(figure: Figure, file: Path):
 
 def shorten(name: str, longest: int = LONGEST) -> str:
     """A class name that fits beside a picture; as text, whatever signs of TeX are in it."""
+    name = printable(name)
     name = name if len(name) <= longest else name[: longest - 1] + "…"
     return name.replace("$", r"\$")
 

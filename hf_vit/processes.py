@@ -11,6 +11,8 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from .escapes import printable_lines
+
 
 POLL_SECONDS = 1
 PATIENCE_SECONDS = 3  # that a process which failed leaves the others to hear of it, for it may hold the store
@@ -68,7 +70,7 @@ def leave_after(error: Exception, in_a_sentence: bool):
     if first != own:
         _tell(first)
     elif in_a_sentence:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print(f"error: {printable_lines(error)}", file=sys.stderr, flush=True)
     else:
         traceback.print_exception(error)
     sys.stdout.flush()

@@ -18,14 +18,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-import yaml
 from accelerate.utils import broadcast, broadcast_object_list
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.utils import logging
 
-from . import presets
+from . import presets, run_files
+from .escapes import printable
 from .hardware import launched
 from .sharing import checksum
 
@@ -38,6 +38,15 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FOLDERS = ("checkpoints", "model", "last")  # of a run
 STARTED = "config.yaml"  # is in a run's folder from its first step on
 FINISHED = "results.json"  # is written last
+LARGEST_LOG = 2**30  # bytes of metrics.jsonl, and of scores.json with its confusion matrix
+SCALAR = (str, int, float, bool, type(None))
+SCORES = {"metrics": {"accuracy": (int, float), "loss": (int, float)}, "images": int, "confusion_matrix": list}
+STATE = {  # what state.json of a checkpoint holds
+    "step": int, "epoch": int, "scored_step": int, "resumed_at": [int], "skipped_steps": [int], "skipped_images": [str],
+    "average_step": (run_files.OPTIONAL, int), "scaler": (run_files.OPTIONAL, {str: (int, float)}), "lengths": {str: int},
+    "sums": [[(int, float), 3]], "seconds": dict.fromkeys(("training", "scoring", "input", "model", "total"), (int, float)),
+    "facts": {str: SCALAR}, "config": {str: SCALAR},
+}  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -59,7 +68,9 @@ def _sync(path: Path):
 def write_text(path: Path, text: str):
     """Replace a file as a whole: whatever happens, it then holds the old text or the new one."""
     aside = path.with_name(f".{path.name}.part")
-    aside.write_text(text, encoding="utf-8")
+    aside.unlink(missing_ok=True)  # of a run that was killed, or a link that leads elsewhere
+    with open(aside, "x", encoding="utf-8", newline="") as file:
+        file.write(text)
     _sync(aside)
     os.replace(aside, path)
     _sync(path.parent)
@@ -70,7 +81,8 @@ def whole_folder(folder: Path):
     """Write a folder aside, sync it, and only then give it its name; yields the place to write to."""
     aside = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
-    aside.mkdir(parents=True, exist_ok=True)
+    aside.parent.mkdir(parents=True, exist_ok=True)
+    aside.mkdir()  # an error where a link is in its place
     try:
         yield aside
         for path in (*aside.rglob("*"), aside):
@@ -115,15 +127,9 @@ def sealed_folder(folder: Path, needed: int):
 
 
 def verify(folder: Path):
-    """Raise ValueError unless the files of `folder` are those that its manifest lists, byte for byte."""
-    try:
-        files = json.loads((folder / "manifest.json").read_text())["files"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"its manifest.json cannot be read ({error})") from error
-    for name, wanted in files.items():
-        path = folder / name
-        if not path.is_file():
-            raise ValueError(f"its {name} is missing")
+    """Raise ValueError unless the files that the manifest of `folder` lists are there, regular, and the same byte for byte."""
+    for name, wanted in run_files.listed_files(folder).items():
+        path, name = folder / name, printable(name)
         if path.stat().st_size != wanted["bytes"]:
             raise ValueError(f"its {name} holds {path.stat().st_size:,} of {wanted['bytes']:,} bytes")
         if checksum(path) != wanted["sha256"]:
@@ -142,14 +148,14 @@ def lock(run: Path):
     The lock is the process's own (POSIX), so that decoding workers that outlive a killed run do not hold it.
 
     Raises:
-        ValueError: if another run is at work there, and still is after some seconds.
+        ValueError: if another run is at work there, and still is after some seconds; or if `.lock` is no file of its own.
         OSError: if the folder cannot be written to.
     """
     import fcntl  # not on Windows
 
     try:
         run.mkdir(parents=True, exist_ok=True)
-        file = open(run / ".lock", "a+")  # noqa: SIM115
+        file = os.fdopen(run_files.open_regular(run / ".lock", os.O_RDWR | os.O_CREAT), "r+")
     except OSError as error:
         raise OSError(f"{run} cannot be written to ({error.strerror}): choose another --output_dir") from error
     waited_until = time.monotonic() + LOCK_SECONDS
@@ -160,7 +166,7 @@ def lock(run: Path):
         except (BlockingIOError, PermissionError) as error:  # which of them depends on the system
             if time.monotonic() > waited_until:
                 file.seek(0)
-                holder = file.read().strip()
+                holder = printable(file.read(200).strip())
                 file.close()
                 raise ValueError(
                     f"another run is at work in {run} ({holder}): wait for its end, or choose another --output_dir"
@@ -171,7 +177,11 @@ def lock(run: Path):
                 f"{run} lies on a disk without locks ({error.strerror}): see to it that no other run is there"
             )
             break
+    if os.fstat(file.fileno()).st_nlink > 1:
+        file.close()
+        raise ValueError(f"{run / '.lock'} is a second name (a hard link) of another file: delete it")
     file.truncate(0)
+    file.seek(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
     file.flush()
     _locked.append(file)
@@ -218,11 +228,25 @@ def begin(run: Path, args: presets.TrainArguments, accelerator) -> tuple[bool, d
     finished, state = on_main(accelerator, find)
     if state is None or not accelerator.is_main_process:
         return finished, state, None
-    files = sorted(Path(state["folder"]).glob("*.safetensors"))
-    return finished, state, {file.stem: load_file(file) for file in files}
+    folder = Path(state["folder"])
+    try:
+        return finished, state, {name: load_file(folder / f"{name}.safetensors") for name in tensors_of(folder)}
+    except SafetensorError as error:
+        raise ValueError(f"{folder} holds weights that cannot be read ({error})") from error
+
+
+def tensors_of(folder: Path) -> list[str]:
+    """Which of "average", "model" and "optimizer" the manifest of a checkpoint lists."""
+    listed = run_files.listed_files(folder, "state.json", "model.safetensors", "optimizer.safetensors")
+    return [name for name in ("average", "model", "optimizer") if f"{name}.safetensors" in listed]
 
 
 def _find(run: Path, args: presets.TrainArguments) -> tuple[bool, dict | None]:
+    for name in FOLDERS:
+        if (run / name).is_symlink():
+            raise ValueError(
+                f"{run / name} is a link, which a run does not follow: make --output_dir itself a link instead"
+            )
     there = (run / STARTED).is_file()
     new = "choose another --output_dir, or pass --overwrite true to begin anew"
     if not there and not args.overwrite and (others := [name for name in FOLDERS if (run / name).exists()]):
@@ -245,8 +269,8 @@ def _find(run: Path, args: presets.TrainArguments) -> tuple[bool, dict | None]:
             raise ValueError(f"--resume {folder}: {error}") from error
     else:  # also where the run that began with another run's checkpoint is already there
         try:
-            saved = dict(yaml.safe_load((run / STARTED).read_text()))
-        except (yaml.YAMLError, TypeError, ValueError) as error:
+            saved = run_files.read_flat_yaml(run / STARTED)
+        except ValueError as error:
             raise ValueError(f"{run / STARTED} cannot be read: {new}") from error
         if changes := presets.changes(saved, args):
             raise ValueError(f"{state} of another configuration ({'; '.join(changes)}): {new}")
@@ -255,7 +279,13 @@ def _find(run: Path, args: presets.TrainArguments) -> tuple[bool, dict | None]:
             return True, None
         if folder is None:
             return False, None
-    state = json.loads((folder / "state.json").read_text())
+    try:
+        averaged = "average" in tensors_of(folder)
+        state = run_files.read_json(folder / "state.json", STATE)
+        if state["step"] < 1 or averaged != (state["average_step"] is not None):
+            raise ValueError("its state.json does not fit its other files")
+    except ValueError as error:
+        raise ValueError(f"{folder} is no checkpoint of a run: {error}") from error
     if changes := presets.changes(state["config"], args):
         raise ValueError(
             f"--resume {folder}: its run has another configuration ({'; '.join(changes)}): keep it, or begin a new run"
@@ -352,7 +382,13 @@ def collect(model, optimizers, average=None, wanted: bool = True) -> dict[str, d
 
 
 def restore(tensors: dict | None, model, optimizers, average, accelerator):
-    """Put back what `collect` gave, from the main process to all, cut as the model is cut now."""
+    """Put back what `collect` gave, from the main process to all, cut as the model is cut now.
+
+    Raises:
+        ValueError: on the main process, if the tensors are not those of this model.
+    """
+    if tensors is not None:
+        _check_tensors(tensors, model, average is not None)
     shapes = [
         tensors
         and {
@@ -390,6 +426,23 @@ def restore(tensors: dict | None, model, optimizers, average, accelerator):
             own = {key: value for key, value in tensors["optimizer"].items() if key.rpartition(".")[0] == name}
             states[index] = {key.rpartition(".")[2]: received(value, parameter) for key, value in own.items()}
         optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
+
+
+def _check_tensors(tensors: dict, model, averaged: bool):
+    own = {name: (tuple(value.shape), value.dtype) for name, value in model.state_dict().items()}
+    for part in ("model", "average") if averaged else ("model",):
+        found = {name: (tuple(value.shape), value.dtype) for name, value in tensors.get(part, {}).items()}
+        if found != own:
+            other = next(iter(sorted(name for name in {*found, *own} if found.get(name) != own.get(name))))
+            raise ValueError(
+                f"{part}.safetensors of the checkpoint is not of this model: {printable(other)} is {found.get(other)} there, and "
+                f"{own.get(other)} here"
+            )
+    shapes = {name: shape for name, (shape, _) in own.items()}
+    for name, value in tensors["optimizer"].items():
+        parameter = name.rpartition(".")[0]
+        if parameter not in shapes or tuple(value.shape) not in ((), shapes[parameter]):
+            raise ValueError(f"optimizer.safetensors of the checkpoint is not of this model: {printable(name)}")
 
 
 def save_checkpoint(run: Path, tensors: dict, state: dict, keep: int):
@@ -433,7 +486,7 @@ def load_best(run: Path) -> tuple[Path, dict] | None:
     for folder in reversed(_numbered(run, "best")):
         try:
             verify(folder)
-            return folder, json.loads((folder / "scores.json").read_text())
+            return folder, run_files.read_json(folder / "scores.json", {}, LARGEST_LOG)
         except ValueError as error:
             logger.warning(f"the best weights so far are lost, {folder}: {error}")
     return None
@@ -450,23 +503,24 @@ def take_over(origin: Path, run: Path, step: int) -> tuple[Path, dict] | None:
             shutil.rmtree(later)
     lines = []
     if (origin / "metrics.jsonl").is_file():
-        for line in (origin / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):  # half a line, at the instant of a kill
+        for line in run_files.read_text(origin / "metrics.jsonl", LARGEST_LOG).splitlines():
+            with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):  # half a line, at a kill
                 if json.loads(line)["step"] <= step:
                     lines.append(line + "\n")
     write_text(run / "metrics.jsonl", "".join(lines))
     best = load_best(origin)
     if best is not None and origin.resolve() != run.resolve():
         with whole_folder(run / "checkpoints" / best[0].name) as aside:
-            shutil.copytree(best[0], aside, dirs_exist_ok=True)
+            run_files.copy_listed(best[0], aside)
+            run_files.copy_file(best[0] / run_files.MANIFEST, aside / run_files.MANIFEST)
         best = load_best(run)
     return best
 
 
 def publish(best: Path, folder: Path, leave_out: tuple[str, ...]):
-    """Copy the model out of `checkpoints/best-N`, without its manifest and the files named in `leave_out`."""
+    """Copy the files that the manifest of `checkpoints/best-N` lists, but for those in `leave_out`."""
     with whole_folder(folder) as aside:
-        shutil.copytree(best, aside, ignore=shutil.ignore_patterns("manifest.json", *leave_out), dirs_exist_ok=True)
+        run_files.copy_listed(best, aside, leave_out)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+import urllib.parse
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
@@ -33,7 +34,12 @@ from huggingface_hub import (
     set_client_factory,
     snapshot_download,
 )
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from huggingface_hub.utils import hf_raise_for_status
 from packaging.requirements import Requirement
 from PIL import Image
@@ -42,8 +48,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from . import model as model_code
+from . import run_files
+from .escapes import as_license, inline, inline_all, printable
 from .hardware import has_native_bf16
-from .model.configuration_hf_vit import HFViTConfig
+from .hub_names import refuse_mistyped_path
+from .model.configuration_hf_vit import HFViTConfig, as_pair
 from .model.modeling_hf_vit import HFViTForImageClassification
 
 
@@ -65,6 +74,23 @@ OURS = {
 }  # fmt: skip
 BEGIN = "<!-- hf_vit wrote this part; a later push replaces it, and keeps the text around it -->"
 END = "<!-- end of hf_vit's part -->"
+LARGEST_EVIDENCE = 2**30  # bytes; the confusion matrix of 20,000 classes
+NUMBER, MAYBE = (int, float), run_files.OPTIONAL
+RESULTS = {  # what a card reads of results.json
+    "metrics": {str: NUMBER}, "metrics_of": str, "intervals": {str: [NUMBER, 2]}, "mixed_precision": str, "hardware": str,
+    "per_class": [{"label": str, "recall": (MAYBE, NUMBER)}], "image_size": [int, 2], "parameters": int, "steps": int,
+    "images_per_step": int, "train_seconds": NUMBER, "images_per_second": NUMBER, "command": str, "seed": int, "answer": str,
+    "versions": {str: str}, "commit": (MAYBE, str), "base_model_hub_id": (MAYBE, str), "attention_query": (MAYBE, str),
+    "data": {
+        "name": str, "hub_id": (MAYBE, str), "config": (MAYBE, str), "license": (MAYBE, str), "scored": str, "labels": [str],
+        "scored_images": int, "train_images": (MAYBE, int),
+    },
+}  # fmt: skip
+EXPORTED = {
+    "weights_sha256": str, "data": (MAYBE, {"split": str, "images": int}),
+    "files": {str: {"megabytes": NUMBER, "accuracy": (MAYBE, NUMBER), "interval": (MAYBE, [NUMBER, 2])}},
+}  # fmt: skip
+COMMIT = "<commit>"  # in a card that is not pushed yet
 RECORD = "<!-- metadata of this part: {} -->"
 IN_JAVASCRIPT = ("vit", "deit", "ijepa", "dinov2", "dinov2_with_registers")  # classifiers that Transformers.js 4 knows
 ATTEMPTS = 5
@@ -143,7 +169,8 @@ def write_card(
         export: what export.json of recipes/export.py holds, where its files go along.
     """
     data, base_model = results["data"], yaml.safe_load(config).get("model_name_or_path")
-    name, where = Path(data["name"]).name or "images", repo or where or str(folder)
+    license = as_license(license)
+    name, where = printable(Path(data["name"]).name) or "images", repo or where or str(folder)
     title = f"Vision Transformer on {name}"
     percent = lambda value: f"{100 * value:.2f}%"
     said = {
@@ -164,8 +191,8 @@ def write_card(
                 task_type="image-classification",
                 dataset_type=data.get("hub_id") or "imagefolder",
                 dataset_name=name,
-                dataset_config=data["config"],
-                dataset_split=data["scored"],
+                dataset_config=data.get("config") and printable(data["config"]),
+                dataset_split=printable(data["scored"]),
                 metric_type=kind,
                 metric_value=round(value, 6),
                 metric_name=f"{metric} (95% interval {interval})" if interval else metric,
@@ -183,6 +210,9 @@ def write_card(
     )
     example = folder / "example.png"
     channels = _channels(folder)
+    trusts = _config(folder)["model_type"] == HFViTConfig.model_type
+    if trusts and repo:  # main may hold other code tomorrow: `push` writes the commit here
+        revision = COMMIT
     at = f", revision={json.dumps(revision)}" if revision else ""
     argument = (
         json.dumps(str(Path(where, example.name))) if repo is None else f'hf_hub_download("{repo}", "example.png"{at})'
@@ -191,7 +221,7 @@ def write_card(
     weakest = sorted(recalls, key=lambda row: row["recall"])[:3] if len(recalls) > 3 else []
     weights = weights_of(folder)
     if weights.name == ADAPTER:
-        layout = f"What is saved here goes on top of `{base_model}`; it takes the packages hf_vit and peft."
+        layout = f"What is saved here goes on top of {inline(base_model)}; it takes the packages hf_vit and peft."
     elif layout is None:
         layout = (
             "The code of the model lies beside its weights; `import hf_vit` makes `trust_remote_code` unnecessary."
@@ -203,46 +233,51 @@ def write_card(
         end=END,
         record=RECORD.format(_as_record(card_data.to_dict())),
         title=inline(title),
-        results=results,
+        results=inline_all(results),
+        hub_id=urllib.parse.quote(data.get("hub_id") or ""),
+        selected="best scoring" in results["metrics_of"],
+        command=printable(results["command"]),
         metrics=rows,
         height=results["image_size"][0],
         width=results["image_size"][1],
         parameters=f"{results['parameters']:,}",
         how=f"from {inline(base_model)}" if base_model else "from scratch",
         data=inline(data["name"]),
-        data_license=data.get("license"),
+        data_license=inline(as_license(data.get("license")) or ""),
         on_disk="/" in data["name"] and not data.get("hub_id"),
-        license=license,
+        license=inline(license or ""),
         weights=weights.name,
         checksum=checksum(weights) if weights.is_file() else results["weights_sha256"],
         where=json.dumps(where),
         at=at,
         repo=repo,
         layout=layout,
-        trust=", trust_remote_code=True" if _config(folder)["model_type"] == HFViTConfig.model_type else "",
+        trust=", trust_remote_code=True" if trusts else "",
         adapter=weights.name == ADAPTER,
         plain=channels == 3,
         channels=channels,
         has_example=example.is_file(),
         example=argument if example.is_file() else '"photo.jpg"',
         answer=inline(answer or results["answer"]),
-        export=export,
+        export=export
+        and {**inline_all(export), "files": {inline(k): inline_all(v) for k, v in export["files"].items()}},
         javascript=all((export, repo, channels == 3, _config(folder)["model_type"] in IN_JAVASCRIPT)),
         pictures={name: (folder / "figures" / f"{name}.png").is_file() for name in PICTURES},
         samples=min(NUM_SAMPLES, data["scored_images"]),
         labels=[inline(label) for label in data["labels"]],
         weakest=", ".join(f"{inline(row['label'])} ({percent(row['recall'])})" for row in weakest),
-        versions=", ".join(f"{package} {number}" for package, number in results["versions"].items()),
+        versions=inline(", ".join(f"{package} {number}" for package, number in results["versions"].items())),
         config=config,
+        fence="`" * max(3, 1 + max(map(len, re.findall("`+", config)), default=0)),  # no text of the config ends it
     )
-    text = re.sub(r"\n{3,}", "\n\n", card.content)
+    # A comment within our part is text of the run: a mark of ours in it would cut the part short at the next merge.
+    _, _, part = card.text.partition(BEGIN)
+    record, _, part = part.partition("-->")
+    body = part.rpartition(END)[0].replace("<!--", "&lt;!--")
+    text = f"{card.content.removesuffix(card.text)}\n{BEGIN}{record}-->{body}{END}"
+    text = re.sub(r"\n{3,}", "\n\n", text)
     (folder / "README.md").write_text(text, encoding="utf-8")
     return folder / "README.md"
-
-
-def inline(text: str) -> str:
-    """Text that is nothing but text within a line or a table of Markdown."""
-    return re.sub(r"([\\`*_|\[\]])", r"\\\1", " ".join(str(text).split())).replace("<", "&lt;")
 
 
 def _config(folder: Path) -> dict:
@@ -266,10 +301,19 @@ def _as_record(metadata: dict) -> str:
 
 
 def _load(folder: Path):
-    """The classifier in a folder, ours or a native one; no code that lies there is run."""
-    ours = HFViTConfig.get_config_dict(folder)[0].get("model_type") == HFViTConfig.model_type
-    loader = HFViTForImageClassification if ours else AutoModelForImageClassification
-    return loader.from_pretrained(folder).eval()
+    """The classifier in a folder, ours or a native one; no code that lies there is run.
+
+    Raises:
+        ValueError: if it does not load, whatever transformers raises then.
+    """
+    try:
+        ours = HFViTConfig.get_config_dict(folder)[0].get("model_type") == HFViTConfig.model_type
+        loader = HFViTForImageClassification if ours else AutoModelForImageClassification
+        return loader.from_pretrained(folder, trust_remote_code=False).eval()
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # files that do not fit each other raise anything
+        raise ValueError(f"{folder} does not load: {one_line(error)}") from error
 
 
 def in_words(logits: torch.Tensor, labels: list[str]) -> str:
@@ -373,7 +417,7 @@ def other_model(ours: str, theirs: str) -> str:
 
 def read_for_others(file: Path) -> str:
     """A text file of a run, with ~ for the home directory, which may hold the name of a person."""
-    text, home = file.read_text(encoding="utf-8"), Path.home()
+    text, home = run_files.read_text(file, LARGEST_EVIDENCE), Path.home()
     return text if len(home.parts) < 2 else re.sub(rf"(?<![\w.-]){re.escape(str(home))}(?![\w.-])", "~", text)
 
 
@@ -381,7 +425,8 @@ def read_run(run: Path) -> tuple[dict, str]:
     """results.json and config.yaml of a run, as `read_for_others` gives them.
 
     Raises:
-        ValueError: if the run is not there or not finished.
+        ValueError: if the run is not there or not finished, its files hold something else, or one of them is a link: what a
+            link leads to would be pushed.
     """
     if not run.is_dir():
         raise ValueError(f"there is no folder {run}: wanted that of a finished run, as recipes/train.py leaves it")
@@ -393,11 +438,15 @@ def read_run(run: Path) -> tuple[dict, str]:
             "is not finished, and the command that began it goes on" if (run / EVIDENCE[1]).is_file() else "is no run"
         )
         raise ValueError(f"{run} {what}: it holds no {' and no '.join(missing)}")
-    results = json.loads(read_for_others(run / "results.json"))
+    run_files.refuse_links(run, *EVIDENCE, SAMPLES, "model", "export")
+    run_files.read_flat_yaml(run / "config.yaml")
+    results = run_files.read_json(run / "results.json", {}, LARGEST_EVIDENCE)
     if absent := {"metrics", "intervals", "per_class", "data", "mixed_precision", "steps"} - set(results):
         raise ValueError(
             f"results.json of {run} lacks {', '.join(sorted(absent))}: another version wrote it; train it again"
         )
+    results = json.loads(read_for_others(run / "results.json"))
+    run_files.check_shape(results, RESULTS, str(run / "results.json"))
     return results, read_for_others(run / "config.yaml")
 
 
@@ -412,7 +461,8 @@ def load_whole(folder: Path):
             f"{folder} holds low-rank updates alone, which PEFT merges into their base: pip install peft"
         ) from error
 
-    base = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+    adapter = run_files.read_json(folder / "adapter_config.json", {"base_model_name_or_path": str})
+    base = refuse_mistyped_path(adapter["base_model_name_or_path"], f"the base of {folder}")
     model = HFViTForImageClassification.from_pretrained(base, config=HFViTConfig.from_pretrained(folder))
     return PeftModel.from_pretrained(model, folder).merge_and_unload().eval()
 
@@ -477,7 +527,10 @@ def assemble(
     shutil.copy(run / "model" / "preprocessor_config.json", folder)
     (folder / "training").mkdir()
     for name in EVIDENCE:
-        (folder / "training" / name).write_text(read_for_others(run / name), encoding="utf-8")
+        text = read_for_others(run / name)
+        if name == "results.json":  # names of files on this machine
+            text = json.dumps({**results, "data": {**results["data"], "skipped_first": []}}, indent=2) + "\n"
+        (folder / "training" / name).write_text(text, encoding="utf-8")
     if (run / "model" / "figures").is_dir():
         (folder / "figures").mkdir()
         for name, shows_images in PICTURES.items():
@@ -486,7 +539,7 @@ def assemble(
                 shutil.copy(file, folder / "figures")
 
     if with_images:
-        pixel_values, logits = _samples(run)
+        pixel_values, logits = _samples(run, model.config)
         if (run / "model" / "example.png").is_file():
             shutil.copy(run / "model" / "example.png", folder)
         exact = results["mixed_precision"] == "no"
@@ -494,7 +547,7 @@ def assemble(
         _compare(model(pixel_values).logits, logits, 1e-3 if exact else 0.1, what)
     else:
         generator = torch.Generator().manual_seed(0)
-        size = (NUM_PROBES, _channels(run / "model"), *results["image_size"])
+        size = (NUM_PROBES, _channels(run / "model"), *as_pair(model.config.image_size))
         pixel_values = torch.randn(size, generator=generator)
     pixel_values = pixel_values[:NUM_PROBES].contiguous()
     logits = model(pixel_values).logits
@@ -516,12 +569,20 @@ def _samples_file(run: Path) -> Path:
     return run / SAMPLES
 
 
-def _samples(run: Path) -> tuple[torch.Tensor, torch.Tensor]:
+def _samples(run: Path, config) -> tuple[torch.Tensor, torch.Tensor]:
     """The run's sample images as the model takes them (n, C, H, W), and the logits that the run gave them (n, L)."""
     samples = _read(_samples_file(run), "images", "logits")
-    processor = AutoImageProcessor.from_pretrained(run / "model")
-    shape = (1, -1, 1, 1)
-    mean, std = (torch.tensor(values).view(shape) for values in (processor.image_mean, processor.image_std))
+    processor = AutoImageProcessor.from_pretrained(run / "model", trust_remote_code=False)
+    wanted = (config.num_channels, *as_pair(config.image_size))
+    if samples["images"].dtype != torch.uint8 or samples["images"].shape[1:] != wanted or not len(samples["images"]):
+        raise ValueError(
+            f"{run / SAMPLES} holds no images of {wanted} bytes, which its model takes: it is of another run"
+        )
+    shape = (1, config.num_channels, 1, 1)
+    try:
+        mean, std = (torch.tensor(values).view(shape) for values in (processor.image_mean, processor.image_std))
+    except (AttributeError, RuntimeError, TypeError) as error:
+        raise ValueError(f"preprocessor_config.json of {run / 'model'} does not fit its model: {error}") from error
     return (samples["images"].float() / 255 - mean) / std, samples["logits"]
 
 
@@ -551,7 +612,7 @@ def _exported(run: Path, folder: Path) -> dict | None:
     file = run / "export" / "export.json"
     if not file.is_file():
         return None
-    made = json.loads(file.read_text())
+    made = run_files.read_json(file, EXPORTED)
     if made["weights_sha256"] != checksum(weights_of(run / "model")):
         raise ValueError(
             f"{run / 'export'} was made of other weights than those in {run / 'model'}: run recipes/export.py again, or delete it"
@@ -568,13 +629,14 @@ def _exported(run: Path, folder: Path) -> dict | None:
 def verify(source: str | Path, revision: str | None = None) -> float:
     """Load a repository or folder and hold it against its probes; returns the largest difference of a logit.
 
-    No code of the repository is run.
+    No code of the repository is run. This proves that nothing was damaged or mixed up since the push, not who pushed: whoever can
+    replace the weights can replace the probes and their checksums with them.
 
     Raises:
-        ValueError: if it has no probes, if its weights are not those that were pushed, or it gives other logits than then.
+        ValueError: if it looks like a path where nothing is, if it has no probes, if its weights are not those that were pushed, or it gives other logits than then.
         OSError: if it cannot be fetched.
     """
-    folder = Path(source)
+    folder = Path(refuse_mistyped_path(str(source), "--verify"))
     if not folder.is_dir():
         now = (
             HfApi().model_info(str(source), revision=revision).sha
@@ -587,6 +649,7 @@ def verify(source: str | Path, revision: str | None = None) -> float:
     probes = _read(folder / PROBES, "pixel_values", "logits")
     with safe_open(folder / PROBES, "pt") as opened:
         noted = json.loads((opened.metadata() or {}).get("sha256", "{}"))
+    run_files.check_shape(noted, {str: str}, f"the checksums in {PROBES} of {source}")
     for name in DESCRIBED:
         if (found := checksum(folder / name)) != noted.get(name):
             raise ValueError(
@@ -595,7 +658,7 @@ def verify(source: str | Path, revision: str | None = None) -> float:
             )
     try:
         logits = _load(folder)(probes["pixel_values"]).logits
-    except (RuntimeError, KeyError) as error:  # of a native model whose config and weights do not fit
+    except (RuntimeError, KeyError) as error:  # of probes that do not fit the model
         raise ValueError(f"{source} does not load: {one_line(error)}") from error
     return _compare(logits, probes["logits"], 1e-5, f"the logits of {source} are not those that were saved with it")
 
@@ -649,9 +712,16 @@ def push(
     revision: str | None = None,
     create_pr: bool = False,
     license: str | None = None,
+    with_images: bool = False,
     say=print,
 ):
     """Make `folder` the newest state of a repository, in one commit, and read it back.
+
+    A card that names its own commit (`COMMIT`, of a model with code) takes a second one, with the hash of the first in it. A pull
+    request has no lasting hash: its card names none.
+
+    Args:
+        with_images: the folder shows images of the run, which do not go to a public repository unless `public`.
 
     Returns what `create_commit` does, and whether there was anything to commit.
 
@@ -659,6 +729,7 @@ def push(
     is merged (`merge_cards`), files that an earlier push left and this one does not have are deleted, others are kept.
 
     Raises:
+        ValueError: if images would become public, or the Hub refuses the card.
         OSError: if the Hub refuses, cannot be reached, or gives back something else than was sent; one line, with what to do.
     """
     card = (folder / "README.md").read_text(encoding="utf-8")
@@ -667,6 +738,8 @@ def push(
     def act():
         nonlocal files, before
         check_card(card)
+        if with_images and not public:
+            refuse_public(repo)
         HfApi().create_repo(repo, private=not public, exist_ok=True)
         if revision is not None:
             HfApi().create_branch(repo, branch=revision, exist_ok=True)
@@ -676,19 +749,27 @@ def push(
             say(f"{repo} holds {other}, which this replaces; its history keeps it")
         if public and info.private:
             say(f"{repo} is private and stays so: its settings on the Hub make it public")
-        (folder / "README.md").write_text(merge_cards(card, there, license), encoding="utf-8")
         files = files_of(folder)
-        return HfApi().create_commit(
+        deleted = [CommitOperationDelete(name, is_folder=False) for name in outdated(info, files)]
+        send = lambda names, parent, delete=(): HfApi().create_commit(
             repo,
-            [
-                *(CommitOperationAdd(name, folder / name) for name in files),
-                *(CommitOperationDelete(name, is_folder=False) for name in outdated(info, files)),
-            ],
+            [*(CommitOperationAdd(name, folder / name) for name in names), *delete],
             commit_message=f"Vision Transformer, pushed by hf_vit {version('hf_vit')}",
             revision=revision,
             create_pr=create_pr,
-            parent_commit=info.sha,
+            parent_commit=parent,
         )
+        if _pin(COMMIT) not in card or create_pr:
+            merged = merge_cards(card.replace(_pin(COMMIT), ""), there, license)
+            (folder / "README.md").write_text(merged, encoding="utf-8")
+            return send(files, info.sha, deleted)
+        first = send([name for name in files if name != "README.md"], info.sha, deleted).oid
+        pinned = first
+        if first == info.sha:  # nothing new: the commit that the card names may do as well
+            pinned = _pinned_before(repo, there, first) or first
+        merged = merge_cards(card.replace(_pin(COMMIT), _pin(pinned)), there, license)
+        (folder / "README.md").write_text(merged, encoding="utf-8")
+        return send(["README.md"], first)
 
     def arrived(error):  # perhaps: a second pull request would be one too many
         return create_pr and "/commit/" in _url(error) and _status(error) in (None, 500, 502, 503, 504)
@@ -696,6 +777,38 @@ def push(
     commit = _patiently(act, lambda error, times: explain(error, repo, times, folder), say, give_up=arrived)
     _read_back(folder, repo, commit, files, say, verify)
     return commit, commit.oid != before
+
+
+def refuse_public(repo: str, kind: str = "model"):
+    """Raise ValueError if a repository is there and public: a push would show the run's images to everybody."""
+    try:
+        info = HfApi().repo_info(repo, repo_type=kind)
+    except RepositoryNotFoundError:
+        return
+    if not info.private:
+        raise ValueError(
+            f"{repo} is public, and images of the run would go along (example.png, probes.safetensors, figures/, examples/): pass --public "
+            "if everybody may see them, or --without_images"
+        )
+
+
+def _pin(commit: str) -> str:
+    return f', revision="{commit}"'
+
+
+def _pinned_before(repo: str, card: str, head: str) -> str | None:
+    """The commit that a card names, if it has the same files as `head` but for the card; else None."""
+    found = re.search(_pin("([0-9a-f]{40})"), card.rpartition(BEGIN)[2])
+    if found is None:
+        return None
+    blobs = []
+    for revision in (found.group(1), head):
+        try:
+            siblings = HfApi().model_info(repo, revision=revision, files_metadata=True).siblings
+        except RevisionNotFoundError:  # of a history that was rewritten
+            return None
+        blobs.append({file.rfilename: file.blob_id for file in siblings if file.rfilename != "README.md"})
+    return found.group(1) if blobs[0] == blobs[1] else None
 
 
 def _read_back(folder: Path, repo: str, commit, files: list[str], say, check=lambda back: None, kind: str = "model"):
@@ -782,32 +895,37 @@ def assemble_space(
     python = ".".join(platform.python_version_tuple()[:2])  # a Space takes 3.10 by itself, too old for this package
     metadata = {"title": title, "sdk": "gradio", "sdk_version": gradio, "python_version": python, "app_file": "app.py"}
     metadata |= {"models": [repo]}
-    metadata |= {"license": license} if license else {}
+    metadata |= {"license": as_license(license)} if license else {}
     (folder / "README.md").write_text(
-        f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n# {title}\n\nThe page of [{repo}](https://hf.co/{repo}): drop an "
+        f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n# {inline(title)}\n\nThe page of [{repo}](https://hf.co/{repo}): drop an "
         "image, see what the model says of it and which patches count for that. If that repository is private, the Space needs a "
         "secret `HF_TOKEN` that may read it.\n",
         encoding="utf-8",
     )
 
 
-def push_space(folder: Path, repo: str, *, public: bool = False, say=print):
+def push_space(folder: Path, repo: str, *, public: bool = False, with_images: bool = False, say=print):
     """Make `folder` the newest state of a Space, in one commit, and read it back.
 
     What an earlier push left of the package and the examples is deleted; other files are kept.
 
+    Args:
+        with_images: the folder shows images of the run, which do not go to a public Space unless `public`.
+
     Raises:
-        ValueError: if the Hub refuses the README.md.
+        ValueError: if images would become public, or the Hub refuses the README.md.
         OSError: if the Hub refuses, cannot be reached, or gives back something else than was sent.
     """
     card, files = (folder / "README.md").read_text(encoding="utf-8"), files_of(folder)
 
     def act():
         check_card(card, "space")
+        if with_images and not public:
+            refuse_public(repo, "space")
         HfApi().create_repo(repo, repo_type="space", space_sdk="gradio", private=not public, exist_ok=True)
         info = HfApi().space_info(repo)
         if not public and not info.private:
-            say(f"{repo} is PUBLIC and stays so, with the example images in it")
+            say(f"{repo} is PUBLIC and stays so")
         there = [file.rfilename for file in info.siblings or ()]
         ours = re.compile(r"hf_vit/.*|examples/\d+\.png")
         return HfApi().create_commit(

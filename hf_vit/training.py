@@ -28,6 +28,7 @@ from . import metrics
 from .augment import normalize
 from .crops import eval_resize
 from .data import ImageForm, image_form, match_labels
+from .hub_names import refuse_mistyped_path
 from .model.configuration_hf_vit import HFViTConfig, as_pair, labels_by_id
 from .model.loading import base_of_adapter
 from .model.modeling_hf_vit import HFViTForImageClassification, HFViTLayer
@@ -224,7 +225,7 @@ def load_processor(checkpoint: str):
     if config.get("pretrained_cfg") is not None:
         return timm_processor(config["pretrained_cfg"], checkpoint)
     try:
-        return AutoImageProcessor.from_pretrained(checkpoint)
+        return AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=False)
     except OSError:
         processor, config = ViTImageProcessorPil(), HFViTConfig.from_pretrained(checkpoint)
         processor.size = dict(zip(("height", "width"), as_pair(config.image_size), strict=True))
@@ -392,7 +393,8 @@ def model_folder(checkpoint: str) -> str:
     if above != Path() and above.is_dir() and not Path(checkpoint).exists():
         raise ValueError(f"{checkpoint} is not there, while {above} is: name a run, a model folder or a Hub id")
     inside = Path(checkpoint) / "model"
-    return str(inside) if inside.is_dir() and not (Path(checkpoint) / "config.json").exists() else checkpoint
+    found = str(inside) if inside.is_dir() and not (Path(checkpoint) / "config.json").exists() else checkpoint
+    return refuse_mistyped_path(found, "MODEL")
 
 
 def load_classifier(checkpoint: str, **how):
@@ -410,7 +412,7 @@ def load_classifier(checkpoint: str, **how):
         config = HFViTConfig.get_config_dict(checkpoint)[0]
     ours = config.get("model_type") == HFViTConfig.model_type
     kind = HFViTForImageClassification if ours else AutoModelForImageClassification
-    model = kind.from_pretrained(checkpoint, **how)
+    model = kind.from_pretrained(checkpoint, trust_remote_code=False, **how)
     model.config.id2label = labels_by_id(model.config.id2label)
     check_weights(model, checkpoint)
     return model

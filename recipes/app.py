@@ -31,11 +31,14 @@ from transformers.utils import logging
 
 from hf_vit import HFViTForImageClassification, data, figures, sharing, training
 from hf_vit.augment import as_bytes, normalize
+from hf_vit.escapes import inline, printable
+from hf_vit.hub_names import refuse_mistyped_path
 
 
 METHODS = {"attention of a head": "raw", "attention, mean of the heads": "mean"} | {
     title: method for method, title in figures.METHODS.items() if method != "mean"
 }
+LARGEST_UPLOAD = "50mb"  # more than a photo takes; without a limit a visitor fills the disk
 ALONE = ("attention of a head",)  # for which a head is chosen
 
 
@@ -72,7 +75,7 @@ class Viewer:
     """One model, and what the page shows of it."""
 
     def __init__(self, source: str):
-        self.name, source = source, training.model_folder(source)
+        self.name, source = source, refuse_mistyped_path(training.model_folder(source), "MODEL")
         self.model = HFViTForImageClassification.from_pretrained(source).eval()
         self.config, self.lock = self.model.config, threading.Lock()
         if self.config.num_channels not in (1, 3):
@@ -90,7 +93,7 @@ class Viewer:
         pixel_values = normalize(pixels, self.form)
         with self.lock, torch.no_grad():
             chances = self.model(pixel_values).logits.softmax(dim=1)[0]
-        classes = {self.config.id2label[index]: chance for index, chance in enumerate(chances.tolist())}
+        classes = {printable(self.config.id2label[index]): chance for index, chance in enumerate(chances.tolist())}
         with self.lock:  # its hooks would hear the pass of another visitor
             maps = self.model.attention_maps(pixel_values, int(layer) - 1, METHODS[title])[0]  # (h, w), or (A, h, w)
         heat = maps[int(head) - 1] if title in ALONE else maps
@@ -99,7 +102,7 @@ class Viewer:
     def column(self, photo):
         """This model's part of the page, which changes with the image and with what is chosen."""
         layers, heads = self.config.num_hidden_layers, self.config.num_attention_heads
-        gradio.Markdown(f"### {self.name}")
+        gradio.Markdown(f"### {inline(self.name)}")
         label = gradio.Label(num_top_classes=5, label="what it says")
         gradio.Markdown("What counts for it, the more orange the more:")
         seen = gradio.Image(
@@ -163,11 +166,17 @@ def main():
     viewers = [Viewer(source) for source in sources]
     with tempfile.TemporaryDirectory(prefix="hf_vit-") as folder:
         blocks = page(viewers, examples(viewers[0].name, Path(folder)))
-        blocks.launch(server_port=args.port, allowed_paths=[folder], show_error=True, footer_links=[])
+        blocks.launch(
+            server_port=args.port,
+            allowed_paths=[folder],
+            show_error=True,
+            footer_links=[],
+            max_file_size=LARGEST_UPLOAD,
+        )
 
 
 if __name__ == "__main__":
     try:
         main()
     except (ValueError, OSError, StrictDataclassError) as error:  # one sentence; a traceback would hide it
-        sys.exit(f"error: {sharing.one_line(error)}")
+        sys.exit(f"error: {printable(sharing.one_line(error))}")

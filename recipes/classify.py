@@ -4,7 +4,6 @@ python recipes/classify.py MODEL photo.jpg [more images ...]
 python recipes/classify.py MODEL fashion-mnist-mini        (a few images of a data set, with the truth beside them)
 """
 
-import json
 import sys
 from pathlib import Path
 
@@ -16,7 +15,9 @@ from PIL import Image
 from transformers.utils import logging
 
 import hf_vit  # noqa: F401, makes the Auto classes know the model
-from hf_vit import data, training
+from hf_vit import data, run_files, training
+from hf_vit.escapes import printable, printable_lines
+from hf_vit.hub_names import refuse_mistyped_path
 
 
 SHADES = " .:-=+*#%@"
@@ -52,7 +53,7 @@ def sketch(image: Image.Image, width: int = 28) -> list[str]:
 def main(folder: str, *arguments: str):
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    folder = training.model_folder(folder)
+    folder = refuse_mistyped_path(training.model_folder(folder), "MODEL")
     processor = training.load_processor(folder)
     model = training.load_classifier(folder)
     images = gather(list(arguments), getattr(model.config, "num_channels", 3))
@@ -63,11 +64,11 @@ def main(folder: str, *arguments: str):
     for (known, image), chances in zip(images, probabilities, strict=True):
         best = chances.topk(min(3, len(chances)))
         answers = [
-            f"{model.config.id2label[i]} {p:.0%}"
+            f"{printable(model.config.id2label[i])} {p:.0%}"
             for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
         beside = [
-            f"this is:     {known}",
+            f"this is:     {printable(known)}",
             f"it sees:     {answers[0]}",
             *(f"             {answer}" for answer in answers[1:]),
         ]
@@ -78,9 +79,10 @@ def main(folder: str, *arguments: str):
 
     results = Path(folder).parent / "results.json"
     if Path(folder).name == "model" and results.is_file():
-        metrics = json.loads(results.read_text())
+        wanted = {"data": {"scored_images": int, "scored": str}, "metrics": {"accuracy": (int, float)}}
+        metrics = run_files.read_json(results, wanted)
         print(
-            f"\nin its run: accuracy on {metrics['data']['scored_images']} images ({metrics['data']['scored']}): {metrics['metrics']['accuracy']:.2%}"
+            f"\nin its run: accuracy on {metrics['data']['scored_images']} images ({printable(metrics['data']['scored'])}): {metrics['metrics']['accuracy']:.2%}"
         )
     python = Path(sys.executable)
     python = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
@@ -98,4 +100,4 @@ if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
     except (ValueError, OSError, StrictDataclassError) as error:  # one sentence; a traceback would hide it
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {printable_lines(error)}")

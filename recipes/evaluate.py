@@ -19,6 +19,8 @@ from transformers.utils import logging
 
 import hf_vit
 from hf_vit import data, hardware, presets, training
+from hf_vit.escapes import printable, printable_lines
+from hf_vit.hub_names import refuse_mistyped_path
 
 
 def main():
@@ -50,7 +52,11 @@ def main():
         "--output_file", help="JSON file for metrics, intervals, the table of classes and the confusion matrix"
     )
     args = parser.parse_args()
-    args.model_name_or_path = training.model_folder(args.model_name_or_path)
+    if args.dataset_name not in data.EMBEDDED:
+        refuse_mistyped_path(args.dataset_name, "--dataset_name")
+    args.model_name_or_path = refuse_mistyped_path(
+        training.model_folder(args.model_name_or_path), "--model_name_or_path"
+    )
 
     accelerator = Accelerator(mixed_precision=hardware.pick_precision(args.mixed_precision, hardware.device_type()))
     if accelerator.device.type == "cpu":
@@ -100,7 +106,7 @@ def main():
     except ValueError as error:
         if args.probe_split is None:
             raise
-        accelerator.print(f"the head is not scored: {error}")
+        accelerator.print(f"the head is not scored: {printable(error)}")
     if args.probe_split is not None:
         _, features, _ = predict(splits["eval"], scored, features=True)
         train_labels, train_features, _ = predict(splits["train"], args.probe_split, features=True)
@@ -112,7 +118,7 @@ def main():
         percent = lambda value: "-" if value is None else f"{value:.1%}"
         for row in details["per_class"]:
             accelerator.print(
-                f"{row['label'][:24]:<24} {row['images']:>7} {percent(row['precision']):>9} {percent(row['recall']):>7} "
+                f"{printable(row['label'])[:24]:<24} {row['images']:>7} {percent(row['precision']):>9} {percent(row['recall']):>7} "
                 f"{percent(row['f1']):>7}"
             )
         accelerator.print(
@@ -131,4 +137,4 @@ if __name__ == "__main__":
     try:
         main()
     except (ValueError, OSError, StrictDataclassError) as error:  # one sentence; a traceback would hide it
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {printable_lines(error)}")

@@ -38,6 +38,7 @@ from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 from transformers.utils import logging as transformers_logging
 
 from hf_vit import sharing
+from hf_vit.escapes import LONGEST_LICENSE, as_license, printable
 
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "model_cards" / "template.md"
@@ -49,7 +50,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="folder of a finished run")
     parser.add_argument("--repo", help="where to: USER/NAME or ORGANISATION/NAME")
     parser.add_argument("--push", action="store_true", help="send it; without, it is only shown")
-    parser.add_argument("--public", action="store_true", help="a new repository may be seen by everybody")
+    parser.add_argument(
+        "--public", action="store_true", help="everybody may see the images of the run; a new repository is public"
+    )
     parser.add_argument(
         "--revision", help="branch to commit to, which is made where it is not there; main if not given"
     )
@@ -93,6 +96,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         )
     if args.create_pr and args.revision is not None:
         parser.error("--create_pr asks for a merge into main: leave --revision out")
+    for flag in ("license", "data_license"):
+        given = getattr(args, flag)
+        if given is not None and given != as_license(given):
+            parser.error(f"--{flag} {given!r}: wanted one line of up to {LONGEST_LICENSE} characters")
     if args.timeout <= 0:
         parser.error(f"--timeout is {args.timeout:g}; wanted seconds above 0")
     return args
@@ -145,9 +152,11 @@ def destination(args, folder: Path) -> str:
     replaced = sorted({file.rfilename for file in info.siblings or ()} & set(files))
     names = lambda what: ", ".join(what) or "none"
     other = sharing.other_model(card, there)
+    shown = not (args.public or args.without_images or info.private)
+    refused = "; --push refuses to show the run's images there without --public, or --without_images" if shown else ""
     return (
         f"there, {'private' if info.private else 'PUBLIC'}, and stays so{other and f'; its {other} is replaced'}. Its README.md is merged; replaced where they differ: "
-        f"{names(replaced)}; deleted, of an earlier push: {names(sharing.outdated(info, files))}; all others are kept"
+        f"{names(replaced)}; deleted, of an earlier push: {names(sharing.outdated(info, files))}; all others are kept{refused}"
     )
 
 
@@ -157,7 +166,7 @@ def publish_space(args, folder: Path):
         shutil.copytree(folder, args.output_dir)
     at = f"{constants.ENDPOINT}/spaces/{args.repo}"
     if args.push:
-        commit = sharing.push_space(folder, args.repo, public=args.public)
+        commit = sharing.push_space(folder, args.repo, public=args.public, with_images=not args.without_images)
         print(f"pushed as {commit.oid[:12]} at {at}; read back, it has the same bytes")
         return
     print((folder / "README.md").read_text(encoding="utf-8"))
@@ -187,7 +196,10 @@ def main(args: argparse.Namespace):
             difference = sharing.verify(args.verify, args.revision)
         except (HfHubHTTPError, ConnectionError, LocalEntryNotFoundError, sharing.NETWORK_ERROR) as error:
             raise OSError(sharing.explain(error, args.verify)) from error
-        print(f"{args.verify} gives the logits that were saved with it (largest difference {difference:.1e})")
+        print(
+            f"{args.verify} gives the logits that were saved with it (largest difference {difference:.1e}): nothing was damaged on its "
+            "way; who wrote it this cannot tell"
+        )
         return
     if args.repo.count("/") != 1:
         raise ValueError(
@@ -215,7 +227,8 @@ def main(args: argparse.Namespace):
         else:
             print(remarks(folder, args, reason))
             commit, changed = sharing.push(
-                folder, args.repo, public=args.public, revision=args.revision, create_pr=args.create_pr, license=args.license
+                folder, args.repo, public=args.public, revision=args.revision, create_pr=args.create_pr, license=args.license,
+                with_images=not args.without_images,
             )  # fmt: skip
             print(
                 f"{'pushed as' if changed else 'nothing has changed since'} {commit.oid[:12]} at "
@@ -238,4 +251,4 @@ if __name__ == "__main__":
         ImportError,
         StrictDataclassError,
     ) as error:  # one sentence; a traceback would hide it
-        sys.exit(f"error: {sharing.one_line(error)}")
+        sys.exit(f"error: {printable(sharing.one_line(error))}")

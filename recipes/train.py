@@ -21,11 +21,11 @@ flag that is wrong. `accelerate launch` makes a 1 of all but 0.
 import contextlib
 import copy
 import csv
+import io
 import itertools
 import json
 import os
 import shlex
-import shutil
 import signal
 import sys
 import time
@@ -59,8 +59,9 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
-from hf_vit import data, figures, hardware, lives, presets, processes, resume, sharing, training
+from hf_vit import data, escapes, figures, hardware, lives, presets, processes, resume, run_files, sharing, training
 from hf_vit.augment import as_bytes, augment, mix, normalize
+from hf_vit.hub_names import refuse_mistyped_path
 
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "model_cards" / "template.md"
@@ -71,6 +72,10 @@ def main():
     signals = resume.Signals()
     began = time.monotonic()
     args = presets.parse(sys.argv[1:])
+    if args.dataset_name not in data.EMBEDDED:
+        refuse_mistyped_path(args.dataset_name, "--dataset_name")
+    for flag in ("model_name_or_path", "teacher_name_or_path"):
+        refuse_mistyped_path(getattr(args, flag), f"--{flag}")
     accelerator = Accelerator(
         mixed_precision=hardware.pick_precision(args.mixed_precision, hardware.device_type()),
         log_with=training.trackers(args.report_to) or None,
@@ -100,7 +105,7 @@ def main():
 
     def say(text):
         if accelerator.is_main_process:
-            tqdm.write(text)
+            tqdm.write(escapes.printable_lines(text))
 
     finished, state, tensors = resume.begin(run, args, accelerator)
     if finished:
@@ -120,6 +125,8 @@ def main():
             sizes = {key: getattr(args, key) for key in ("eval_fraction", "train_fraction", "shots", "seed")}
             splits, labels, scored = data.prepare(splits, **columns, **sizes)
             stream, eval_rows = None, splits["eval"]
+    # Before training: what cannot be written into the card must not end the run after it.
+    data_license = escapes.as_license(data.license_of(args.dataset_name)) if accelerator.is_main_process else None
     model, processor = training.build_model(
         labels,
         args.model_name_or_path,
@@ -304,6 +311,8 @@ def main():
             found = None
         else:
             found = resume.take_over(Path(state["folder"]).parents[1], run, step)
+            if found is not None:
+                run_files.check_shape(found[1], resume.SCORES, str(found[0] / "scores.json"))
         resume.write_text(run / resume.STARTED, presets.as_yaml(args))
         return found and found[1]["metrics"]
 
@@ -658,11 +667,12 @@ def main():
             raise OSError("the best weights cannot be read back: the same command scores the last ones again")
         folder, details = found
         resume.publish(folder, run / "model", leave_out=("scores.json", sharing.SAMPLES))
-        shutil.copy(folder / sharing.SAMPLES, run)
+        run_files.copy_file(folder / sharing.SAMPLES, run / sharing.SAMPLES)
         matrix = details.pop("confusion_matrix")
-        with open(run / "confusion_matrix.csv", "w", newline="", encoding="utf-8") as file:
-            rows = [[name, *counts] for name, counts in zip(labels, matrix, strict=True)]
-            csv.writer(file).writerows([["true class", *labels], *rows])
+        table, names = io.StringIO(), [escapes.csv_cell(label) for label in labels]
+        rows = [[name, *counts] for name, counts in zip(names, matrix, strict=True)]
+        csv.writer(table).writerows([["true class", *names], *rows])
+        resume.write_text(run / "confusion_matrix.csv", table.getvalue())
         log_lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         samples = load_file(run / sharing.SAMPLES)
         best_model = training.load_classifier(str(run / "model"))
@@ -717,7 +727,7 @@ def main():
                 "name": args.dataset_name,
                 "hub_id": on_hub(args.dataset_name),
                 "config": args.dataset_config,
-                "license": data.license_of(args.dataset_name),
+                "license": data_license,
                 "train_images": None if stream else len(train_images),
                 "scored_images": scored_images,
                 "scored": scored,
@@ -730,7 +740,7 @@ def main():
         sharing.write_card(run / "model", TEMPLATE, results, presets.as_yaml(args))
         resume.write_text(run / resume.FINISHED, json.dumps(results, indent=2) + "\n")
         if skipped:
-            print(f"{len(skipped)} images could not be read and were skipped; {skipped[0]}")
+            say(f"{len(skipped)} images could not be read and were skipped; {skipped[0]}")
         low, high = results["intervals"]["accuracy"]
         print(
             f"accuracy on {scored}: {results['metrics']['accuracy']:.2%} (95% interval {low:.2%} to {high:.2%}); "

@@ -29,6 +29,7 @@ from transformers.utils import logging
 
 from hf_vit import HFViTForImageClassification, data, figures, hardware, training
 from hf_vit.augment import as_bytes, normalize
+from hf_vit.escapes import printable_lines
 from hf_vit.model.attention_maps import GRADIENT_METHODS, MAP_METHODS
 
 
@@ -149,4 +150,4 @@ if __name__ == "__main__":
     try:
         main()
     except (ValueError, OSError, StrictDataclassError) as error:  # one sentence; a traceback would hide it
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {printable_lines(error)}")

@@ -253,7 +253,7 @@ def test_a_branch_is_made_and_used_and_main_left_alone(folder, hub):
 def test_a_pull_request_leaves_main_alone_and_its_link_is_printed(repo, runs, hub, capsys, tmp_path):
     first = hub.put(repo, {"notes.txt": b"mine"})
     kept = tmp_path / "kept"
-    recipe(runs["native"], "--repo", repo, "--push", "--create_pr", "--output_dir", kept)
+    recipe(runs["native"], "--repo", repo, "--push", "--public", "--create_pr", "--output_dir", kept)
     assert hub.history(repo) == [first]
     assert f"at {hub.url}/{repo}/discussions/1;" in capsys.readouterr().out
     files = hub.files(repo, "refs/pr/1")
@@ -271,7 +271,7 @@ def test_the_same_push_again_makes_no_commit(assembled, hub, tmp_path):
     """the repository is there already (409) | it is used, and what has not changed is not sent: no empty commit is made"""
     for name in ("first", "again"):
         sharing.push(shutil.copytree(assembled("code"), tmp_path / name), "alice/model")
-        assert len(hub.history("alice/model")) == 2
+        assert len(hub.history("alice/model")) == 3  # its files, and the card that names their commit
 
 
 def test_another_layout_takes_away_what_the_first_left_and_keeps_the_owners_files(assembled, folder, hub, tmp_path):

@@ -1,0 +1,43 @@
+"""Whether a name is one of the Hub, or a path on this machine that was mistyped."""
+
+from pathlib import Path
+
+
+FOLDERS = ("checkpoints", "data", "dataset", "datasets", "models", "recipes", "runs")  # as people call their own
+SUFFIXES = (
+    ".arrow", ".bin", ".ckpt", ".csv", ".json", ".jsonl", ".npz", ".onnx", ".parquet", ".pt", ".pth", ".safetensors", ".tar",
+    ".tsv", ".txt", ".yaml", ".zip", ".jpg", ".jpeg", ".png",
+)  # fmt: skip
+
+
+def refuse_mistyped_path(name: str | None, what: str) -> str | None:
+    """`name` as it is: a path that is there, or the name of a repository on the Hub.
+
+    Whoever means `runs/mine/model` and types `runs/mime` must not be given what a stranger stores under that name.
+
+    Args:
+        what: the flag, or what the name is for, which the error tells.
+
+    Raises:
+        ValueError: if nothing is there and the name looks like a path: it begins with `.`, `/`, `~` or the name of a folder that
+            is here or usual, has more than one slash or one at its end, or ends as a file does.
+    """
+    if name is None or Path(name).expanduser().exists():
+        return name
+    first, slash, _ = name.partition("/")
+    looks_like_path = (
+        name.startswith((".", "/", "~"))
+        or name.count("/") > 1
+        or name.endswith("/")
+        or "\\" in name
+        or (slash and (first.lower() in FOLDERS or Path(first).is_dir()))
+        or name.lower().endswith(SUFFIXES)
+    )
+    if looks_like_path:
+        above = Path(name).expanduser().parent
+        beside = f", while {above} is" if above != Path() and above.is_dir() else ""
+        raise ValueError(
+            f"{what} {name}: there is no such folder or file here ({Path.cwd()}){beside}; it looks like a path, so the Hub was not "
+            "asked: name what is there, or USER/NAME on the Hub"
+        )
+    return name
