@@ -219,15 +219,20 @@ class Teacher:
 
 def load_processor(checkpoint: str):
     """The image processor of a checkpoint; of a timm repo, what its `pretrained_cfg` says; else, with a warning, ViT's own."""
-    timm = PreTrainedConfig.get_config_dict(checkpoint)[0].get("pretrained_cfg")
-    if timm is not None:
-        side = timm["input_size"][-2:]
-        return ViTImageProcessorPil(
-            size={"height": side[0], "width": side[1]},
-            resample=PILImage.Resampling[timm.get("interpolation", "bicubic").upper()],
-            image_mean=list(timm["mean"]),
-            image_std=list(timm["std"]),
-        )
+    stated = PreTrainedConfig.get_config_dict(checkpoint)[0]
+    if (timm := stated.get("pretrained_cfg")) is not None:
+        try:
+            _, height, width = timm_input_size(stated)
+            return ViTImageProcessorPil(
+                size={"height": height, "width": width},
+                resample=PILImage.Resampling[timm.get("interpolation", "bicubic").upper()],
+                image_mean=list(timm["mean"]),
+                image_std=list(timm["std"]),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"the pretrained_cfg in config.json of {checkpoint} does not say how its images are made: {error!r}"
+            ) from error
     try:
         return AutoImageProcessor.from_pretrained(checkpoint)
     except OSError:
