@@ -30,7 +30,7 @@ from transformers.core_model_loading import (
 )
 from transformers.utils import cached_file
 
-from .configuration_hf_vit import HFViTConfig, as_pair
+from .configuration_hf_vit import LARGEST, HFViTConfig, as_pair
 from .modeling_hf_vit import INPUT_FIELDS, Origin, own_report
 
 

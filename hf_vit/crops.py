@@ -71,7 +71,9 @@ def resize(pixels: np.ndarray, height: int, width: int, resample: int) -> np.nda
     return batch.squeeze(0).permute(1, 2, 0).numpy()  # (1, C, height, width) -> (height, width, C)
 
 
-def resize_center(image: Image.Image, resize: int | tuple[int, int], height: int, width: int, resample: int) -> np.ndarray:
+def resize_center(
+    image: Image.Image, resize: int | tuple[int, int], height: int, width: int, resample: int
+) -> np.ndarray:
     """An image resized, and its centre cut out: uint8 (height, width, C), black where the resized image is smaller.
 
     An image so long that more than `MOST_PIXELS` would come of it is cut before it is resized: that differs from what an image

@@ -93,7 +93,7 @@ def load(name: str, config: str | None = None, streaming: bool = False) -> Datas
             return restrict(load_dataset(name, config, streaming=streaming), files_on_hub(name))
         except OSError as error:  # no such repo, or no Hub
             raise ValueError(f"{here}, and the Hub does not give it: {error}") from error
-    path = Path(os.path.abspath(path))
+    path = path.resolve()  # as `datasets` names what it finds
     if (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file():
         saved = load_from_disk(str(path))
         splits = saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
@@ -1056,9 +1056,10 @@ class Stream:
                 rows = rows[first - mine.start * each :][:batch_size]
                 ids = torch.tensor([row["row"] + number * PASS for number, row in rows])
                 both = zip(rows, numbers_of(ids, self.form, self.seed), strict=True)
-                yield rows, [
-                    pool.submit(decode_rows, [row], self.form, [numbers], self.files) for (_, row), numbers in both
-                ]
+                yield (
+                    rows,
+                    [pool.submit(decode_rows, [row], self.form, [numbers], self.files) for (_, row), numbers in both],
+                )
 
         if lanes < min(self.lanes, world):
             logger.warning(

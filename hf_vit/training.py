@@ -27,6 +27,7 @@ from transformers.utils import logging
 
 from . import metrics
 from .augment import normalize
+from .checkpoints import timm_input_size
 from .configuration_hf_vit import HFViTConfig, as_pair
 from .crops import eval_resize
 from .data import ImageForm, image_form, match_labels
@@ -244,6 +245,10 @@ def load_processor(checkpoint: str):
             "processor beside it"
         )
         return processor
+    except (TypeError, KeyError, AttributeError, RecursionError) as error:  # whatever a wrong kind of value leads to
+        raise ValueError(
+            f"the preprocessor_config.json of {checkpoint} cannot be read as an image processor: {error!r}"
+        ) from error
 
 
 def build_model(

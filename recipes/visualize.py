@@ -110,7 +110,9 @@ def main():
         gradient = {"labels": config.label2id[args.label]}
     form = data.image_form(training.load_processor(source), config)
     if args.images:
-        rows = [{"row": row, "image": {"bytes": read_file(file), "path": file}} for row, file in enumerate(args.images)]
+        rows = [
+            {"row": row, "image": {"bytes": read_file(file), "path": file}} for row, file in enumerate(args.images)
+        ]
         read, bad = data.decode_rows(rows, form)
         if bad:
             raise ValueError("; ".join(bad))
