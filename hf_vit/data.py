@@ -481,11 +481,12 @@ def image_form(processor, config) -> ImageForm:
     size = asked.get("size") or {}
     last, resize = size, None
     if asked.get("do_center_crop"):
-        last = asked["crop_size"]
+        last = asked.get("crop_size") or {}
         resize = size.get("shortest_edge") or (size.get("height"), size.get("width"))
     channels = getattr(config, "num_channels", 3)
     plain = all(asked.get(name) in (True, None) for name in ("do_resize", "do_rescale", "do_normalize"))
-    plain &= abs(asked.get("rescale_factor", 1 / 255) - 1 / 255) < 1e-9 and asked.get("image_mean") is not None
+    plain &= abs((asked.get("rescale_factor") or 1 / 255) - 1 / 255) < 1e-9
+    plain &= all(asked.get(name) is not None for name in ("image_mean", "image_std", "resample"))
     plain &= not any(asked.get(name) for name in ("do_flip_channel_order", "crop_pct", "include_top", "do_pad"))
     if not (plain and {"height", "width"} <= set(last) and resize != (None, None)):
         return ImageForm(0, 0, channels, 0, (), (), processor=processor)

@@ -245,7 +245,9 @@ def load_processor(checkpoint: str):
             "processor beside it"
         )
         return processor
-    except (TypeError, KeyError, AttributeError, RecursionError) as error:  # whatever a wrong kind of value leads to
+    except ValueError:
+        raise
+    except Exception as error:  # whatever a wrong kind of value leads to
         raise ValueError(
             f"the preprocessor_config.json of {checkpoint} cannot be read as an image processor: {error!r}"
         ) from error
