@@ -30,7 +30,7 @@ from transformers.core_model_loading import (
 )
 from transformers.utils import cached_file
 
-from .model.configuration_hf_vit import HFViTConfig, as_pair
+from .model.configuration_hf_vit import LARGEST, HFViTConfig, as_pair
 from .model.loading import CheckpointSource, silence_load_report
 from .model.resizing import INPUT_FIELDS
 
@@ -667,7 +667,7 @@ def timm_dinov3(patch: list, asked: dict, stated: dict, global_pool: str | None,
     if global_pool is None:
         fields["pooling"] = "mean"
         assumed.append("pooling")
-    size = (stated.get("pretrained_cfg") or {}).get("input_size")  # (C, H, W)
+    size = timm_input_size(stated)
     if size is None:  # any other is as good to rotary positions
         assumed.append("image_size")
     sides = zip(size[1:] if size else [16 * side for side in patch], patch, strict=True)
@@ -676,6 +676,22 @@ def timm_dinov3(patch: list, asked: dict, stated: dict, global_pool: str | None,
     if assumed:
         notes.append(f"{', '.join(assumed)} assumed")
     return fields
+
+
+def timm_input_size(stated: dict) -> list[int] | None:
+    """The (C, H, W) that the config.json of a timm repo states for its images; None where it states none.
+
+    Raises:
+        ValueError: if it is no size of an image.
+    """
+    size = (stated.get("pretrained_cfg") or {}).get("input_size")
+    is_size = isinstance(size, list) and len(size) == 3 and all(isinstance(side, int) and side > 0 for side in size)
+    if size is not None and not (is_size and max(size) <= LARGEST["image_size"]):
+        raise ValueError(
+            f"input_size in config.json is {size!r}; wanted three numbers, channels, height and width, of 1 to "
+            f"{LARGEST['image_size']:,}: is this config.json whole, and to be trusted?"
+        )
+    return size
 
 
 def infer_timm(shapes: dict, asked: dict, is_classifier: bool, notes: list, stated: dict | None = None) -> dict:
@@ -734,7 +750,7 @@ def infer_timm(shapes: dict, asked: dict, is_classifier: bool, notes: list, stat
         if not name and "blocks.0.gamma_1" in shapes:  # DeiT III's own code writes the tensors of timm's rope_ape
             notes.append("no rotary positions assumed")
         placed = int(class_token) + int(distillation)
-        size = (stated.get("pretrained_cfg") or {}).get("input_size")  # (C, H, W)
+        size = timm_input_size(stated)
         fields["image_size"] = grid_of(
             shapes["pos_embed"][1],
             (placed, 0, placed + registers),

@@ -2,16 +2,17 @@
 
 import contextlib
 import glob
+import hashlib
 import itertools
 import math
 import multiprocessing.connection
+import os
 import signal
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,8 @@ from datasets import (
     load_from_disk,
 )
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
-from datasets.utils.file_utils import xopen
 from huggingface_hub import DatasetCard
-from PIL import ExifTags, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, ImageOps
 from PIL import Image as PILImage
 from torch.utils.data import DataLoader
 from transformers.utils import logging
@@ -41,6 +41,8 @@ from yaml import YAMLError
 from . import crops
 from .hardware import own_cores
 from .hub_names import refuse_mistyped_path
+from .images import NO_FILES, Files, ImageFile, files_of, files_on_hub, opened, read_bytes, restrict
+from .memory import available_memory
 
 
 logger = logging.get_logger(__name__)
@@ -58,7 +60,8 @@ SPLITS = {
 }  # first words of file names, and the splits they mean
 TO_SCORE = ("validation", "val", "test")  # the split that is scored where none is named: the first there is
 EXTENSIONS = tuple(ImageFolder.EXTENSIONS)  # of the images that the library finds in a folder
-CACHE_BYTES = 2 * 2**30  # data sets that decode to less than this stay in memory
+CACHE_BYTES = 2 * 2**30  # splits that decode to less than this stay in memory, and
+CACHE_SHARE = 0.25  # to less than this part of what is available
 MOST_DEATHS = 3  # of worker processes that are replaced
 PASS = 2**40  # more images than a data set has; an id holds its epoch in multiples of it
 
@@ -68,12 +71,12 @@ PASS = 2**40  # more images than a data set has; an id holds its epoch in multip
 
 
 def load(name: str, config: str | None = None, streaming: bool = False) -> DatasetDict | IterableDatasetDict:
-    """The splits of a data set.
+    """The splits of a data set. Its images are not decoded, and may name only files that are its own (`images.Files`).
 
     Args:
         name: a Hub id; a local folder (class folders of images, Parquet, WebDataset tar shards or CSV tables named by their
             split, `save_to_disk`); a Parquet, Arrow, CSV, JSON or tar file; or the name of an embedded set. Tables name
-            image files, relative to their own folder.
+            image files in their own folder or below it.
         config: configuration of a Hub data set that has several.
         streaming: read while training, without a copy on this disk.
 
@@ -87,12 +90,14 @@ def load(name: str, config: str | None = None, streaming: bool = False) -> Datas
         refuse_mistyped_path(name, "--dataset_name")
         here = f"--dataset_name {name}: there is no such folder or file here ({Path.cwd()})"
         try:
-            return load_dataset(name, config, streaming=streaming)
+            return restrict(load_dataset(name, config, streaming=streaming), files_on_hub(name))
         except OSError as error:  # no such repo, or no Hub
             raise ValueError(f"{here}, and the Hub does not give it: {error}") from error
+    path = path.resolve()  # as `datasets` names what it finds
     if (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file():
         saved = load_from_disk(str(path))
-        return saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
+        splits = saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
+        return restrict(splits, Files(str(path)))
     if path.is_file():
         if path.suffix not in FILE_FORMATS:
             raise ValueError(f"{path} is no data file; wanted one of {', '.join(FILE_FORMATS)}, or a folder of images")
@@ -146,10 +151,10 @@ def _load_files(files: list[Path], streaming: bool):
     except Exception as error:  # each format raises its own
         names = ", ".join(file.name for file in files[:3])
         raise ValueError(f"{files[0].parent}: {names} cannot be read as {kind}: {error.__cause__ or error}") from error
-    if not table:
-        return splits
-    splits = _paths_to_images(splits, files[0].parent)
-    if streaming:  # the table is small, the files it names are not
+    if table:
+        splits = _paths_to_images(splits)
+    splits = restrict(splits, Files(str(files[0].parent)))
+    if streaming and table:  # the table is small, the files it names are not
         return IterableDatasetDict({name: rows.to_iterable_dataset() for name, rows in splits.items()})
     return splits
 
@@ -169,12 +174,15 @@ def _load_folder(path: Path, config: str | None, streaming: bool):
         by_split: dict[str, list[str]] = {}
         for folder in folders:
             by_split.setdefault(SPLITS[folder.name.lower()], []).append(f"{glob.escape(str(folder))}/**")
-        return load_dataset("imagefolder", data_files=by_split, streaming=streaming)
-    return load_dataset(str(path), config, streaming=streaming)
+        splits = load_dataset("imagefolder", data_files=by_split, streaming=streaming)
+    else:
+        splits = load_dataset(str(path), config, streaming=streaming)
+    names_itself = next(iter(splits.values())).info.builder_name != "imagefolder" or any(path.rglob("metadata.*"))
+    return restrict(splits, Files(str(path), links=not names_itself))
 
 
-def _paths_to_images(splits, folder: Path):
-    """A column of text that names image files, relative to `folder` -> a column of images."""
+def _paths_to_images(splits):
+    """Columns of text that names image files -> columns of images."""
     PILImage.init()
 
     def names_files(column) -> bool:
@@ -182,15 +190,8 @@ def _paths_to_images(splits, folder: Path):
         first = next(values, None)
         return isinstance(first, str) and Path(first).suffix.lower() in PILImage.EXTENSION
 
-    def locate(value):
-        return value if value is None or "://" in value else str(folder / value)
-
     for column in [name for name in next(iter(splits.values())).features if names_files(name)]:
-        located = {
-            name: data.map(lambda row, column=column: {column: locate(row[column])}, features=data.features)
-            for name, data in splits.items()
-        }
-        splits = DatasetDict(located).cast_column(column, Image(decode=False))
+        splits = splits.cast_column(column, Image(decode=False))
     return splits
 
 
@@ -222,12 +223,16 @@ def find_columns(data: Dataset, image_column: str | None, label_column: str | No
             raise ValueError(f"{flag} {name}: there is no such column{there}")
         elif wanted is Image and not _holds_images(data.features[name]):
             raise ValueError(f"{flag} {name}: it holds no images{there}")
+        if wanted is ClassLabel and not isinstance(data.features[name], (ClassLabel, Value)):
+            raise ValueError(f"{flag} {name}: it holds neither text nor numbers{there}")
         found.append(name)
     return found[0], found[1]
 
 
 def _kind(feature) -> str:
-    return getattr(feature, "dtype", None) if type(feature).__name__ == "Value" else type(feature).__name__
+    if isinstance(feature, Image):
+        return "Image"
+    return feature.dtype if isinstance(feature, Value) else type(feature).__name__
 
 
 def _holds_images(feature) -> bool:
@@ -319,7 +324,9 @@ def prepare(
 
 def rename(data, columns: tuple[str, str]):
     """Only the image and the label column, called `image` (undecoded) and `label`."""
-    data = data.cast_column(columns[0], Image(decode=False)).select_columns(list(columns))
+    if not isinstance(data.features[columns[0]], ImageFile):
+        data = data.cast_column(columns[0], Image(decode=False))
+    data = data.select_columns(list(columns))
     for old, new in zip(columns, ("image", "label"), strict=True):
         if old != new:
             data = data.rename_column(old, new)
@@ -465,16 +472,21 @@ def image_form(processor, config) -> ImageForm:
 
     A processor that does something else than resize (and cut out the middle), divide by 255 and normalise is kept in the
     form and called on each image.
+
+    Raises:
+        ValueError: if the processor asks for sizes or numbers that no model has.
     """
     asked = processor.to_dict()
+    crops.check_processor(asked)
     size = asked.get("size") or {}
     last, resize = size, None
     if asked.get("do_center_crop"):
-        last = asked["crop_size"]
+        last = asked.get("crop_size") or {}
         resize = size.get("shortest_edge") or (size.get("height"), size.get("width"))
     channels = getattr(config, "num_channels", 3)
     plain = all(asked.get(name) in (True, None) for name in ("do_resize", "do_rescale", "do_normalize"))
-    plain &= abs(asked.get("rescale_factor", 1 / 255) - 1 / 255) < 1e-9 and asked.get("image_mean") is not None
+    plain &= abs((asked.get("rescale_factor") or 1 / 255) - 1 / 255) < 1e-9
+    plain &= all(asked.get(name) is not None for name in ("image_mean", "image_std", "resample"))
     plain &= not any(asked.get(name) for name in ("do_flip_channel_order", "crop_pct", "include_top", "do_pad"))
     if not (plain and {"height", "width"} <= set(last) and resize != (None, None)):
         return ImageForm(0, 0, channels, 0, (), (), processor=processor)
@@ -493,7 +505,8 @@ def training_form(form: ImageForm, images: Dataset | None, crop: str, crop_scale
     small = []
     for item in [] if images is None else images[:: max(1, len(images) // 32)]["image"]:
         with contextlib.suppress(Exception):  # a bad one is named when it is decoded
-            width, height = PILImage.open(BytesIO(read_bytes(item))).size
+            with opened(read_bytes(item, files_of(images))) as image:
+                width, height = image.size
             small.append(width <= form.width and height <= form.height and width * form.height == height * form.width)
     if 2 * sum(small) > len(small):
         return replace(form, resize=None, draft=True)
@@ -505,22 +518,8 @@ JPEG = ("JPEG", "MPO")  # PIL's formats that JPEG decoders read
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations of a photo whose width is stored as its height
 
 
-def read_bytes(item: dict | None) -> bytes:
-    """The file of one undecoded image, `{"bytes": ..., "path": ...}`.
-
-    Raises:
-        ValueError, OSError: if it is empty or cannot be read.
-    """
-    if item is None or item["bytes"] == b"":
-        raise ValueError("it is empty")
-    if item["bytes"] is not None:
-        return item["bytes"]
-    with xopen(item["path"], "rb") if "://" in item["path"] else open(item["path"], "rb") as file:
-        return file.read()
-
-
 def open_image(item: dict, channels: int) -> PILImage.Image:
-    """One undecoded image, as for `read_bytes` -> upright, of 8 bits a channel.
+    """One undecoded image, `{"bytes": ..., "path": ...}` with its bytes -> upright, of 8 bits a channel.
 
     Args:
         channels: 1 (grey), 3 or 4.
@@ -529,7 +528,7 @@ def open_image(item: dict, channels: int) -> PILImage.Image:
         ValueError, OSError: if it cannot be read as an image of 8 or 16 bits a channel.
     """
     content = read_bytes(item)
-    with PILImage.open(BytesIO(content)) as image:
+    with opened(content) as image:
         return _upright(content, image, channels)
 
 
@@ -543,7 +542,7 @@ def _upright(content: bytes, image: PILImage.Image, channels: int, factor: int =
         image.draft(None, tuple(side // factor for side in image.size))
     ImageOps.exif_transpose(image, in_place=True)  # the other way copies every photo
     if image.mode.startswith("I"):  # Pillow would clip 16 bits at 255; mode "I" may hold 8 or 16 of them
-        values = np.asarray(image).astype(np.int64)
+        values = np.asarray(image)
         sixteen = image.mode != "I" or values.max() > 255
         image = PILImage.fromarray((values // 257 if sixteen else values).clip(0, 255).astype(np.uint8))
     elif image.mode == "F":
@@ -566,19 +565,10 @@ def _jpeg(content: bytes, image: PILImage.Image, factor: int) -> np.ndarray | No
     return None
 
 
-def _resize(image: PILImage.Image, width: int, height: int, form: ImageForm) -> np.ndarray:
-    """An image -> uint8 (height, width, C); by torch where the form says `draft`."""
-    if form.draft:
-        return crops.resize(np.array(image).reshape(*image.size[::-1], -1), height, width, form.resample)
-    if image.size != (width, height):
-        image = image.resize((width, height), form.resample)
-    return np.array(image).reshape(height, width, form.channels)
-
-
 def _random_part(item: dict, form: ImageForm, numbers: list[float]) -> np.ndarray:
     """A random part of a photo, resized to uint8 (H, W, C); a JPEG file is decoded as small as that allows."""
     content = read_bytes(item)
-    with PILImage.open(BytesIO(content)) as image:
+    with opened(content) as image:
         is_jpeg, turned = image.format in JPEG, image.getexif().get(ExifTags.Base.Orientation, 1)
         box = crops.crop_box(*(image.size[::-1] if turned in SIDEWAYS else image.size), numbers, form.crop_scale)
         factor = crops.shrink_factor(box, form.height, form.width) if is_jpeg else 1
@@ -593,7 +583,7 @@ def _random_part(item: dict, form: ImageForm, numbers: list[float]) -> np.ndarra
 
 
 def decode(item: dict, form: ImageForm, numbers: list[float] | None = None) -> np.ndarray:
-    """One undecoded image, as for `read_bytes` -> uint8 (H, W, C), as the image processor resizes it.
+    """One undecoded image, as for `open_image` -> uint8 (H, W, C), as the image processor resizes it.
 
     Args:
         numbers: which part is cut out, `crops.crop_numbers` (22,), where the form has a `crop_scale`.
@@ -605,21 +595,16 @@ def decode(item: dict, form: ImageForm, numbers: list[float] | None = None) -> n
         return _random_part(item, form, numbers)
     image = open_image(item, form.channels)
     if form.processor is not None:
+        crops.check_shape(image.size, form.processor)
         return form.processor(image, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)  # (H, W, C), float
-    width, height = form.width, form.height
-    if isinstance(form.resize, int):  # the shorter side; the longer one is rounded down, as image processors do
-        shorter = min(image.size)
-        width, height = (int(form.resize * side / shorter) for side in image.size)
-    elif form.resize is not None:
-        height, width = form.resize
-    pixels = _resize(image, width, height, form)
-    if form.resize is None:
-        return pixels
-    top, left = (height - form.height) // 2, (width - form.width) // 2
-    if min(top, left) < 0:  # black where the image is smaller
-        pixels = np.pad(pixels, [*((max(0, -side), max(0, -side) + 1) for side in (top, left)), (0, 0)])
-        top, left = max(0, top), max(0, left)
-    return pixels[top : top + form.height, left : left + form.width]
+    if form.resize is not None:
+        return crops.resize_center(image, form.resize, form.height, form.width, form.resample)
+    if form.draft:
+        pixels = np.array(image).reshape(*image.size[::-1], -1)
+        return crops.resize(pixels, form.height, form.width, form.resample)
+    if image.size != (form.width, form.height):
+        image = image.resize((form.width, form.height), form.resample)
+    return np.array(image).reshape(form.height, form.width, form.channels)
 
 
 def numbers_of(ids: torch.Tensor, form: ImageForm, seed: int) -> list[list[float] | None]:
@@ -630,20 +615,19 @@ def numbers_of(ids: torch.Tensor, form: ImageForm, seed: int) -> list[list[float
 
 
 def decode_rows(
-    rows: list[dict], form: ImageForm, numbers: list[list[float] | None] | None = None
+    rows: list[dict], form: ImageForm, numbers: list[list[float] | None] | None = None, files: Files = NO_FILES
 ) -> tuple[list[np.ndarray | None], list[str]]:
-    """Rows of `prepare` -> images, None for those that cannot be read; and a sentence on each of those."""
+    """Rows of `prepare` -> images, None for those that cannot be read; and a sentence on each of those. `files` are those that
+    the rows may name."""
     images, bad = [], []
     for row, of_row in zip(rows, numbers or [None] * len(rows), strict=True):
         try:
-            images.append(decode(row["image"], form, of_row))
-        except Exception as error:  # PIL's plugins raise anything
+            content = read_bytes(row["image"], files)
+            images.append(decode({"bytes": content, "path": None}, form, of_row))
+        except Exception as error:  # so do file systems and image processors
             where = f" ({row['image']['path']})" if row["image"] and row["image"]["path"] else ""
             images.append(None)
-            unknown = isinstance(error, UnidentifiedImageError)  # its text holds an address, another one each time
-            bad.append(
-                f"row {row['row']}{where} cannot be read as an image: {'no known format' if unknown else error}"
-            )
+            bad.append(f"row {row['row']}{where} cannot be read as an image: {error}")
     return images, bad
 
 
@@ -654,6 +638,25 @@ def as_batch(images: list[np.ndarray]) -> torch.Tensor:
 def stand_ins(good: list[int], count: int) -> list[int]:
     """For each of `count` places in a batch itself where it is `good`, else the next one that is, behind the end the first."""
     return [min(good, key=lambda place: (place - wanted) % count) for wanted in range(count)]
+
+
+def check_classes(data: Dataset, good: list[int], example: str):
+    """What skipping images that cannot be read does to the classes of `data`: a warning with counts; of `good`, row numbers, are
+    those that can.
+
+    Raises:
+        ValueError: if nothing of a class is left.
+    """
+    labels, names = np.asarray(data["label"]), data.features["label"].names
+    before, after = (np.bincount(some, minlength=len(names)) for some in (labels, labels[good]))
+    if gone := [names[label] for label in np.flatnonzero((before > 0) & (after == 0))]:
+        raise ValueError(
+            f"no image of {len(gone)} classes can be read, and --on_bad_image skip would leave them out: {', '.join(gone[:5])}; "
+            f"{example}; mend some of them, or take these classes out of the data"
+        )
+    lost = [label for label in np.argsort(after / np.maximum(before, 1)) if after[label] < before[label]]
+    worst = ", ".join(f"{names[label]} {before[label] - after[label]} of {before[label]}" for label in lost[:5])
+    logger.warning(f"images that cannot be read are skipped: {worst}{' ...' if len(lost) > 5 else ''}")
 
 
 class Images(torch.utils.data.Dataset):
@@ -675,14 +678,16 @@ class Images(torch.utils.data.Dataset):
 
     def __init__(self, data: Dataset, form: ImageForm, on_bad: str = "stop", fill: bool = False, seed: int = 0):
         self.rows, self.form, self.on_bad, self.fill, self.seed = data, form, on_bad, fill, seed
+        self.files = files_of(data)
         self.skipped: dict[str, None] = {}  # in the order they came
         self.cache = None
-        if form.processor is None and len(data) * form.height * form.width * form.channels <= CACHE_BYTES:
+        fits = min(CACHE_BYTES, CACHE_SHARE * available_memory())  # the next split finds less available
+        if form.processor is None and len(data) * form.height * form.width * form.channels <= fits:
             if form.crop_scale is None:
                 self.cache = torch.empty(len(data), form.channels, form.height, form.width, dtype=torch.uint8)
             chunks = torch.arange(len(data)).tensor_split(max(1, len(data) // 64))
             decode_chunk = lambda chunk: decode_rows(
-                self.rows.__getitems__(chunk.tolist()), form, numbers_of(chunk, form, seed)
+                self.rows.__getitems__(chunk.tolist()), form, numbers_of(chunk, form, seed), self.files
             )
             good, unreadable = [], []
             with ThreadPoolExecutor(own_cores()) as pool:  # PIL decodes without the interpreter lock
@@ -697,6 +702,7 @@ class Images(torch.utils.data.Dataset):
             if not good:
                 raise ValueError(f"none of the {len(data)} images can be read; {next(iter(self.skipped))}")
             if len(good) < len(data):
+                check_classes(data, good, next(iter(self.skipped)))
                 self.rows = data.select(good)
                 self.cache = None if self.cache is None else self.cache[good]
         self.labels = torch.tensor(np.asarray(self.rows["label"]), dtype=torch.long)  # (n,)
@@ -730,7 +736,7 @@ class Images(torch.utils.data.Dataset):
             images = self.cache[rows]
         else:
             numbers = numbers_of(ids, self.form, self.seed)
-            decoded, bad = decode_rows(self.rows.__getitems__(rows.tolist()), self.form, numbers)
+            decoded, bad = decode_rows(self.rows.__getitems__(rows.tolist()), self.form, numbers, self.files)
             good = [place for place, image in enumerate(decoded) if image is not None]
             if not good:
                 return {"bad": bad}
@@ -921,11 +927,40 @@ def prepare_stream(
             "--label_names FILE, one name a line"
         )
     names = label_names or kind.names
+    fingerprint = fingerprint_of(scored, columns)
     scored = rename(scored, columns)
-    held = Dataset.from_generator(lambda: iter(scored), features=scored.features)
+    held = Dataset.from_generator(lambda: iter(scored), features=scored.features, fingerprint=fingerprint)
+    held = held.cast_column("image", scored.features["image"])  # which files it may name is not on disk
     held = held.add_column("row", np.arange(len(held)))
     evaluated, _ = encode_labels(DatasetDict(eval=held), label_names, {"eval": known[0]})
     return rename(train, columns), evaluated["eval"], names, known[0]
+
+
+def fingerprint_of(rows: IterableDataset, columns: tuple[str, str]) -> str:
+    """The same for the same data, in each process: what a stream reads (`datasets` alone would hash objects that differ from
+    start to start), the files on this disk with size and time, and the columns that are kept."""
+
+    def leaves(value):
+        if isinstance(value, str):
+            yield value
+            file = value.rpartition("::")[2]
+            if os.path.isfile(file):
+                yield os.stat(file).st_size
+                yield os.stat(file).st_mtime_ns
+        elif isinstance(value, Dataset):
+            yield value._fingerprint
+        elif isinstance(value, (dict, list, tuple)):
+            for part in value.items() if isinstance(value, dict) else value:
+                yield from leaves(part)
+        elif callable(value):
+            yield f"{value.__module__}.{value.__qualname__}"
+        elif hasattr(value, "__dict__"):
+            yield from leaves(vars(value))
+        else:
+            yield repr(value)
+
+    parts = [*leaves(rows._ex_iterable), repr(rows.features), *columns]
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
 
 
 class Stream:
@@ -954,7 +989,7 @@ class Stream:
         lanes: int = 4,
     ):
         self.rows, self.names, self.form, self.seed, self.on_bad = rows, names, form, seed, on_bad
-        self.buffer, self.lanes = buffer, lanes
+        self.buffer, self.lanes, self.files = buffer, lanes, files_of(rows)
         self.skipped: dict[str, None] = {}
         # Rows of each shard that was read to its end: a resumed run skips those whole.
         self.lengths: dict[int, int] = {}
@@ -1022,7 +1057,10 @@ class Stream:
                 rows = rows[first - mine.start * each :][:batch_size]
                 ids = torch.tensor([row["row"] + number * PASS for number, row in rows])
                 both = zip(rows, numbers_of(ids, self.form, self.seed), strict=True)
-                yield rows, [pool.submit(decode_rows, [row], self.form, [numbers]) for (_, row), numbers in both]
+                yield (
+                    rows,
+                    [pool.submit(decode_rows, [row], self.form, [numbers], self.files) for (_, row), numbers in both],
+                )
 
         if lanes < min(self.lanes, world):
             logger.warning(

@@ -6,7 +6,7 @@ from importlib.metadata import version
 import numpy as np
 import torch
 
-from .data import read_bytes
+from .images import files_of, read_bytes
 from .sharing import circumstances
 
 
@@ -46,11 +46,11 @@ def checksum_of_images(rows) -> str:
     It sees another order, another encoding, and images that were replaced, if they are many: of a large set where one in a hundred
     is another, with a probability of 92% (1 - 0.99^256). Names, times and places of files do not matter.
     """
-    found = hashlib.sha256()
+    found, files = hashlib.sha256(), files_of(rows)
     places = np.random.default_rng(0).permutation(len(rows))[:NUM_IMAGES].tolist()
     for row in rows.__getitems__(places):
         try:
-            content = read_bytes(row["image"])
+            content = read_bytes(row["image"], files)
         except (OSError, ValueError):  # is stopped at or skipped where it is decoded
             content = b""
         found.update(hashlib.sha256(content).digest())

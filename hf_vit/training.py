@@ -26,6 +26,7 @@ from transformers.utils import logging
 
 from . import metrics
 from .augment import normalize
+from .checkpoints import timm_input_size
 from .crops import eval_resize
 from .data import ImageForm, image_form, match_labels
 from .hub_names import refuse_mistyped_path
@@ -223,6 +224,7 @@ def load_processor(checkpoint: str):
     """The image processor of a checkpoint; of a timm repo, what its `pretrained_cfg` says; else, with a warning, ViT's own."""
     config = PreTrainedConfig.get_config_dict(checkpoint)[0]
     if config.get("pretrained_cfg") is not None:
+        timm_input_size(config)
         return timm_processor(config["pretrained_cfg"], checkpoint)
     try:
         return AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=False)
@@ -235,6 +237,12 @@ def load_processor(checkpoint: str):
             "processor beside it"
         )
         return processor
+    except ValueError:
+        raise
+    except Exception as error:  # whatever a wrong kind of value leads to
+        raise ValueError(
+            f"the preprocessor_config.json of {checkpoint} cannot be read as an image processor: {error!r}"
+        ) from error
 
 
 def build_model(

@@ -26,13 +26,13 @@ except ImportError:
 import torch
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import StrictDataclassError
-from PIL import UnidentifiedImageError
 from transformers.utils import logging
 
 from hf_vit import HFViTForImageClassification, data, figures, sharing, training
 from hf_vit.augment import as_bytes, normalize
 from hf_vit.escapes import inline, printable
 from hf_vit.hub_names import refuse_mistyped_path
+from hf_vit.images import opened, read_file
 
 
 METHODS = {"attention of a head": "raw", "attention, mean of the heads": "mean"} | {
@@ -44,21 +44,19 @@ ALONE = ("attention of a head",)  # for which a head is chosen
 
 def no_image(error: Exception) -> gradio.Error:
     """The sentence that the page shows for a file that could not be read."""
-    why = "no known format" if isinstance(error, UnidentifiedImageError) else str(error)  # whose text holds an address
-    wanted = "Wanted a whole JPEG, PNG, WebP or the like."
-    return gradio.Error(f"This file cannot be read as an image: {why.rstrip('.')}. {wanted}", print_exception=False)
+    why, wanted = str(error).rstrip("."), "Wanted a whole JPEG, PNG, WebP or the like."
+    return gradio.Error(f"This file cannot be read as an image: {why}. {wanted}", print_exception=False)
 
 
-def careful(preprocess):
-    """`preprocess` of an image component, with a sentence for what is no image."""
-
-    def wrapped(payload):
-        try:
-            return preprocess(payload)
-        except Exception as error:  # PIL's plugins raise anything
-            raise no_image(error) from error
-
-    return wrapped
+def uploaded(payload) -> str | None:
+    """The file of an image component, where it is an image. Gradio's own way would open any format, and addresses with data."""
+    if payload is None:
+        return None
+    try:
+        with opened(read_file(payload.path)):
+            return payload.path
+    except Exception as error:  # a payload may hold anything
+        raise no_image(error) from error
 
 
 def one_of(count: int, value: int, **options):
@@ -87,7 +85,7 @@ class Viewer:
         if file is None:
             return None, None
         try:
-            pixels = data.as_batch([data.decode({"bytes": None, "path": file}, self.form)])  # (1, C, H, W)
+            pixels = data.as_batch([data.decode({"bytes": read_file(file), "path": file}, self.form)])  # (1, C, H, W)
         except Exception as error:
             raise no_image(error) from error
         pixel_values = normalize(pixels, self.form)
@@ -137,7 +135,7 @@ def page(viewers: list[Viewer], shown: list[str]) -> gradio.Blocks:
                 photo = gradio.Image(
                     type="filepath", image_mode=None, height=320, label="image", sources=["upload", "clipboard"]
                 )
-                photo.preprocess = careful(photo.preprocess)
+                photo.preprocess = uploaded
                 if shown:
                     gradio.Examples(shown, photo, label="images that the model was scored on")
             for viewer in viewers:

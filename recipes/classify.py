@@ -18,6 +18,7 @@ import hf_vit  # noqa: F401, makes the Auto classes know the model
 from hf_vit import data, run_files, training
 from hf_vit.escapes import printable, printable_lines
 from hf_vit.hub_names import refuse_mistyped_path
+from hf_vit.images import files_of, read_bytes, read_file
 
 
 SHADES = " .:-=+*#%@"
@@ -25,7 +26,7 @@ SHADES = " .:-=+*#%@"
 
 def read(path: str, channels: int) -> Image.Image:
     try:
-        return data.open_image({"bytes": None, "path": path}, channels)
+        return data.open_image({"bytes": read_file(path), "path": path}, channels)
     except (ValueError, OSError) as error:
         raise ValueError(
             f"{path} cannot be read as an image ({error}); wanted image files, or one folder or data set alone"
@@ -39,7 +40,9 @@ def gather(arguments: list[str], channels: int, count: int = 6) -> list[tuple[st
         shown = next((name for name in ("test", "validation", "val") if name in splits), next(iter(splits)))
         splits, labels, _ = data.prepare(splits, train_split=None, eval_split=shown)
         chosen = splits["eval"].shuffle(seed=1).select(range(min(count, len(splits["eval"]))))
-        return [(labels[row["label"]], data.open_image(row["image"], channels)) for row in chosen]
+        items = [{"bytes": read_bytes(item, files_of(chosen)), "path": item["path"]} for item in chosen["image"]]
+        names = [labels[label] for label in chosen["label"]]
+        return [(name, data.open_image(item, channels)) for name, item in zip(names, items, strict=True)]
     return [(Path(name).name, read(name, channels)) for name in arguments]
 
 

@@ -30,6 +30,7 @@ from transformers.utils import logging
 from hf_vit import HFViTForImageClassification, data, figures, hardware, training
 from hf_vit.augment import as_bytes, normalize
 from hf_vit.escapes import printable_lines
+from hf_vit.images import read_file
 from hf_vit.model.attention_maps import GRADIENT_METHODS, MAP_METHODS
 
 
@@ -110,7 +111,9 @@ def main():
         gradient = {"labels": config.label2id[args.label]}
     form = data.image_form(training.load_processor(source), config)
     if args.images:
-        rows = [{"row": row, "image": {"bytes": None, "path": file}} for row, file in enumerate(args.images)]
+        rows = [
+            {"row": row, "image": {"bytes": read_file(file), "path": file}} for row, file in enumerate(args.images)
+        ]
         read, bad = data.decode_rows(rows, form)
         if bad:
             raise ValueError("; ".join(bad))

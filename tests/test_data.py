@@ -5,11 +5,13 @@ import dataclasses
 import itertools
 import json
 import re
+import shutil
 import tarfile
 import zipfile
 from io import BytesIO
 
 import numpy as np
+import PIL
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
@@ -26,6 +28,7 @@ from transformers import (
 
 from hf_vit import HFViTConfig, data
 from hf_vit.augment import augment, normalize
+from hf_vit.images import Files
 
 
 def picture(seed=0, size=(20, 14), mode="RGB"):
@@ -169,7 +172,7 @@ def test_a_rotated_photo_is_turned_upright(tmp_path):
     exif = PILImage.Exif()
     exif[0x0112] = 6  # the camera was turned by a quarter
     image.save(tmp_path / "turned.png", exif=exif)
-    decoded = data.decode({"bytes": None, "path": str(tmp_path / "turned.png")}, form_of((12, 8)))
+    decoded = data.decode({"bytes": (tmp_path / "turned.png").read_bytes(), "path": None}, form_of((12, 8)))
     np.testing.assert_array_equal(decoded, np.asarray(image.rotate(-90, expand=True)))
 
 
@@ -225,7 +228,8 @@ def test_scoring_without_a_split_to_score_and_missing_labels_are_errors():
 
 def test_sixteen_bits_are_scaled_not_clipped(tmp_path):
     PILImage.fromarray(np.full((8, 12), 32768, dtype=np.uint16)).save(tmp_path / "deep.png")
-    assert data.decode({"bytes": None, "path": str(tmp_path / "deep.png")}, form_of()).mean() == 127
+    item = {"bytes": (tmp_path / "deep.png").read_bytes(), "path": None}
+    assert data.decode(item, form_of()).mean() == 127
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -309,16 +313,17 @@ def test_a_folder_of_class_folders_keeps_its_splits(photos):
 
 
 @pytest.mark.parametrize(("suffix", "separator"), [(".csv", ","), (".tsv", "\t"), (".jsonl", None)])
-def test_a_table_names_images_beside_itself_or_anywhere(photos, tmp_path, suffix, separator):
+def test_a_table_names_images_below_itself_by_relative_or_absolute_paths(photos, suffix, separator):
     beside = write_table(photos.parent / f"list{suffix}", range(4), "photos", separator)
-    absolute = write_table(tmp_path / f"list{suffix}", range(4), photos, separator)
+    absolute = write_table(photos.parent / f"absolute{suffix}", range(4), photos, separator)
     for table in (beside, absolute):
         assert known(data.load(table), label_column="kind") == all_of(range(4))
 
 
 def test_a_folder_of_tables_has_a_split_for_each(photos, tmp_path):
-    write_table(tmp_path / "train.csv", range(4), photos)
-    write_table(tmp_path / "val.csv", [4, 5], photos)
+    shutil.copytree(photos, tmp_path / "photos")
+    write_table(tmp_path / "train.csv", range(4), "photos")
+    write_table(tmp_path / "val.csv", [4, 5], "photos")
     splits = data.load(str(tmp_path))
     assert known(splits, label_column="kind") == all_of(range(4))
     assert known(splits, "validation", label_column="kind") == all_of([4, 5])
@@ -626,8 +631,9 @@ def test_of_several_pictures_in_one_jpeg_the_first_is_taken(shrunk_to):
 def test_a_jpeg_on_disk_is_decoded_as_one_in_memory(tmp_path, shrunk_to):
     item = item_of(grainy(), "JPEG")
     (tmp_path / "photo.jpg").write_bytes(item["bytes"])
-    beside = {"bytes": None, "path": str(tmp_path / "photo.jpg")}
-    np.testing.assert_array_equal(np.asarray(data.open_image(beside, 3)), np.asarray(data.open_image(item, 3)))
+    rows = [{"row": 0, "image": {"bytes": None, "path": "photo.jpg"}}]
+    (beside,), _ = data.decode_rows(rows, form_of(), files=Files(str(tmp_path)))
+    np.testing.assert_array_equal(beside, data.decode(item, form_of()))
     assert len(shrunk_to) == 2
 
 
@@ -646,7 +652,9 @@ def test_a_damaged_jpeg_is_read_where_pillow_reads_it_and_to_its_pixels(content)
     try:
         wanted = np.asarray(PILImage.open(BytesIO(content)).convert("RGB"))
     except OSError as error:
-        with pytest.raises(OSError, match=re.escape(re.split("[(<]", str(error))[0])):
+        unknown = isinstance(error, PIL.UnidentifiedImageError)
+        wanted = "no known format" if unknown else re.escape(str(error).partition("(")[0])
+        with pytest.raises((OSError, ValueError), match=wanted):
             data.open_image(item, 3)
     else:
         np.testing.assert_array_equal(np.asarray(data.open_image(item, 3)), wanted)
@@ -1088,18 +1096,20 @@ def test_bad_images_of_a_stream_stop_it_or_are_skipped(tmp_path):
 
 
 def test_a_stream_of_tables_reads_the_files_they_name(photos, tmp_path):
-    write_table(tmp_path / "train.csv", range(4), photos)
-    write_table(tmp_path / "val.csv", [4, 5], photos)
+    shutil.copytree(photos, tmp_path / "photos")
+    write_table(tmp_path / "train.csv", range(4), "photos")
+    write_table(tmp_path / "val.csv", [4, 5], "photos")
     (batch,) = batches_of(stream_of(tmp_path, label_column="kind"), 1, 4)
     assert_own(batch, good_items(4), [n % 2 for n in range(4)])
 
 
 def test_an_image_inside_an_archive_is_read_where_it_lies(tmp_path):
-    """A streamed folder of images names its files so: zip://FILE::ARCHIVE, hf://datasets/...; they are not on this disk."""
+    """A streamed folder of images names its files so: zip://FILE::ARCHIVE."""
     with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
         archive.writestr("cat/0.png", pictures([0])[0])
-    inside = {"bytes": None, "path": f"zip://cat/0.png::{tmp_path / 'photos.zip'}"}
-    np.testing.assert_array_equal(data.decode(inside, form_of()), np.asarray(picture(0, (8, 12))))
+    rows = [{"row": 0, "image": {"bytes": None, "path": f"zip://cat/0.png::{tmp_path / 'photos.zip'}"}}]
+    (inside,), _ = data.decode_rows(rows, form_of(), files=Files(str(tmp_path)))
+    np.testing.assert_array_equal(inside, np.asarray(picture(0, (8, 12))))
 
 
 def test_a_streamed_jpeg_is_not_decoded_and_packed_again_on_its_way(tmp_path):

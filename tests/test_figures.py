@@ -307,7 +307,7 @@ def test_visualize_follows_the_class_and_the_layers_asked_for(demo_run, photos, 
     assert titles(drawn["heads"]) == [f"head {head}" for head in range(1, 5)]
     model = HFViTForImageClassification.from_pretrained(demo_run / "model")
     form = data.image_form(training.load_processor(str(demo_run / "model")), model.config)
-    image = data.as_batch([data.decode({"bytes": None, "path": str(photos / "grey.png")}, form)])
+    image = data.as_batch([data.decode({"bytes": (photos / "grey.png").read_bytes(), "path": None}, form)])
     maps = model.attention_maps(normalize(image, form), [0, 1], "grad_cam", labels=model.config.label2id["Bag"])[0]
     for heat, axes in zip(maps, drawn["layers"].axes[1:], strict=True):
         np.testing.assert_array_equal(axes.images[0].get_array(), figures.overlay(image[0], heat))

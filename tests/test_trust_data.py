@@ -1,0 +1,517 @@
+"""What a data set, an image or an image processor that nobody should trust may not do to who reads it."""
+
+import contextlib
+import http.server
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import threading
+import zipfile
+import zlib
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
+from PIL import Image as PILImage
+from transformers import CLIPImageProcessorPil, ViTImageProcessorPil
+
+from hf_vit import HFViTConfig, checkpoints, crops, data, images, memory, training
+from hf_vit.images import Files, files_on_hub
+
+
+def picture(seed=0):
+    return PILImage.fromarray(np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8))
+
+
+def encoded(image, kind="PNG", **how):
+    file = BytesIO()
+    image.save(file, kind, **how)
+    return file.getvalue()
+
+
+def form_of(processor=None):
+    return data.image_form(processor or ViTImageProcessorPil(size={"height": 8, "width": 8}), HFViTConfig())
+
+
+@pytest.fixture
+def server():
+    """An HTTP server on loopback; `asked` are the paths that were asked of it."""
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=listening.serve_forever, daemon=True).start()
+    yield SimpleNamespace(url=f"http://127.0.0.1:{listening.server_port}", asked=asked)
+    listening.shutdown()
+    listening.server_close()
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A data folder with an image and an archive, links in it that lead out, and private images beside it."""
+    for place in ("data/cat", "private"):
+        (tmp_path / place).mkdir(parents=True)
+        picture().save(tmp_path / place / "x.png")
+    with zipfile.ZipFile(tmp_path / "data" / "photos.zip", "w") as archive:
+        archive.write(tmp_path / "data" / "cat" / "x.png", "cat/x.png")
+    with zipfile.ZipFile(tmp_path / "private" / "photos.zip", "w") as archive:
+        archive.write(tmp_path / "data" / "cat" / "x.png", "cat/x.png")
+    (tmp_path / "data" / "link.png").symlink_to(tmp_path / "private" / "x.png")
+    (tmp_path / "data" / "links").symlink_to(tmp_path / "private")
+    (tmp_path / "data" / "within.png").symlink_to("cat/x.png")
+    (tmp_path / "data" / "zero.png").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "data" / "pipe.png")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# What a row may say, and what happens: it is read, or the start of the sentence that refuses it.
+NOT_OWN = "it names the file"
+NAMED = {
+    "cat/x.png": "read",
+    "HOME/data/cat/x.png": "read",
+    "within.png": "read",
+    "zip://cat/x.png::HOME/data/photos.zip": "read",
+    "../private/x.png": NOT_OWN,
+    "cat/../../private/x.png": NOT_OWN,
+    "HOME/private/x.png": NOT_OWN,
+    "HOME/data-and-more/x.png": NOT_OWN,
+    "link.png": NOT_OWN,
+    "links/x.png": NOT_OWN,
+    "zero.png": NOT_OWN,
+    "/dev/zero": NOT_OWN,
+    "pipe.png": "{place} is no regular file",
+    "cat": "{place} is no regular file",
+    "": NOT_OWN,
+    "cat/none.png": "[Errno 2] No such file",
+    "file://HOME/private/x.png": NOT_OWN,
+    "file://HOME/data/cat/x.png": NOT_OWN,
+    "local://HOME/private/x.png": NOT_OWN,
+    "zip://cat/x.png::HOME/private/photos.zip": NOT_OWN,
+    "zip://cat/x.png::pipe.png": "{place} is no file",
+    "zip://cat/x.png::SERVER/photos.zip": NOT_OWN,
+    "zip://x::SERVER/y.zip::.png::HOME/data/photos.zip": NOT_OWN,
+    "tar://cat/x.png::HOME/data/photos.zip": NOT_OWN,
+    "simplecache::SERVER/x.png": NOT_OWN,
+    "reference://x.png::SERVER/reference.json": NOT_OWN,
+    "SERVER/x.png": NOT_OWN,
+    "https://huggingface.co/datasets/alice/other/resolve/main/x.png": NOT_OWN,
+    "hf://datasets/alice/other@main/x.png": NOT_OWN,
+    "hf://alice/private-model/x.png": NOT_OWN,
+    "s3://bucket/x.png": NOT_OWN,
+    "github://owner:name@/x.png": NOT_OWN,
+    "memory://x.png": NOT_OWN,
+    "data:image/png;base64,AAAA": "[Errno 2] No such file",
+    "~/x.png": "[Errno 2] No such file",
+    "cat\0/x.png": "embedded null byte",
+}
+
+
+@pytest.mark.parametrize("path", NAMED, ids=repr)
+def test_a_row_of_a_data_set_names_files_of_that_data_set_alone(path, home, server):
+    """a row, a table's cell or a Parquet file that names another file or address | refused; nothing else is opened or asked"""
+    said = path.replace("HOME", str(home)).replace("SERVER", server.url)
+    rows = {"image": [{"bytes": None, "path": said}], "label": [0]}
+    kinds = Features(image=Image(), label=ClassLabel(names=["cat"]))
+    table = Dataset.from_dict(rows, kinds).data.table
+    pyarrow.parquet.write_table(table, home / "data" / "train.parquet")  # `to_parquet` would read what is named
+    split = data.rename(data.load(str(home / "data" / "train.parquet"))["train"], ("image", "label"))
+    (pixels,), bad = data.decode_rows([{**split[0], "row": 0}], form_of(), files=images.files_of(split))
+    if NAMED[path] == "read":
+        np.testing.assert_array_equal(pixels, np.asarray(picture()))
+    else:
+        place = os.path.join(home / "data", said.rpartition("::")[2])
+        assert f"cannot be read as an image: {NAMED[path].format(place=place)}" in bad[0]
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_table_that_names_private_images_stops_the_run_and_says_which(suffix, streaming, home):
+    row = {"file": str(home / "private" / "x.png"), "label": "cat"}
+    for name in ("train", "validation"):
+        text = "file,label\n" + ",".join(row.values()) if suffix == ".csv" else json.dumps(row)
+        (home / "data" / f"{name}{suffix}").write_text(text)
+    if suffix == ".csv":
+        splits = data.load(str(home / "data"), streaming=streaming)
+    else:
+        splits = data.load(str(home / "data" / "train.jsonl"), streaming=streaming)
+        splits["validation"] = splits["train"]
+    if streaming:
+        rows = data.prepare_stream(splits, label_names=["cat"])[1]
+    else:
+        rows = data.prepare(splits, train_split=None)[0]["eval"]
+    with pytest.raises(ValueError, match=r"row 0 \(.*private/x.png\) .* only files in .*/data are"):
+        data.Images(rows, form_of())
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    {
+        "hf://datasets/alice/own@0123abc/cat/x.png": True,
+        "https://huggingface.co/datasets/alice/own/resolve/main/x.png": True,
+        "zip://cat/x.png::hf://datasets/alice/own@0123abc/photos.zip": True,
+        "COPY/snapshots/0123abc/cat/x.png": True,
+        "zip://cat/x.png::COPY/snapshots/0123abc/photos.zip": True,
+        "hf://datasets/alice/own-private@main/x.png": False,
+        "hf://datasets/alice/other@main/x.png": False,
+        "hf://datasets/alice/own@main/../../other/x.png": False,
+        "hf://datasets/alice/own@main/%2e%2e/x.png": False,
+        "hf://alice/own/x.png": False,
+        "https://huggingface.co/alice/own/resolve/main/x.png": False,
+        "https://huggingface.co.evil.org/datasets/alice/own/resolve/main/x.png": False,
+        "http://huggingface.co/datasets/alice/own/resolve/main/x.png": False,
+        "zip://cat/x.png::hf://datasets/alice/own@main/a.zip::hf://datasets/alice/own@main/b.zip": False,
+        "COPY-private/snapshots/0123abc/x.png": False,
+        "/etc/x.png": False,
+    }.items(),
+)
+def test_a_row_from_the_hub_names_files_of_its_own_repository(path, allowed):
+    files = files_on_hub("alice/own")
+    path = path.replace("COPY", files.folder)
+    if allowed:
+        assert files.locate(path) == path
+    else:
+        with pytest.raises(ValueError, match=r"only files in .* and files of the data set alice/own are"):
+            files.locate(path)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # `datasets` leaves metadata.csv open
+@pytest.mark.parametrize("streaming", [False, True])
+def test_links_that_a_scan_of_the_users_own_folder_finds_are_followed(home, streaming):
+    """a user's own folder of links to images elsewhere, itself reached by a link | read, as far as they are files"""
+    for split in ("train", "validation"):
+        for name in ("cat", "dog"):
+            (home / "linked" / split / name).mkdir(parents=True)
+            (home / "linked" / split / name / "0.png").symlink_to(home / "private" / "x.png")
+    (home / "shortcut").symlink_to(home / "linked")
+    splits = data.load("shortcut", streaming=streaming)
+    rows = data.prepare_stream(splits)[1] if streaming else data.prepare(splits)[0]["eval"]
+    assert len(data.Images(rows, form_of())) == 2
+    for split in ("train", "validation"):  # where a table chooses among the links, they are not
+        (home / "linked" / split / "metadata.csv").write_text("file_name,label\ncat/0.png,cat\ndog/0.png,dog\n")
+    rows = data.prepare(data.load("shortcut"))[0]["eval"]
+    with pytest.raises(ValueError, match="it names the file"):
+        data.Images(rows, form_of())
+
+
+def test_a_label_column_of_images_is_not_decoded_to_find_labels(home):
+    item = {"bytes": None, "path": str(home / "private" / "x.png")}
+    rows = Dataset.from_dict({"image": [item], "label": [item]}, Features(image=Image(), label=Image()))
+    with pytest.raises(ValueError, match=r"label\w*: it holds neither text nor numbers"):
+        data.find_columns(rows, "image", "label")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Formats
+
+
+OTHERS = ["PPM", "TGA", "ICO", "EPS", "PCX", "SGI", "JPEG2000", "DDS"]
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_format_that_the_handbook_does_not_promise_is_not_opened_whatever_its_name(kind, tmp_path, monkeypatch):
+    """an EPS file called x.jpg, which would start Ghostscript, or any other of Pillow's forty formats | refused"""
+    monkeypatch.setattr(subprocess, "check_call", lambda *_, **__: pytest.fail("Ghostscript was started"))
+    (tmp_path / "x.jpg").write_bytes(encoded(picture(), kind))
+    rows = [{"row": 3, "image": {"bytes": None, "path": "x.jpg"}}]
+    for form in (form_of(), data.training_form(form_of(), None, "resized")):
+        numbers = data.numbers_of(torch.arange(1), form, 0)
+        _, (sentence,) = data.decode_rows(rows, form, numbers, Files(str(tmp_path)))
+        assert sentence.endswith("no known format: wanted JPEG, PNG, WEBP, GIF, BMP, TIFF")
+
+
+@pytest.mark.parametrize("kind", [*images.FORMATS, "MPO"])
+def test_the_promised_formats_are_opened(kind):
+    again = {"save_all": True, "append_images": [picture(1)]} if kind == "MPO" else {}
+    assert data.decode({"bytes": encoded(picture(), kind, **again), "path": None}, form_of()).shape == (8, 8, 3)
+
+
+def test_the_page_refuses_other_formats_devices_and_addresses_with_data(tmp_path, monkeypatch):
+    gradio = pytest.importorskip("gradio")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "recipes"))
+    import app
+
+    (tmp_path / "x.jpg").write_bytes(encoded(picture(), "EPS"))
+    picture().save(tmp_path / "good.png")
+    good = str(tmp_path / "good.png")
+    assert app.uploaded(None) is None
+    assert app.uploaded(SimpleNamespace(path=good, url="data:image/png;base64,AAAA")) == good
+    for path in (str(tmp_path / "x.jpg"), "/dev/zero", None):
+        with pytest.raises(gradio.Error, match="cannot be read as an image"):
+            app.uploaded(SimpleNamespace(path=path, url=None))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sizes
+
+
+def line(width, height):
+    return {"bytes": encoded(PILImage.new("L", (width, height))), "path": None}
+
+
+@pytest.mark.parametrize("shape", [(1, 60_000), (60_000, 1), (2, 90_000)])
+def test_a_long_thin_image_takes_little_memory(shape):
+    """196 bytes of PNG, 1 x 60,000 pixels, which a shorter side of 224 would make 3,000,000,000 | only its middle is resized"""
+    shorter = {"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224}, "do_center_crop": True}
+    code = (
+        "import resource, sys; from hf_vit import HFViTConfig, data; from transformers import ViTImageProcessorPil; "
+        f"form = data.image_form(ViTImageProcessorPil(**{shorter}), HFViTConfig()); "
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; "
+        "pixels = data.decode({'bytes': sys.stdin.buffer.read(), 'path': None}, form); "
+        "print(*pixels.shape, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], input=line(*shape)["bytes"], capture_output=True, check=True)
+    *size, kilobytes = map(int, result.stdout.split())
+    assert size == [224, 224, 3]
+    assert kilobytes < 200_000
+
+
+def test_the_middle_of_a_long_image_is_what_it_is_of_the_whole(monkeypatch):
+    photo = PILImage.fromarray(np.random.default_rng(0).integers(0, 256, (30, 90, 3), dtype=np.uint8))
+    wanted = crops.resize_center(photo, 20, 16, 12, PILImage.Resampling.BILINEAR).astype(int)
+    monkeypatch.setattr(crops, "MOST_PIXELS", 100)
+    found = crops.resize_center(photo, 20, 16, 12, PILImage.Resampling.BILINEAR)
+    assert np.abs(found - wanted).max() <= 1
+
+
+def test_a_processor_that_makes_the_pixels_itself_is_not_given_a_line():
+    form = form_of(CLIPImageProcessorPil(do_center_crop=False, size={"shortest_edge": 224}))
+    assert form.processor is not None
+    with pytest.raises(ValueError, match=r"its 1 x 60000 pixels would be resized to 3,010,560,000; at most"):
+        data.decode(line(1, 60_000), form)
+
+
+def test_a_photo_of_a_hundred_megapixels_is_read_and_one_of_two_hundred_is_not():
+    with pytest.warns(PILImage.DecompressionBombWarning):
+        assert data.decode(line(10_000, 10_000), form_of()).shape == (8, 8, 3)
+    with pytest.raises(ValueError, match="exceeds limit of 178956970 pixels"):
+        data.decode(line(20_000, 10_000), form_of())
+
+
+WRONG = {
+    "size": [{"height": 10**9, "width": 16}, {"height": 0, "width": 16}, {"height": "16", "width": 16}, {"height": 1.5, "width": 16}],
+    "crop_size": [{"height": -1, "width": 16}, {"height": 10**6, "width": 16}],
+    "image_mean": [["a", 0, 0], [float("nan")] * 3, 7], "image_std": [[0.0, 1, 1], [-1, 1, 1]],
+    "rescale_factor": [float("inf"), "x"], "resample": [77, "x"], "crop_pct": [1e-9, 2],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_an_image_processor_with_a_number_that_no_model_has_is_refused(name, value):
+    asked = {**ViTImageProcessorPil().to_dict(), "do_center_crop": True, "crop_size": {"height": 8, "width": 8}}
+    processor = SimpleNamespace(to_dict=lambda: {**asked, name: value})
+    with pytest.raises(ValueError, match=rf"the image processor's {name} is .*wanted .*preprocessor_config.json"):
+        data.image_form(processor, HFViTConfig())
+
+
+@pytest.mark.parametrize("size", [[3, 10**9, 16], [3, 16], "16", [3, 0, 16], [3, 16.5, 16], 16])
+def test_a_timm_repository_with_an_impossible_input_size_is_refused(size, tmp_path):
+    cfg = {"input_size": size, "mean": [0.5] * 3, "std": [0.5] * 3}
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit", "pretrained_cfg": cfg}))
+    with pytest.raises(ValueError, match=r"input_size in config.json is"):
+        training.load_processor(str(tmp_path))
+    with pytest.raises(ValueError, match=r"input_size in config.json is"):
+        checkpoints.timm_input_size({"pretrained_cfg": cfg})
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Classes that skipping would erase
+
+
+def split_of(broken, labels=(0, 0, 0, 1, 1)):
+    items = [
+        {"bytes": b"broken" if row in broken else encoded(picture(row)), "path": None} for row in range(len(labels))
+    ]
+    kinds = Features(image=Image(), label=ClassLabel(names=["cat", "dog"]))
+    rows = Dataset.from_dict({"image": items, "label": list(labels)}, kinds)
+    return data.prepare(DatasetDict(test=rows), train_split=None)[0]["eval"]
+
+
+def test_skipping_does_not_erase_a_class(caplog, monkeypatch):
+    with pytest.raises(ValueError, match=r"no image of 1 classes can be read, .* leave them out: dog; row 3 "):
+        data.Images(split_of({3, 4}), form_of(), on_bad="skip")
+    monkeypatch.setattr(data.logger, "propagate", True)
+    left = data.Images(split_of({0, 4}), form_of(), on_bad="skip")
+    assert "skipped: dog 1 of 2, cat 1 of 3" in caplog.text
+    assert torch.equal(data.class_weights(left.labels, 2), torch.tensor([3 / 4, 3 / 2]))  # of the images that are left
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Memory and disk
+
+
+def test_a_stream_started_again_finds_its_split_to_score_in_the_cache(tmp_path):
+    """two starts of one stream | one copy of the split to score; another one after its file has changed"""
+    for name in ("train", "validation"):
+        kinds = Features(image=Image(), label=ClassLabel(names=["cat", "dog"]))
+        rows = [{"bytes": encoded(picture(row)), "path": None} for row in range(2)]
+        Dataset.from_dict({"image": rows, "label": [0, 1]}, kinds).to_parquet(tmp_path / f"{name}.parquet")
+    code = (
+        "from hf_vit import data; import sys; "
+        "print(data.prepare_stream(data.load(sys.argv[1], streaming=True))[1].cache_files[0]['filename'])"
+    )
+    start = lambda: (
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+        ).stdout
+    )
+    first = start()
+    assert first == start()
+    os.utime(tmp_path / "validation.parquet", (1, 1))
+    assert first != start()
+
+
+def group(root, path, **files):
+    (root / path).mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (root / path / name.replace("_", ".", 1) if name.startswith("memory") else root / path / name).write_text(
+            str(text)
+        )
+
+
+def test_the_memory_that_is_available_is_the_least_that_any_group_above_leaves(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    groups = tmp_path / "proc" / "self" / "cgroup"
+    assert memory.available_memory(tmp_path) == 10_000
+    groups.write_text("0::/job/step\n")
+    group(
+        tmp_path,
+        "sys/fs/cgroup/job",
+        memory_max=5000,
+        memory_current=4000,
+        memory_stat="anon 3000\ninactive_file 600\n",
+    )
+    group(tmp_path, "sys/fs/cgroup/job/step", memory_max="max", memory_current=4000, memory_stat="anon 3000\n")
+    assert memory.available_memory(tmp_path) == 1600
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert memory.available_memory(tmp_path) == 400
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    groups.write_text("4:memory:/the/hosts/path\n0::/\n")  # version 1, in a container
+    group(
+        tmp_path, "sys/fs/cgroup/memory",
+        memory_limit_in_bytes=3000, memory_usage_in_bytes=2500, memory_stat="total_inactive_file 100\n",
+    )  # fmt: skip
+    assert memory.available_memory(tmp_path) == 600
+
+
+def test_images_are_kept_only_in_a_share_of_the_memory_that_is_available(monkeypatch):
+    rows = split_of({})
+    size = 5 * 8 * 8 * 3
+    for available, kept in ((4 * size, True), (4 * size - 1, False)):
+        monkeypatch.setattr(data, "available_memory", lambda available=available: available)
+        assert (data.Images(rows, form_of()).cache is not None) == kept
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Fuzz
+
+
+def chunk(kind, body):
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png(width, height, depth, colour):
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(500))) + chunk(b"IEND", b"")
+
+
+def limited(address_space=6 * 2**30):
+    import resource
+
+    return lambda: resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
+
+
+@pytest.mark.slow
+def test_a_thousand_mutated_files_are_read_or_refused_with_a_sentence(tmp_path):
+    """files of each format with bytes changed, cut, repeated, and headers of any size | an image, or one ValueError or OSError"""
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", __file__, str(tmp_path)], capture_output=True, text=True, preexec_fn=limited()
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    read, refused = map(int, result.stdout.split()[-2:])
+    assert read > 100
+    assert refused > 1000
+    assert os.listdir(tmp_path) == ["preprocessor_config.json"]
+
+
+def mutated(rng, content):
+    content = bytearray(content)
+    for _ in range(rng.choice((1, 1, 3, 20))):
+        place = rng.randrange(len(content) + 1)
+        content[place : place + rng.choice((0, 1, 1, 4))] = rng.randbytes(rng.choice((0, 1, 1, 4)))
+    return bytes(content[: rng.choice((len(content), rng.randrange(len(content) + 1)))])
+
+
+def fuzz(folder):
+    """Count what is read and what is refused; anything but ValueError and OSError ends the process."""
+    os.chdir(folder)
+    rng, counts = random.Random(0), [0, 0]
+    whole = [encoded(picture(), kind) for kind in (*images.FORMATS, "EPS", "ICO", "PPM")]
+    center = ViTImageProcessorPil(
+        size={"shortest_edge": 12}, do_center_crop=True, crop_size={"height": 8, "width": 8}, do_convert_rgb=True
+    )
+    forms = [form_of(), form_of(center), data.training_form(form_of(), None, "resized")]
+    for number in range(2400):
+        content = mutated(rng, whole[number % len(whole)])
+        if number % 8 == 7:
+            sides = (rng.choice((1, 2, 300, 3000, 60_000, 2**31 - 1)) for _ in range(2))
+            content = png(*sides, rng.choice((1, 8, 16)), rng.choice((0, 2, 3, 4, 6)))
+        form = forms[number % len(forms)]
+        with counting(counts):
+            data.decode({"bytes": content, "path": None}, form, data.numbers_of(torch.tensor([number]), form, 0)[0])
+    values = [
+        None,
+        True,
+        -1,
+        0,
+        1e400,
+        10**12,
+        "x",
+        [],
+        {},
+        [1, 2],
+        {"height": 10**9},
+        {"shortest_edge": -4},
+        "\x00",
+        2**70,
+    ]
+    for _ in range(600):
+        asked = {**center.to_dict(), **{rng.choice(list(center.to_dict())): rng.choice(values) for _ in range(2)}}
+        Path("preprocessor_config.json").write_text(json.dumps(asked))
+        with counting(counts):
+            processor = training.load_processor(folder)
+            form = data.image_form(processor, HFViTConfig())
+            data.decode_rows([{"row": 0, "image": {"bytes": whole[0], "path": None}}], form)
+    print(*counts)
+
+
+@contextlib.contextmanager
+def counting(counts):
+    try:
+        yield
+        counts[0] += 1
+    except (ValueError, OSError):
+        counts[1] += 1
+
+
+if __name__ == "__main__":
+    fuzz(sys.argv[1])
