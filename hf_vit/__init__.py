@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from transformers import AutoConfig
 
-from .model.configuration_hf_vit import HFViTConfig
+from hf_vit.model.configuration_hf_vit import HFViTConfig
 
 
 if TYPE_CHECKING:
-    from .model.modeling_hf_vit import HFViTBackbone, HFViTForImageClassification, HFViTModel
+    from hf_vit.model.modeling_hf_vit import HFViTBackbone, HFViTForImageClassification, HFViTModel
 
 __version__ = "0.1.0"
 __all__ = ["HFViTBackbone", "HFViTConfig", "HFViTForImageClassification", "HFViTModel"]
@@ -30,7 +30,7 @@ def _register():
         ViTImageProcessorPil,
     )
 
-    HFViTConfig.formats = importlib.import_module(".checkpoints", __name__)
+    HFViTConfig.formats = importlib.import_module(".formats.checkpoints", __name__)
     modeling = importlib.import_module(".model.modeling_hf_vit", __name__)
     for auto_class, model_class in (
         (AutoModel, modeling.HFViTModel),

@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from .escapes import printable
+from hf_vit.system.escapes import printable
 
 
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#999999"
@@ -198,7 +198,7 @@ def calibration(bins: list[dict]) -> Figure:
     """How often the model is right when it is so sure, and how often it is.
 
     Args:
-        bins: as `hf_vit.metrics.calibration_bins` makes them.
+        bins: as `hf_vit.evaluation.metrics.calibration_bins` makes them.
     """
     figure = Figure(figsize=(WIDTH * 0.6, 4.6), layout="constrained")
     panel, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))

@@ -28,11 +28,14 @@ from huggingface_hub import ModelCard
 from huggingface_hub.errors import StrictDataclassError
 from transformers.utils import logging
 
-from hf_vit import HFViTForImageClassification, data, figures, sharing, training
-from hf_vit.augment import as_bytes, normalize
-from hf_vit.escapes import inline, printable
-from hf_vit.hub_names import refuse_mistyped_path
-from hf_vit.images import opened, read_file
+from hf_vit import HFViTForImageClassification, figures
+from hf_vit.data import datasets as data
+from hf_vit.data.augment import as_bytes, normalize
+from hf_vit.data.images import opened, read_file
+from hf_vit.hub import sharing
+from hf_vit.system.escapes import inline, printable
+from hf_vit.system.hub_names import refuse_mistyped_path
+from hf_vit.training import parts as training
 
 
 METHODS = {"attention of a head": "raw", "attention, mean of the heads": "mean"} | {

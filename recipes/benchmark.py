@@ -54,8 +54,14 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from transformers import ViTConfig, ViTForImageClassification, get_scheduler
 
-from hf_vit import HFViTConfig, HFViTForImageClassification, crops, data, hardware, presets, resume, sharing, training
-from hf_vit.augment import normalize
+from hf_vit import HFViTConfig, HFViTForImageClassification
+from hf_vit.data import crops
+from hf_vit.data import datasets as data
+from hf_vit.data.augment import normalize
+from hf_vit.system import environment, hardware
+from hf_vit.training import arguments as presets
+from hf_vit.training import parts as training
+from hf_vit.training import resume
 
 
 RECIPES = Path(__file__).resolve().parent
@@ -838,7 +844,7 @@ def main():
     for name in args.parts:
         print(f"{name}:", flush=True)
         measured = PARTS[name](args.repeats)
-        circumstances = sharing.circumstances(DEVICE.type, 1, "bf16" if DEVICE.type == "cuda" else "no")
+        circumstances = environment.environment_info(DEVICE.type, 1, "bf16" if DEVICE.type == "cuda" else "no")
         results[name] = {
             **measured,
             "rounds": args.repeats,

@@ -15,10 +15,12 @@ from PIL import Image
 from transformers.utils import logging
 
 import hf_vit  # noqa: F401, makes the Auto classes know the model
-from hf_vit import data, run_files, training
-from hf_vit.escapes import printable, printable_lines
-from hf_vit.hub_names import refuse_mistyped_path
-from hf_vit.images import files_of, read_bytes, read_file
+from hf_vit.data import datasets as data
+from hf_vit.data.images import files_of, read_bytes, read_file
+from hf_vit.system import run_files
+from hf_vit.system.escapes import printable, printable_lines
+from hf_vit.system.hub_names import refuse_mistyped_path
+from hf_vit.training import parts as training
 
 
 SHADES = " .:-=+*#%@"

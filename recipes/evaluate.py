@@ -18,9 +18,12 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers.utils import logging
 
 import hf_vit
-from hf_vit import data, hardware, presets, training
-from hf_vit.escapes import printable, printable_lines
-from hf_vit.hub_names import refuse_mistyped_path
+from hf_vit.data import datasets as data
+from hf_vit.system import hardware
+from hf_vit.system.escapes import printable, printable_lines
+from hf_vit.system.hub_names import refuse_mistyped_path
+from hf_vit.training import arguments as presets
+from hf_vit.training import parts as training
 
 
 def main():

@@ -45,9 +45,15 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
-from hf_vit import HFViTForImageClassification, data, presets, resume, sharing, training
-from hf_vit.augment import normalize
+from hf_vit import HFViTForImageClassification
+from hf_vit.data import datasets as data
+from hf_vit.data.augment import normalize
+from hf_vit.hub import sharing
 from hf_vit.model.configuration_hf_vit import as_pair
+from hf_vit.system import environment
+from hf_vit.system.files import atomic_dir, checksum
+from hf_vit.training import arguments as presets
+from hf_vit.training import parts as training
 
 
 OPSET = 18
@@ -326,7 +332,7 @@ def weights_sha256(checkpoint: str) -> str | None:
     for name in (sharing.WEIGHTS, sharing.ADAPTER):
         file = Path(checkpoint, name) if Path(checkpoint).is_dir() else try_to_load_from_cache(checkpoint, name)
         if isinstance(file, str | Path) and Path(file).is_file():
-            return sharing.checksum(Path(file))
+            return checksum(Path(file))
     return None
 
 
@@ -401,7 +407,7 @@ def export(checkpoint: str, folder: Path, found) -> dict:
     told["files"] = {
         str(file.relative_to(folder)): {"megabytes": megabytes(file), **measured} for file, measured in files.items()
     }
-    told |= sharing.circumstances("cpu", 1, "no")
+    told |= environment.environment_info("cpu", 1, "no")
     told["versions"] |= {name: version(name) for name in ("onnx", "onnxruntime", "onnxscript")}
     (folder / "export.json").write_text(json.dumps(told, indent=2) + "\n")
     return told
@@ -461,7 +467,7 @@ def main():
     found = rows_to_score(args, run)
     if found is None:
         print("no int8 file is written: name images to score it on with --dataset_name")
-    with resume.whole_folder(output) as folder:
+    with atomic_dir(output) as folder:
         told = export(training.model_folder(args.model), folder, found)
     print(table(told))
     print(f"written to {output}")

@@ -37,8 +37,8 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 from transformers.utils import logging as transformers_logging
 
-from hf_vit import sharing
-from hf_vit.escapes import LONGEST_LICENSE, as_license, printable
+from hf_vit.hub import sharing
+from hf_vit.system.escapes import LONGEST_LICENSE, as_license, printable
 
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "model_cards" / "template.md"

@@ -46,7 +46,7 @@ def keep(run: Path, name: str, house: Path):
     Raises:
         ValueError: if the run is not there or not finished.
     """
-    from hf_vit import sharing
+    from hf_vit.hub import sharing
 
     target = house / "model_cards" / name
     if (run / "knn").is_dir():
@@ -81,7 +81,7 @@ def keep(run: Path, name: str, house: Path):
 
 def cards(house: Path):
     """Write the card of each kept run anew, as recipes/train.py wrote it beside the model."""
-    from hf_vit import sharing
+    from hf_vit.hub import sharing
 
     for file in sorted(house.glob("model_cards/**/results.json")):
         folder, config = file.parent, file.with_name("config.yaml")
@@ -128,7 +128,7 @@ def tried(house: Path) -> str:
 
 def _values(config: Path) -> dict:
     """What a preset, or the config.yaml of a run, comes to, with the fields of its architecture beside its keys."""
-    from hf_vit import presets
+    from hf_vit.training import arguments as presets
 
     args = presets.parse(["--config", str(config)])
     return {"patch_dropout_rate": 0, **vars(args), **presets.overrides(args.config_overrides)}

@@ -2,7 +2,7 @@
 
     python recipes/train.py --config recipes/configs/demo.yaml [--key value ...]
 
-Every key is a field of `hf_vit.presets.TrainArguments`. A run that was killed goes on by the same command, as if nothing had
+Every key is a field of `hf_vit.training.arguments.TrainArguments`. A run that was killed goes on by the same command, as if nothing had
 happened. The run folder then holds
 
     config.yaml     what was resolved; `--config` on it repeats the run
@@ -59,9 +59,16 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
-from hf_vit import data, escapes, figures, hardware, lives, presets, processes, resume, run_files, sharing, training
-from hf_vit.augment import as_bytes, augment, mix, normalize
-from hf_vit.hub_names import refuse_mistyped_path
+from hf_vit import figures
+from hf_vit.data import datasets as data
+from hf_vit.data.augment import as_bytes, augment, mix, normalize
+from hf_vit.hub import sharing
+from hf_vit.system import environment, escapes, hardware, run_files
+from hf_vit.system.files import atomic_dir, checksum, write_text
+from hf_vit.system.hub_names import refuse_mistyped_path
+from hf_vit.training import arguments as presets
+from hf_vit.training import lives, processes, resume
+from hf_vit.training import parts as training
 
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "model_cards" / "template.md"
@@ -313,7 +320,7 @@ def main():
             found = resume.take_over(Path(state["folder"]).parents[1], run, step)
             if found is not None:
                 run_files.check_shape(found[1], resume.SCORES, str(found[0] / "scores.json"))
-        resume.write_text(run / resume.STARTED, presets.as_yaml(args))
+        write_text(run / resume.STARTED, presets.as_yaml(args))
         return found and found[1]["metrics"]
 
     best = resume.on_main(accelerator, open_folder)
@@ -660,7 +667,7 @@ def main():
     if selects and best["step"] != total_steps:
         with finished_model() as model:
             if accelerator.is_main_process:
-                with resume.whole_folder(run / "last") as folder:
+                with atomic_dir(run / "last") as folder:
                     write_model(model, folder)
     if accelerator.is_main_process:
         if (found := resume.load_best(run)) is None:
@@ -672,7 +679,7 @@ def main():
         table, names = io.StringIO(), [escapes.csv_cell(label) for label in labels]
         rows = [[name, *counts] for name, counts in zip(names, matrix, strict=True)]
         csv.writer(table).writerows([["true class", *names], *rows])
-        resume.write_text(run / "confusion_matrix.csv", table.getvalue())
+        write_text(run / "confusion_matrix.csv", table.getvalue())
         log_lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         samples = load_file(run / sharing.SAMPLES)
         best_model = training.load_classifier(str(run / "model"))
@@ -717,12 +724,12 @@ def main():
             "attention_query": backbone.attention_query,
             "answer": sharing.in_words(samples["logits"][0], labels),  # to example.png
             "saved_logits_apart": apart,
-            "weights_sha256": sharing.checksum(sharing.weights_of(run / "model")),
+            "weights_sha256": checksum(sharing.weights_of(run / "model")),
             "seed": args.seed,
             "preset": args.preset or args.model_name_or_path,
             "base_model_hub_id": on_hub(args.model_name_or_path),
             "command": ("python " if world == 1 else f"{launch} --num_processes {world} ") + shlex.join(sys.argv),
-            **sharing.circumstances(device.type, world, accelerator.mixed_precision),
+            **environment.environment_info(device.type, world, accelerator.mixed_precision),
             "data": {
                 "name": args.dataset_name,
                 "hub_id": on_hub(args.dataset_name),
@@ -738,7 +745,7 @@ def main():
             },
         }
         sharing.write_card(run / "model", TEMPLATE, results, presets.as_yaml(args))
-        resume.write_text(run / resume.FINISHED, json.dumps(results, indent=2) + "\n")
+        write_text(run / resume.FINISHED, json.dumps(results, indent=2) + "\n")
         if skipped:
             say(f"{len(skipped)} images could not be read and were skipped; {skipped[0]}")
         low, high = results["intervals"]["accuracy"]

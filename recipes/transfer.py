@@ -40,7 +40,10 @@ import torch
 import yaml
 from datasets import ClassLabel, Image
 
-from hf_vit import data, resume, sharing
+from hf_vit.data import datasets as data
+from hf_vit.system import environment
+from hf_vit.system.files import atomic_dir, write_text
+from hf_vit.training import resume
 
 
 # Flags of train.py. From scratch all the others are those of --config; fine-tuning shares AUGMENTATION with it. The rates
@@ -129,7 +132,7 @@ def halves(
 
     found = {(split, odd): part(split, odd) for split in ("train", "eval") for odd in (0, 1)}
     license = data.license_of(name)
-    with resume.whole_folder(folder) as aside:
+    with atomic_dir(folder) as aside:
         for odd, half in enumerate((first, second)):
             (aside / half.name).mkdir()
             found["train", odd].to_parquet(aside / half.name / "train.parquet")
@@ -179,9 +182,9 @@ def score_features(folder: Path, start, second: Path, precision: str, of: str):
         "--mixed_precision", precision, "--output_file", folder / "metrics.json",
     )  # fmt: skip
     seconds = round(time.monotonic() - began, 1)
-    circumstances = sharing.circumstances("cuda" if torch.cuda.is_available() else "cpu", 1, precision)
+    circumstances = environment.environment_info("cuda" if torch.cuda.is_available() else "cpu", 1, precision)
     found = {**read(folder / "metrics.json"), "seconds": seconds, "halves_of": of, **circumstances}
-    resume.write_text(folder / resume.FINISHED, json.dumps(found, indent=2) + "\n")
+    write_text(folder / resume.FINISHED, json.dumps(found, indent=2) + "\n")
 
 
 def read(file: Path) -> dict:

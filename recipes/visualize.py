@@ -27,11 +27,14 @@ from accelerate import Accelerator
 from huggingface_hub.errors import StrictDataclassError
 from transformers.utils import logging
 
-from hf_vit import HFViTForImageClassification, data, figures, hardware, training
-from hf_vit.augment import as_bytes, normalize
-from hf_vit.escapes import printable_lines
-from hf_vit.images import read_file
+from hf_vit import HFViTForImageClassification, figures
+from hf_vit.data import datasets as data
+from hf_vit.data.augment import as_bytes, normalize
+from hf_vit.data.images import read_file
 from hf_vit.model.attention_maps import GRADIENT_METHODS, MAP_METHODS
+from hf_vit.system import hardware
+from hf_vit.system.escapes import printable_lines
+from hf_vit.training import parts as training
 
 
 def parse() -> argparse.Namespace:

@@ -103,7 +103,7 @@ def pixels():
 @pytest.fixture
 def shrunk_to(monkeypatch):
     """The size (height, width) of each image that simplejpeg decodes."""
-    from hf_vit import data
+    from hf_vit.data import datasets as data
 
     sizes, decode_jpeg = [], data.simplejpeg.decode_jpeg
 

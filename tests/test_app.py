@@ -30,7 +30,9 @@ from safetensors.torch import load_file
 from test_publish import FOR_EVER, at, command, content, one_line, publish, recipe, talking_to
 from transformers import AutoImageProcessor, ViTImageProcessorPil
 
-from hf_vit import HFViTForImageClassification, sharing
+from hf_vit import HFViTForImageClassification
+from hf_vit.hub import sharing
+from hf_vit.system.files import checksum
 
 
 pytestmark = pytest.mark.filterwarnings(
@@ -467,7 +469,7 @@ def test_a_pushed_space_has_the_same_bytes_and_is_private(demo_run, tmp_path):
         files = hub.files("spaces/alice/model")
         assert files.pop(".gitattributes")
         assert files == content(tmp_path / "kept")
-        assert {sharing.checksum(tmp_path / "kept" / "examples" / "1.png")} <= {sent.sha256 for sent in hub.uploaded}
+        assert {checksum(tmp_path / "kept" / "examples" / "1.png")} <= {sent.sha256 for sent in hub.uploaded}
         assert hub.files("alice/model") == {"README.md": b"theirs"}
 
 

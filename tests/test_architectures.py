@@ -16,9 +16,10 @@ from torch.nn import functional as F
 from transformers import AutoBackbone, AutoModel, ViTConfig, ViTForImageClassification
 from transformers.activations import ACT2FN
 
-from hf_vit import HFViTBackbone, HFViTConfig, HFViTForImageClassification, HFViTModel, training
+from hf_vit import HFViTBackbone, HFViTConfig, HFViTForImageClassification, HFViTModel
 from hf_vit.model.positions import rotary_2d, sincos_1d
 from hf_vit.model.token_merging import drop_patches
+from hf_vit.training import parts as training
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from hf_vit import augment
-from hf_vit.data import ImageForm
+from hf_vit.data import ImageForm, augment
 from hf_vit.training import loss_of
 
 

@@ -12,7 +12,7 @@ from datasets import ClassLabel, Dataset, Features, Image
 from PIL import Image as PILImage
 from transformers import ViTConfig, ViTImageProcessorPil, ViTModel
 
-from hf_vit import presets
+from hf_vit.training import arguments as presets
 
 
 HOUSE = Path(__file__).parents[1]

@@ -26,8 +26,11 @@ from transformers import (
     pipeline,
 )
 
-from hf_vit import HFViTConfig, crops, data, training
-from hf_vit.augment import normalize
+from hf_vit import HFViTConfig
+from hf_vit.data import crops
+from hf_vit.data import datasets as data
+from hf_vit.data.augment import normalize
+from hf_vit.training import parts as training
 
 
 HEIGHT, WIDTH = 32, 48

@@ -26,9 +26,10 @@ from transformers import (
     ViTImageProcessorPil,
 )
 
-from hf_vit import HFViTConfig, data
-from hf_vit.augment import augment, normalize
-from hf_vit.images import Files
+from hf_vit import HFViTConfig
+from hf_vit.data import datasets as data
+from hf_vit.data.augment import augment, normalize
+from hf_vit.data.images import Files
 
 
 def picture(seed=0, size=(20, 14), mode="RGB"):

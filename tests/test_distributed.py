@@ -21,7 +21,9 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from hf_vit import HFViTConfig, HFViTForImageClassification, data, training
+from hf_vit import HFViTConfig, HFViTForImageClassification
+from hf_vit.data import datasets as data
+from hf_vit.training import parts as training
 
 
 HOUSE = Path(__file__).parents[1]
@@ -44,7 +46,9 @@ signal.alarm(90)  # and ends it
 import accelerate, torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from hf_vit import data, hardware, training
+from hf_vit.data import datasets as data
+from hf_vit.system import hardware
+from hf_vit.training import parts as training
 
 rank, passes = os.environ.get("RANK", "0"), 0
 os.makedirs(os.environ["NOTES"], exist_ok=True)
@@ -80,7 +84,7 @@ def prepare(self, model, *others):
     })
     return prepared
 
-augments = importlib.import_module("hf_vit.augment")
+augments = importlib.import_module("hf_vit.data.augment")
 real_augment, augments.augment = augments.augment, augment
 real_read, data.Stream._read = data.Stream._read, read
 real_prepare, accelerate.Accelerator.prepare = accelerate.Accelerator.prepare, prepare

@@ -15,7 +15,8 @@ import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 
-from hf_vit import data, sharing
+from hf_vit.data import datasets as data
+from hf_vit.system import environment
 
 
 HOUSE = Path(__file__).parents[1]
@@ -220,7 +221,7 @@ def test_a_run_is_exported_and_scored_on_the_images_that_it_scored(run):
     assert told["weights_sha256"] == hashlib.sha256((run / "model" / "model.safetensors").read_bytes()).hexdigest()
     assert told["input"] == {"name": "pixel_values", "shape": ["batch", 3, 14, 14]}
     assert {"onnx", "onnxruntime", "torch"} <= set(told["versions"])
-    assert told["hardware"] == sharing.circumstances("cpu", 1, "no")["hardware"]
+    assert told["hardware"] == environment.environment_info("cpu", 1, "no")["hardware"]
 
 
 @pytest.fixture(scope="module")

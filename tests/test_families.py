@@ -16,7 +16,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from hf_vit import HFViTBackbone, HFViTForImageClassification, HFViTModel
-from hf_vit.checkpoints import infer_timm
+from hf_vit.formats.checkpoints import infer_timm
 
 
 HOUSE = Path(__file__).parents[1]

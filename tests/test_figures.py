@@ -17,8 +17,11 @@ from matplotlib.text import Text
 from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 
-from hf_vit import HFViTForImageClassification, HFViTModel, data, figures, metrics, training
-from hf_vit.augment import as_bytes, normalize
+from hf_vit import HFViTForImageClassification, HFViTModel, figures
+from hf_vit.data import datasets as data
+from hf_vit.data.augment import as_bytes, normalize
+from hf_vit.evaluation import metrics
+from hf_vit.training import parts as training
 
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "visualize.py"

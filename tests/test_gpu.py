@@ -14,7 +14,11 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import nn
 
-from hf_vit import HFViTForImageClassification, augment, hardware, muon, training
+from hf_vit import HFViTForImageClassification
+from hf_vit.data import augment
+from hf_vit.system import hardware
+from hf_vit.training import muon
+from hf_vit.training import parts as training
 
 
 pytestmark = [
@@ -301,7 +305,7 @@ def test_nan_on_the_device_leaves_weights_moments_and_the_average_alone(tmp_path
     """A row of NaN in step 3: the step is skipped, and what was trained before it stays finite."""
     spoil = """
 import runpy, sys
-from hf_vit import augment as module
+from hf_vit.data import augment as module
 real, calls = module.augment, []
 def spoiled(*args, **kwargs):
     calls.append(None)

@@ -9,7 +9,10 @@ from accelerate.utils import DistributedType
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_vit import HFViTModel, augment, hardware, training
+from hf_vit import HFViTModel
+from hf_vit.data import augment
+from hf_vit.system import hardware
+from hf_vit.training import parts as training
 
 
 # ----------------------------------------------------------------------------------------------------------------------

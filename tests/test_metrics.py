@@ -7,7 +7,8 @@ import evaluate
 import numpy as np
 import pytest
 
-from hf_vit import metrics, training
+from hf_vit.evaluation import metrics
+from hf_vit.training import parts as training
 
 
 NAMES = ["accuracy", "balanced_accuracy", "macro_f1", "calibration_error"]

@@ -13,7 +13,10 @@ from accelerate import Accelerator
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_vit import HFViTForImageClassification, hardware, muon, resume, training
+from hf_vit import HFViTForImageClassification
+from hf_vit.system import hardware
+from hf_vit.training import muon, resume
+from hf_vit.training import parts as training
 
 
 SHAPES = [(6, 6), (6, 16), (16, 6), (6, 6), (16, 6)]
@@ -199,7 +202,7 @@ SHARDED = """
 import sys, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
-from hf_vit.muon import Muon
+from hf_vit.training.muon import Muon
 
 dist.init_process_group("gloo")
 mesh, shapes = init_device_mesh("cpu", (2,)), [(5, 5)] * 3 + [(5, 12), (12, 5), (1, 4)]

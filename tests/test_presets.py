@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hf_vit import presets
+from hf_vit.training import arguments as presets
 
 
 NEEDED = ["--dataset_name", "photos", "--output_dir", "runs/x", "--preset", "tiny-patch16-224"]

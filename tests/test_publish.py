@@ -24,7 +24,9 @@ from packaging.requirements import Requirement
 from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor
 
-from hf_vit import HFViTConfig, HFViTForImageClassification, sharing
+from hf_vit import HFViTConfig, HFViTForImageClassification
+from hf_vit.hub import sharing
+from hf_vit.system.files import checksum
 
 
 pytestmark = [
@@ -847,7 +849,7 @@ def test_a_wrong_checksum_is_read_again(folder, hub):
 def test_an_upload_that_is_cut_goes_on(parts, large, tmp_path):
     """the connection is cut in the middle of a large upload | it goes on; of several parts, only the one is sent again"""
     size = (large / "model.safetensors").stat().st_size
-    sha256 = sharing.checksum(large / "model.safetensors")
+    sha256 = checksum(large / "model.safetensors")
     with Hub(chunk_size=1 << 20 if parts else None) as hub, talking_to(hub.url, tmp_path / "home"):
         fault = hub.fault("PUT", f"{sha256}/2$" if parts else sha256, cut_after=300_000)
         sharing.push(large, "alice/model")
@@ -862,7 +864,7 @@ def test_an_upload_that_is_cut_goes_on(parts, large, tmp_path):
 
 def test_the_same_push_again_sends_only_what_is_missing(large, hub):
     """the connection is cut again and again | one line; the same push later sends only what did not arrive"""
-    sha256 = sharing.checksum(large / "model.safetensors")
+    sha256 = checksum(large / "model.safetensors")
     fault = hub.fault("PUT", sha256, cut_after=300_000, times=FOR_EVER)
     assert "the same command goes on, and what has arrived is not sent again" in refused(large)
     assert len(hub.history("alice/model")) == 1
@@ -931,7 +933,7 @@ def test_a_copy_that_is_damaged_is_told(folder):
 def test_weights_that_give_other_logits_are_told(folder):
     weights = {name: tensor + 0.1 for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    noted = json.dumps({name: sharing.checksum(folder / name) for name in sharing.DESCRIBED})
+    noted = json.dumps({name: checksum(folder / name) for name in sharing.DESCRIBED})
     save_file(load_file(folder / "probes.safetensors"), folder / "probes.safetensors", metadata={"sha256": noted})
     with one_line(ValueError, "saved with it: they are"):
         sharing.verify(folder)

@@ -14,7 +14,7 @@ from hub import Hub
 from PIL import Image
 from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTImageProcessorPil, ViTModel
 
-from hf_vit import data
+from hf_vit.data import datasets as data
 
 
 HOUSE = Path(__file__).parents[1]

@@ -23,7 +23,11 @@ from datasets import load_dataset
 from PIL import Image
 from safetensors.torch import load_file
 
-from hf_vit import augment, data, presets, resume
+from hf_vit.data import augment
+from hf_vit.data import datasets as data
+from hf_vit.system.files import atomic_dir, checksummed_dir, verify_checksums, write_text
+from hf_vit.training import arguments as presets
+from hf_vit.training import resume
 
 
 HOUSE = Path(__file__).parents[1]
@@ -43,7 +47,11 @@ ENVIRONMENT = {"PYTHONPATH": str(HOUSE), "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY
 STARTER = """
 import json, os, runpy, sys, traceback
 import accelerate, datasets, evaluate, torch, transformers
-from hf_vit import data, presets, resume, sharing, training
+from hf_vit.data import datasets as data
+from hf_vit.training import arguments as presets
+from hf_vit.training import resume
+from hf_vit.hub import sharing
+from hf_vit.training import parts as training
 
 for line in sys.stdin:
     before, argv, cwd, log = json.loads(line)
@@ -72,7 +80,7 @@ for line in sys.stdin:
 """
 SLOW = """
 import sys, time
-module = sys.modules["hf_vit.augment"]
+module = sys.modules["hf_vit.data.augment"]
 augment = module.augment
 def slow(*args, **kwargs):
     print("a step", flush=True)
@@ -82,7 +90,7 @@ module.augment = slow
 """
 NOT_A_NUMBER = """
 import sys, time
-module = sys.modules["hf_vit.augment"]
+module = sys.modules["hf_vit.data.augment"]
 augment, clock, steps = module.augment, time.time, []
 def spoiled(*args, **kwargs):
     steps.append(None)
@@ -226,7 +234,7 @@ def flip(path, place=-1):
 
 @pytest.fixture
 def said(monkeypatch):
-    """The warnings of hf_vit.resume and hf_vit.data."""
+    """The warnings of resuming and of the data."""
     warnings = []
     for module in (resume, data):
         monkeypatch.setattr(module.logger, "warning", warnings.append)
@@ -248,7 +256,7 @@ def test_the_whole_run_learns_logs_and_keeps_what_was_asked_for(whole):
     assert results_of(whole)["resumed_at_steps"] == []
     assert results_of(whole)["skipped_steps"] == []
     for folder in whole.glob("checkpoints/*-*"):
-        resume.verify(folder)
+        verify_checksums(folder)
 
 
 def test_a_run_killed_in_the_midst_of_an_epoch_ends_as_if_nothing_had_happened(killed, train, whole):
@@ -480,7 +488,7 @@ def test_best_weights_that_are_broken_are_named_and_not_kept(tmp_path, said):
 @pytest.mark.parametrize("kind", ["whole", "sealed"])
 def test_an_error_while_a_folder_is_written_leaves_the_one_before(kind, tmp_path):
     folder = tmp_path / "model"
-    write = resume.whole_folder if kind == "whole" else lambda folder: resume.sealed_folder(folder, 100)
+    write = atomic_dir if kind == "whole" else lambda folder: checksummed_dir(folder, 100)
     with write(folder) as aside:
         (aside / "weights").write_text("old")
         assert not folder.exists()
@@ -513,15 +521,15 @@ def test_what_a_killed_run_left_of_a_checkpoint_is_none(tmp_path, said):
     after = save(tmp_path, 9)
     assert sorted(os.listdir(after)) == ["manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
     assert sorted(os.listdir(tmp_path / "checkpoints")) == ["step-000006", "step-000009"]
-    resume.verify(after)
+    verify_checksums(after)
 
 
 def test_a_text_is_replaced_as_a_whole(tmp_path, monkeypatch):
     path = tmp_path / "results.json"
-    resume.write_text(path, "old")
+    write_text(path, "old")
     monkeypatch.setattr(resume.os, "replace", lambda *_: (_ for _ in ()).throw(RuntimeError("killed here")))
     with pytest.raises(RuntimeError, match="killed here"):
-        resume.write_text(path, "new")
+        write_text(path, "new")
     assert path.read_text() == "old"
 
 
@@ -577,7 +585,7 @@ def test_a_limit_met_while_a_checkpoint_is_written_says_what_it_needs(tmp_path):
 
 
 def test_an_error_that_is_not_of_room_keeps_its_own_words(tmp_path):
-    with pytest.raises(OSError, match="a bad disk") as raised, resume.sealed_folder(tmp_path / "x", 0):
+    with pytest.raises(OSError, match="a bad disk") as raised, checksummed_dir(tmp_path / "x", 0):
         raise OSError(errno.EIO, "a bad disk")
     assert raised.value.errno == errno.EIO
 
@@ -668,7 +676,7 @@ def test_sigterm_before_the_first_step_leaves_at_once_and_saves_nothing(train, t
     """SIGTERM while the data are read | exit code 75 at once; there is nothing to save, and nothing is."""
     reading = """
 import time
-from hf_vit import data
+from hf_vit.data import datasets as data
 def load(*args):
     print("reads", flush=True)
     time.sleep(600)
@@ -688,7 +696,7 @@ def test_sigterm_while_scoring_is_answered_before_the_next_batch_and_the_scoring
     """SIGTERM while a validation set is scored | the scoring is broken off, exit code 75; the next life scores first."""
     scoring = """
 import time
-from hf_vit import training
+from hf_vit.training import parts as training
 normalize = training.normalize
 def slow(*args):
     print("scores", flush=True)
@@ -715,7 +723,7 @@ def test_sigterm_while_a_checkpoint_is_written_leaves_it_whole(train, whole, tmp
     """SIGTERM while a checkpoint is written | it is written to its end; exit code 75."""
     writing = """
 import os, signal
-from hf_vit import resume
+from hf_vit.training import resume
 save_file = resume.save_file
 def interrupted(*args):
     resume.save_file = save_file
@@ -726,7 +734,7 @@ resume.save_file = interrupted
     run = tmp_path / "run"
     train(run, before=writing, code=resume.STOPPED)
     for folder in resume.checkpoints_of(run):
-        resume.verify(folder)
+        verify_checksums(folder)
     assert [folder.name for folder in resume.checkpoints_of(run)] == ["step-000003", "step-000004"]
     train(run)
     assert_same(run, whole)
@@ -790,7 +798,7 @@ def test_a_second_run_is_refused_until_the_first_ends_however_it_ends(start, tmp
     holding = f"""
 import os, time
 from pathlib import Path
-from hf_vit import resume
+from hf_vit.training import resume
 resume.lock(Path({str(tmp_path / "run")!r}))
 worker = os.fork()
 if worker == 0:

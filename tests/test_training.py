@@ -27,8 +27,11 @@ from transformers import (
     ViTModel,
 )
 
-from hf_vit import HFViTConfig, HFViTForImageClassification, data, hardware, training
-from hf_vit.augment import mix, normalize
+from hf_vit import HFViTConfig, HFViTForImageClassification
+from hf_vit.data import datasets as data
+from hf_vit.data.augment import mix, normalize
+from hf_vit.system import hardware
+from hf_vit.training import parts as training
 
 
 @pytest.fixture
@@ -1036,7 +1039,8 @@ def test_a_probe_takes_no_notice_of_classes_that_have_no_training_images():
 KEPT = """
 import resource, torch
 from torch import nn
-from hf_vit import hardware, training
+from hf_vit.system import hardware
+from hf_vit.training import parts as training
 
 def step():
     torch.manual_seed(0)

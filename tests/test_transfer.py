@@ -15,7 +15,7 @@ from datasets import ClassLabel, Dataset, Features, Image
 from hub import Hub
 from PIL import Image as PILImage
 
-from hf_vit import data
+from hf_vit.data import datasets as data
 
 
 HOUSE = Path(__file__).parents[1]

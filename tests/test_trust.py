@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageClassification
 
-from hf_vit import HFViTConfig, HFViTForImageClassification, HFViTModel, sharing
+from hf_vit import HFViTConfig, HFViTForImageClassification, HFViTModel
+from hf_vit.hub import sharing
+from hf_vit.system.files import checksum
 
 
 class Evil:
@@ -148,7 +150,7 @@ def test_verify_runs_no_code_of_a_repository(repo):
     probe = torch.randn(1, 3, 16, 16)
     logits = model(probe).logits.detach()
     (repo / "preprocessor_config.json").write_text("{}")
-    sums = {name: sharing.checksum(repo / name) for name in sharing.DESCRIBED}
+    sums = {name: checksum(repo / name) for name in sharing.DESCRIBED}
     save_file(
         {"pixel_values": probe, "logits": logits}, repo / "probes.safetensors", metadata={"sha256": json.dumps(sums)}
     )

@@ -23,8 +23,13 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
 from PIL import Image as PILImage
 from transformers import CLIPImageProcessorPil, ViTImageProcessorPil
 
-from hf_vit import HFViTConfig, checkpoints, crops, data, images, memory, training
-from hf_vit.images import Files, files_on_hub
+from hf_vit import HFViTConfig
+from hf_vit.data import crops, images
+from hf_vit.data import datasets as data
+from hf_vit.data.images import Files, files_on_hub
+from hf_vit.formats import checkpoints
+from hf_vit.system import memory
+from hf_vit.training import parts as training
 
 
 def picture(seed=0):

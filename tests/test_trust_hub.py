@@ -24,8 +24,13 @@ from PIL import Image
 from safetensors.torch import save_file
 from test_publish import content, one_line, publish, talking_to, with_model
 
-from hf_vit import escapes, figures, presets, resume, run_files, sharing
-from hf_vit.hub_names import refuse_mistyped_path
+from hf_vit import figures
+from hf_vit.hub import sharing
+from hf_vit.system import escapes, run_files
+from hf_vit.system.files import atomic_dir, checksum, verify_checksums, write_text
+from hf_vit.system.hub_names import refuse_mistyped_path
+from hf_vit.training import arguments as presets
+from hf_vit.training import resume
 
 
 pytestmark = [
@@ -271,12 +276,12 @@ def test_a_file_that_is_written_aside_follows_no_link(tmp_path, victim):
     for name in (".metrics.jsonl.part", "metrics.jsonl", "samples.safetensors"):
         (run / name).symlink_to(victim)
     (run / ".model.part").symlink_to(victim.parent)
-    resume.write_text(run / "metrics.jsonl", "{}")
+    write_text(run / "metrics.jsonl", "{}")
     assert not (run / "metrics.jsonl").is_symlink()
     (tmp_path / "samples").write_text("images")
     run_files.copy_file(tmp_path / "samples", run / "samples.safetensors")
     assert (run / "samples.safetensors").read_text() == "images"
-    with pytest.raises(OSError, match="exists"), resume.whole_folder(run / "model") as aside:
+    with pytest.raises(OSError, match="exists"), atomic_dir(run / "model") as aside:
         (aside / "weights").write_text("new")
 
 
@@ -320,10 +325,10 @@ def test_a_manifest_that_lists_what_is_no_regular_file_below_it_is_refused(kind,
         (best / "sub2").symlink_to(victim.parent)
     elif kind == "pipe":
         os.mkfifo(best / name)
-    entry = {"bytes": victim.stat().st_size, "sha256": sharing.checksum(victim)}
+    entry = {"bytes": victim.stat().st_size, "sha256": checksum(victim)}
     change(best / "manifest.json", lambda manifest: manifest["files"].update({name: entry}))
     with pytest.raises(ValueError, match=r"link, or no regular file|no name of a file below it"):
-        resume.verify(best)
+        verify_checksums(best)
     assert resume.load_best(tmp_path / "run") is None
 
 
@@ -625,9 +630,7 @@ def damage(rng, folder, names, victim, seal=None):
             for file in seal.rglob("*")
             if (name := file.relative_to(seal).as_posix()) != "manifest.json" and file.is_file()
         }
-        listed = {
-            name: {"bytes": file.stat().st_size, "sha256": sharing.checksum(file)} for name, file in files.items()
-        }
+        listed = {name: {"bytes": file.stat().st_size, "sha256": checksum(file)} for name, file in files.items()}
         shutil.rmtree(seal / "manifest.json", ignore_errors=True)  # what `damage` may have put there
         (seal / "manifest.json").unlink(missing_ok=True)
         (seal / "manifest.json").write_text(json.dumps({"files": listed}))

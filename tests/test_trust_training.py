@@ -17,9 +17,13 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 
-from hf_vit import HFViTConfig, HFViTForImageClassification, data, lives, sharing, training
-from hf_vit.augment import normalize
-from hf_vit.timm_processor import timm_processor
+from hf_vit import HFViTConfig, HFViTForImageClassification
+from hf_vit.data import datasets as data
+from hf_vit.data.augment import normalize
+from hf_vit.formats.timm_processor import timm_processor
+from hf_vit.system.files import checksum
+from hf_vit.training import lives
+from hf_vit.training import parts as training
 
 
 HOUSE = Path(__file__).parents[1]
@@ -378,7 +382,7 @@ def results_of(run):
 
 SAVED_IN_BF16 = """
 import torch
-from hf_vit import training
+from hf_vit.training import parts as training
 save = training.save_model
 def save_rounded(model, folder, lora_save):
     rounded = {name: weight.bfloat16().float() for name, weight in model.state_dict().items()}
@@ -477,12 +481,12 @@ def test_an_overflow_in_fp16_is_excused_only_while_the_loss_is_scaled_up():
 
 
 OTHER_CODE = """
-from hf_vit import lives
-real = lives.circumstances
+from hf_vit.training import lives
+real = lives.environment_info
 def other(*args):
     found = real(*args)
     return {**found, "commit": "0123abc", "versions": {**found["versions"], "torch": "9.9"}}
-lives.circumstances = other
+lives.environment_info = other
 """
 
 
@@ -530,8 +534,8 @@ def test_a_checkpoint_of_a_version_without_lives_is_gone_on_with(photos):
     del state["lives"]
     (folder / "state.json").write_text(json.dumps(state))
     manifest = json.loads((folder / "manifest.json").read_text())
-    size, checksum = (folder / "state.json").stat().st_size, sharing.checksum(folder / "state.json")
-    manifest["files"]["state.json"] = {"bytes": size, "sha256": checksum}
+    size, sha256 = (folder / "state.json").stat().st_size, checksum(folder / "state.json")
+    manifest["files"]["state.json"] = {"bytes": size, "sha256": sha256}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     assert "WARNING" not in train(photos, "--output_dir", "run")
     assert [life["from_step"] for life in results_of(run)["lives"]] == [4]
@@ -565,7 +569,7 @@ PAIR = """
 import os, signal, sys, time
 from datetime import timedelta
 import torch.distributed as dist
-from hf_vit import processes
+from hf_vit.training import processes
 dist.init_process_group("gloo")
 rank, over = dist.get_rank(), processes.watch()
 """
@@ -635,7 +639,7 @@ time.sleep(3 * processes.POLL_SECONDS * rank)  # the store is gone by then
 
 BROKEN = """
 import importlib, os
-module = importlib.import_module("hf_vit.augment")
+module = importlib.import_module("hf_vit.data.augment")
 augment, passes = module.augment, []
 def broken(*args, **how):
     passes.append(None)

@@ -3,7 +3,7 @@
 import datasets
 import evaluate
 
-from hf_vit.metrics import top_k_accuracy
+from hf_vit.evaluation.metrics import top_k_accuracy
 
 
 class TopKAccuracy(evaluate.Metric):

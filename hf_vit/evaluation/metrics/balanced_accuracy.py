@@ -1,17 +1,17 @@
-"""Top-1 accuracy as an `evaluate` module: `evaluate.load("path/to/accuracy.py")` works offline."""
+"""Balanced accuracy as an `evaluate` module: `evaluate.load("path/to/balanced_accuracy.py")` works offline."""
 
 import datasets
 import evaluate
 
-from hf_vit.metrics import accuracy
+from hf_vit.evaluation.metrics import balanced_accuracy
 
 
-class Accuracy(evaluate.Metric):
-    __doc__ = accuracy.__doc__
+class BalancedAccuracy(evaluate.Metric):
+    __doc__ = balanced_accuracy.__doc__
 
     def _info(self):
         return evaluate.MetricInfo(
-            description=accuracy.__doc__,
+            description=balanced_accuracy.__doc__,
             citation="",
             inputs_description="predictions and references: class indices, as many of the one as of the other",
             features=datasets.Features(
@@ -20,4 +20,4 @@ class Accuracy(evaluate.Metric):
         )
 
     def _compute(self, predictions, references):
-        return {"accuracy": accuracy(predictions, references)}
+        return {"balanced_accuracy": balanced_accuracy(predictions, references)}

@@ -6,8 +6,8 @@ from importlib.metadata import version
 import numpy as np
 import torch
 
-from .images import files_of, read_bytes
-from .sharing import circumstances
+from hf_vit.data.images import files_of, read_bytes
+from hf_vit.system.environment import environment_info
 
 
 NUM_IMAGES = 256  # of a split, whose bytes are looked at
@@ -21,7 +21,7 @@ def life(step: int, device_type: str, processes: int, precision: str, teacher, s
         teacher: the model, or None.
         splits: {name: rows as `data.prepare` gives them}.
     """
-    now = circumstances(device_type, processes, precision)
+    now = environment_info(device_type, processes, precision)
     return {
         "from_step": step,
         **now,

@@ -30,9 +30,9 @@ from transformers.core_model_loading import (
 )
 from transformers.utils import cached_file
 
-from .model.configuration_hf_vit import LARGEST, HFViTConfig, as_pair
-from .model.loading import CheckpointSource, silence_load_report
-from .model.resizing import INPUT_FIELDS
+from hf_vit.model.configuration_hf_vit import LARGEST, HFViTConfig, as_pair
+from hf_vit.model.loading import CheckpointSource, silence_load_report
+from hf_vit.model.resizing import INPUT_FIELDS
 
 
 # ----------------------------------------------------------------------------------------------------------------------

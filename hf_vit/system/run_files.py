@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import yaml
 
-from .escapes import printable
+from hf_vit.system.escapes import printable
 
 
 LARGEST_TEXT = 2**26  # bytes; results.json of 20,000 classes takes 4 MB

@@ -3,7 +3,7 @@
 import datasets
 import evaluate
 
-from hf_vit.metrics import calibration_error
+from hf_vit.evaluation.metrics import calibration_error
 
 
 class CalibrationError(evaluate.Metric):

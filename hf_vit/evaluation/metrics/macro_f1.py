@@ -1,17 +1,17 @@
-"""Balanced accuracy as an `evaluate` module: `evaluate.load("path/to/balanced_accuracy.py")` works offline."""
+"""Macro F1 as an `evaluate` module: `evaluate.load("path/to/macro_f1.py")` works offline."""
 
 import datasets
 import evaluate
 
-from hf_vit.metrics import balanced_accuracy
+from hf_vit.evaluation.metrics import macro_f1
 
 
-class BalancedAccuracy(evaluate.Metric):
-    __doc__ = balanced_accuracy.__doc__
+class MacroF1(evaluate.Metric):
+    __doc__ = macro_f1.__doc__
 
     def _info(self):
         return evaluate.MetricInfo(
-            description=balanced_accuracy.__doc__,
+            description=macro_f1.__doc__,
             citation="",
             inputs_description="predictions and references: class indices, as many of the one as of the other",
             features=datasets.Features(
@@ -20,4 +20,4 @@ class BalancedAccuracy(evaluate.Metric):
         )
 
     def _compute(self, predictions, references):
-        return {"balanced_accuracy": balanced_accuracy(predictions, references)}
+        return {"macro_f1": macro_f1(predictions, references)}

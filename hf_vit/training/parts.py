@@ -24,17 +24,17 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from . import metrics
-from .augment import normalize
-from .checkpoints import timm_input_size
-from .crops import eval_resize
-from .data import ImageForm, image_form, match_labels
-from .hub_names import refuse_mistyped_path
-from .model.configuration_hf_vit import HFViTConfig, as_pair, labels_by_id
-from .model.loading import base_of_adapter
-from .model.modeling_hf_vit import HFViTForImageClassification, HFViTLayer
-from .muon import Muon
-from .timm_processor import timm_processor
+from hf_vit.data.augment import normalize
+from hf_vit.data.crops import eval_resize
+from hf_vit.data.datasets import ImageForm, image_form, match_labels
+from hf_vit.evaluation import metrics
+from hf_vit.formats.checkpoints import timm_input_size
+from hf_vit.formats.timm_processor import timm_processor
+from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair, labels_by_id
+from hf_vit.model.loading import base_of_adapter
+from hf_vit.model.modeling_hf_vit import HFViTForImageClassification, HFViTLayer
+from hf_vit.system.hub_names import refuse_mistyped_path
+from hf_vit.training.muon import Muon
 
 
 logger = logging.get_logger(__name__)
@@ -690,7 +690,7 @@ def logits_apart(model, images: torch.Tensor, logits: torch.Tensor, form: ImageF
 
 @functools.cache
 def metric(name: str):
-    """An `evaluate` module of hf_vit/metrics."""
+    """An `evaluate` module of hf_vit/evaluation/metrics."""
     return evaluate.load(str(Path(metrics.__file__).parent / f"{name}.py"))
 
 
@@ -708,7 +708,7 @@ def _answers(logits, labels) -> dict[str, np.ndarray]:
 
 def score(logits: torch.Tensor, labels: torch.Tensor) -> dict[str, float]:
     """Logits (n, L) and class indices (n,) -> accuracy, top5_accuracy (of more than five classes), balanced_accuracy, macro_f1,
-    calibration_error (all in [0, 1], see hf_vit/metrics) and loss, the mean cross-entropy.
+    calibration_error (all in [0, 1], see hf_vit/evaluation/metrics) and loss, the mean cross-entropy.
 
     Raises:
         ValueError: if a logit is not finite.

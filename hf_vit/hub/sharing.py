@@ -5,13 +5,10 @@ the checksum of its weights. `verify` holds what somebody loads against it.
 """
 
 import contextlib
-import hashlib
 import json
-import os
 import platform
 import re
 import shutil
-import subprocess
 import tempfile
 import time
 import urllib.parse
@@ -47,16 +44,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-from . import model as model_code
-from . import run_files
-from .escapes import as_license, inline, inline_all, printable
-from .hardware import has_native_bf16
-from .hub_names import refuse_mistyped_path
-from .model.configuration_hf_vit import HFViTConfig, as_pair
-from .model.modeling_hf_vit import HFViTForImageClassification
+from hf_vit import model as model_code
+from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair
+from hf_vit.model.modeling_hf_vit import HFViTForImageClassification
+from hf_vit.system import run_files
+from hf_vit.system.escapes import as_license, inline, inline_all, printable
+from hf_vit.system.files import checksum
+from hf_vit.system.hub_names import refuse_mistyped_path
 
 
-REPORTED = ("torch", "transformers", "accelerate", "datasets", "evaluate", "huggingface_hub", "safetensors", "hf_vit")
 WEIGHTS, ADAPTER = "model.safetensors", "adapter_model.safetensors"
 DESCRIBED = (WEIGHTS, "config.json", "preprocessor_config.json")  # whose checksums the probes carry
 PROBES, NUM_PROBES = "probes.safetensors", 4
@@ -97,43 +93,6 @@ ATTEMPTS = 5
 LONGEST_WAIT = 300  # seconds
 NO_ADDRESS = ("UnsupportedProtocol", "InvalidURL")  # of httpx: HF_ENDPOINT is no address
 NETWORK_ERROR = HfHubHTTPError.__mro__[1]  # HTTPError of httpx, or of httpx2, whichever huggingface_hub stands on
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What is known of a run
-
-
-def circumstances(device_type: str, processes: int, precision: str) -> dict:
-    """Commit, hardware and versions of this run, as results.json holds them."""
-    repository = Path(__file__).parents[1]
-    git = lambda *command: subprocess.run(
-        ["git", *command], cwd=repository, capture_output=True, text=True
-    ).stdout.strip()
-    commit = None
-    with contextlib.suppress(FileNotFoundError):  # git itself, on a small machine
-        if git("rev-parse", "--show-toplevel") == str(repository):  # and no repository around an installed package
-            commit = git("rev-parse", "--verify", "--quiet", "HEAD") or None
-        if commit and git("status", "--porcelain", "--untracked-files=no"):
-            commit += " with local changes"
-    chip = torch.cuda.get_device_name() if device_type == "cuda" else _processor()
-    kind = torch.backends.cpu.get_cpu_capability() + (", bf16" if has_native_bf16("cpu") else "")
-    cores = f", {os.cpu_count()} cores, {kind}" if device_type == "cpu" else ""
-    return {
-        "commit": commit,
-        "hardware": f"{processes} x {chip}{cores}" if processes > 1 else f"{chip}{cores}",
-        "mixed_precision": precision,
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in REPORTED}},
-    }
-
-
-def _processor() -> str:
-    name = torch.cpu.get_capabilities().get("cpu_name") or platform.machine()
-    return f"{name} CPU" if "cpu" not in name.lower() else name
-
-
-def checksum(file: Path) -> str:
-    with open(file, "rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -880,7 +839,7 @@ def assemble_space(
         raise ValueError(
             "Gradio is not installed, whose version the Space must name: pip install 'hf_vit[app]'"
         ) from error
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     for file in package.rglob("*.py"):
         (folder / "hf_vit" / file.relative_to(package)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, folder / "hf_vit" / file.relative_to(package))

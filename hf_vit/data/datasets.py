@@ -38,16 +38,16 @@ from torch.utils.data import DataLoader
 from transformers.utils import logging
 from yaml import YAMLError
 
-from . import crops
-from .hardware import own_cores
-from .hub_names import refuse_mistyped_path
-from .images import NO_FILES, Files, ImageFile, files_of, files_on_hub, opened, read_bytes, restrict
-from .memory import available_memory
+from hf_vit.data import crops
+from hf_vit.data.images import NO_FILES, Files, ImageFile, files_of, files_on_hub, opened, read_bytes, restrict
+from hf_vit.system.hardware import own_cores
+from hf_vit.system.hub_names import refuse_mistyped_path
+from hf_vit.system.memory import available_memory
 
 
 logger = logging.get_logger(__name__)
 
-EMBEDDED = {"fashion-mnist-mini": Path(__file__).parents[1] / "recipes" / "data" / "fashion-mnist-mini"}
+EMBEDDED = {"fashion-mnist-mini": Path(__file__).parents[2] / "recipes" / "data" / "fashion-mnist-mini"}
 FILE_FORMATS = {
     ".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".tar": "webdataset",
 }  # fmt: skip

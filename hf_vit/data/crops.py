@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from .augment import uniform
+from hf_vit.data.augment import uniform
 
 
 TRIES = 10  # boxes that are drawn until one fits into the photo

@@ -1,17 +1,17 @@
-"""Macro F1 as an `evaluate` module: `evaluate.load("path/to/macro_f1.py")` works offline."""
+"""Top-1 accuracy as an `evaluate` module: `evaluate.load("path/to/accuracy.py")` works offline."""
 
 import datasets
 import evaluate
 
-from hf_vit.metrics import macro_f1
+from hf_vit.evaluation.metrics import accuracy
 
 
-class MacroF1(evaluate.Metric):
-    __doc__ = macro_f1.__doc__
+class Accuracy(evaluate.Metric):
+    __doc__ = accuracy.__doc__
 
     def _info(self):
         return evaluate.MetricInfo(
-            description=macro_f1.__doc__,
+            description=accuracy.__doc__,
             citation="",
             inputs_description="predictions and references: class indices, as many of the one as of the other",
             features=datasets.Features(
@@ -20,4 +20,4 @@ class MacroF1(evaluate.Metric):
         )
 
     def _compute(self, predictions, references):
-        return {"macro_f1": macro_f1(predictions, references)}
+        return {"accuracy": accuracy(predictions, references)}

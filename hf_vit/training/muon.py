@@ -6,7 +6,7 @@ from collections import defaultdict
 import torch
 from torch.distributed.tensor import DTensor, Shard
 
-from .hardware import has_native_bf16
+from hf_vit.system.hardware import has_native_bf16
 
 
 # Keller Jordan, "Muon: An optimizer for hidden layers in neural networks" (https://kellerjordan.github.io/posts/muon/): the

@@ -6,7 +6,6 @@ the random numbers of a step are functions of (seed, step) and need no saving.
 
 import contextlib
 import ctypes
-import errno
 import json
 import os
 import shutil
@@ -24,17 +23,17 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.utils import logging
 
-from . import presets, run_files
-from .escapes import printable
-from .hardware import launched
-from .sharing import checksum
+from hf_vit.system import run_files
+from hf_vit.system.escapes import printable
+from hf_vit.system.files import atomic_dir, checksummed_dir, sync, verify_checksums, write_text
+from hf_vit.system.hardware import launched
+from hf_vit.training import arguments as presets
 
 
 logger = logging.get_logger(__name__)
 
 STOPPED = 75  # exit code after a signal: EX_TEMPFAIL of sysexits.h, "try again later"
 LOCK_SECONDS = 10  # a run that was told to stop may still be saving
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 FOLDERS = ("checkpoints", "model", "last")  # of a run
 STARTED = "config.yaml"  # is in a run's folder from its first step on
 FINISHED = "results.json"  # is written last
@@ -47,93 +46,6 @@ STATE = {  # what state.json of a checkpoint holds
     "sums": [[(int, float), 3]], "seconds": dict.fromkeys(("training", "scoring", "input", "model", "total"), (int, float)),
     "facts": {str: SCALAR}, "config": {str: SCALAR},
 }  # fmt: skip
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Files that are whole or absent
-
-
-def _sync(path: Path):
-    """Have the disk keep a file, or the names in a folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOSYS)):  # some network disks cannot
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def write_text(path: Path, text: str):
-    """Replace a file as a whole: whatever happens, it then holds the old text or the new one."""
-    aside = path.with_name(f".{path.name}.part")
-    aside.unlink(missing_ok=True)  # of a run that was killed, or a link that leads elsewhere
-    with open(aside, "x", encoding="utf-8", newline="") as file:
-        file.write(text)
-    _sync(aside)
-    os.replace(aside, path)
-    _sync(path.parent)
-
-
-@contextlib.contextmanager
-def whole_folder(folder: Path):
-    """Write a folder aside, sync it, and only then give it its name; yields the place to write to."""
-    aside = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
-    aside.parent.mkdir(parents=True, exist_ok=True)
-    aside.mkdir()  # an error where a link is in its place
-    try:
-        yield aside
-        for path in (*aside.rglob("*"), aside):
-            _sync(path)
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.rename(aside, folder)
-        _sync(folder.parent)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
-
-
-@contextlib.contextmanager
-def sealed_folder(folder: Path, needed: int):
-    """A `whole_folder` with a manifest of sizes and checksums, which `verify` holds it against.
-
-    Args:
-        needed: bytes that will be written.
-
-    Raises:
-        OSError: if the disk has no room for them; whatever was there before is as it was.
-    """
-    place = next(parent for parent in folder.parents if parent.exists())
-    try:
-        if shutil.disk_usage(place).free < needed:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        with whole_folder(folder) as aside:
-            yield aside
-            files = {path.relative_to(aside).as_posix(): path for path in aside.rglob("*") if path.is_file()}
-            manifest = {name: {"bytes": path.stat().st_size, "sha256": checksum(path)} for name, path in files.items()}
-            (aside / "manifest.json").write_text(json.dumps({"files": manifest}, indent=2))
-    except (OSError, SafetensorError) as error:
-        full = getattr(error, "errno", None) in FULL or any(f"os error {number})" in str(error) for number in FULL)
-        if not full:
-            raise
-        free = shutil.disk_usage(place).free
-        raise OSError(
-            f"{folder} needs {needed / 1e6:,.1f} MB and {free / 1e6:,.1f} MB are free (or left of a quota): make room, and "
-            "the same command goes on from the last checkpoint"
-        ) from error
-
-
-def verify(folder: Path):
-    """Raise ValueError unless the files that the manifest of `folder` lists are there, regular, and the same byte for byte."""
-    for name, wanted in run_files.listed_files(folder).items():
-        path, name = folder / name, printable(name)
-        if path.stat().st_size != wanted["bytes"]:
-            raise ValueError(f"its {name} holds {path.stat().st_size:,} of {wanted['bytes']:,} bytes")
-        if checksum(path) != wanted["sha256"]:
-            raise ValueError(f"its {name} does not hold the bytes that were written")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -264,7 +176,7 @@ def _find(run: Path, args: presets.TrainArguments) -> tuple[bool, dict | None]:
     if named is not None and (not there or named.parents[1] == run.resolve()):
         folder = named
         try:
-            verify(folder)
+            verify_checksums(folder)
         except ValueError as error:
             raise ValueError(f"--resume {folder}: {error}") from error
     else:  # also where the run that began with another run's checkpoint is already there
@@ -316,7 +228,7 @@ def newest(run: Path) -> Path | None:
     broken = []
     for folder in reversed(checkpoints_of(run)):
         try:
-            verify(folder)
+            verify_checksums(folder)
             for one in broken:
                 logger.warning(f"a broken checkpoint is left out, {one}")
             return folder
@@ -454,8 +366,8 @@ def save_checkpoint(run: Path, tensors: dict, state: dict, keep: int):
     folder = run / "checkpoints" / f"step-{state['step']:06d}"
     needed = sum(value.nbytes for part in tensors.values() for value in part.values())
     if (run / "metrics.jsonl").exists():
-        _sync(run / "metrics.jsonl")  # a run that goes on from here will not write its lines again
-    with sealed_folder(folder, needed) as aside:
+        sync(run / "metrics.jsonl")  # a run that goes on from here will not write its lines again
+    with checksummed_dir(folder, needed) as aside:
         for name, part in tensors.items():
             save_file(part, aside / f"{name}.safetensors")
         (aside / "state.json").write_text(json.dumps(state))
@@ -473,7 +385,7 @@ def save_best(run: Path, step: int, scores: dict, needed: int, write_model):
         write_model: is called with the folder to write the model to.
     """
     folder = run / "checkpoints" / f"best-{step:06d}"
-    with sealed_folder(folder, needed) as aside:
+    with checksummed_dir(folder, needed) as aside:
         write_model(aside)
         (aside / "scores.json").write_text(json.dumps(scores))
     for old in _numbered(run, "best"):
@@ -485,7 +397,7 @@ def load_best(run: Path) -> tuple[Path, dict] | None:
     """The folder and the scores that `save_best` wrote last; None if there are none. A broken one is named in a warning."""
     for folder in reversed(_numbered(run, "best")):
         try:
-            verify(folder)
+            verify_checksums(folder)
             return folder, run_files.read_json(folder / "scores.json", {}, LARGEST_LOG)
         except ValueError as error:
             logger.warning(f"the best weights so far are lost, {folder}: {error}")
@@ -510,7 +422,7 @@ def take_over(origin: Path, run: Path, step: int) -> tuple[Path, dict] | None:
     write_text(run / "metrics.jsonl", "".join(lines))
     best = load_best(origin)
     if best is not None and origin.resolve() != run.resolve():
-        with whole_folder(run / "checkpoints" / best[0].name) as aside:
+        with atomic_dir(run / "checkpoints" / best[0].name) as aside:
             run_files.copy_listed(best[0], aside)
             run_files.copy_file(best[0] / run_files.MANIFEST, aside / run_files.MANIFEST)
         best = load_best(run)
@@ -519,7 +431,7 @@ def take_over(origin: Path, run: Path, step: int) -> tuple[Path, dict] | None:
 
 def publish(best: Path, folder: Path, leave_out: tuple[str, ...]):
     """Copy the files that the manifest of `checkpoints/best-N` lists, but for those in `leave_out`."""
-    with whole_folder(folder) as aside:
+    with atomic_dir(folder) as aside:
         run_files.copy_listed(best, aside, leave_out)
 
 

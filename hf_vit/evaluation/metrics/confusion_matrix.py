@@ -3,7 +3,7 @@
 import datasets
 import evaluate
 
-from hf_vit.metrics import confusion_matrix
+from hf_vit.evaluation.metrics import confusion_matrix
 
 
 class ConfusionMatrix(evaluate.Metric):

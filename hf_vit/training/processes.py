@@ -11,7 +11,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from .escapes import printable_lines
+from hf_vit.system.escapes import printable_lines
 
 
 POLL_SECONDS = 1

@@ -1,0 +1,1 @@
+"""Images: sources, splits, decoding, batches, augmentation. Knows no model."""

@@ -1,0 +1,1 @@
+"""Scores: metrics, predictions and probes."""

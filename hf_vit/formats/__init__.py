@@ -1,0 +1,1 @@
+"""Public checkpoints, in and out."""

@@ -1,0 +1,1 @@
+"""Sharing: card, package, push, verify, Space."""

@@ -1,0 +1,1 @@
+"""What lies under everything: the machine, its files, and text of strangers."""

@@ -1,0 +1,1 @@
+"""A run's parts, without its loop."""
