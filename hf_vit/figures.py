@@ -182,18 +182,6 @@ def predictions(images: torch.Tensor, labels: torch.Tensor, logits: torch.Tensor
     return figure
 
 
-def mistakes(labels: torch.Tensor, logits: torch.Tensor, count: int = 12) -> torch.Tensor:
-    """Row numbers of the `count` wrong answers that the model was surest of, surest first; fewer where it errs less.
-
-    Args:
-        labels: (n,) true classes.
-        logits: (n, L).
-    """
-    chances, answers = logits.softmax(dim=1).max(dim=1)
-    wrong = (answers != labels).nonzero().flatten()
-    return wrong[chances[wrong].argsort(descending=True, stable=True)][:count]
-
-
 def calibration(bins: list[dict]) -> Figure:
     """How often the model is right when it is so sure, and how often it is.
 
@@ -291,8 +279,8 @@ def attention(images: torch.Tensor, maps: torch.Tensor, columns: list[str], rows
     return figure
 
 
-def answers(logits: torch.Tensor, names: list[str]) -> list[str]:
-    """What the model says of each image, logits (n, L), such as "Coat 98%"; nothing where all classes are alike."""
+def prediction_captions(logits: torch.Tensor, names: list[str]) -> list[str]:
+    """The predicted class of each image, logits (n, L), such as "Coat 98%"; empty if all classes are equal."""
     best = logits.softmax(dim=1).max(dim=1)
     return [
         f"{shorten(names[index], 14)} {chance:.0%}" if row.std() > 0 else ""
@@ -300,7 +288,7 @@ def answers(logits: torch.Tensor, names: list[str]) -> list[str]:
     ]
 
 
-def of_model(model, images: torch.Tensor, pixel_values: torch.Tensor, captions: list[str]) -> dict[str, Figure]:
+def model_figures(model, images: torch.Tensor, pixel_values: torch.Tensor, captions: list[str]) -> dict[str, Figure]:
     """`attention` of a few images, by every method that gives one map, and the `inside` of a model, by their names.
 
     A head that is all zero, as before training, has no gradient: its methods are then left out.
@@ -433,8 +421,8 @@ def positions(table: torch.Tensor, name: str) -> Figure:
     return figure
 
 
-def in_shares(targets: torch.Tensor, names: list[str]) -> list[str]:
-    """What the model is asked to say of each image, targets (n, L), such as "Coat", or "70% Coat" and "30% Bag" in two lines."""
+def target_captions(targets: torch.Tensor, names: list[str]) -> list[str]:
+    """The target of each image, (n, L), such as "Coat", or "70% Coat" and "30% Bag" in two lines."""
     texts = []
     for target in targets:
         best = target.topk(min(2, len(target)))

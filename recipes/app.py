@@ -32,10 +32,10 @@ from hf_vit import HFViTForImageClassification, figures
 from hf_vit.data import datasets as data
 from hf_vit.data.augment import as_bytes, normalize
 from hf_vit.data.images import opened, read_file
+from hf_vit.evaluation.classifiers import load_processor, model_folder
 from hf_vit.hub import sharing
 from hf_vit.system.escapes import inline, printable
 from hf_vit.system.hub_names import refuse_mistyped_path
-from hf_vit.training import parts as training
 
 
 METHODS = {"attention of a head": "raw", "attention, mean of the heads": "mean"} | {
@@ -76,12 +76,12 @@ class Viewer:
     """One model, and what the page shows of it."""
 
     def __init__(self, source: str):
-        self.name, source = source, refuse_mistyped_path(training.model_folder(source), "MODEL")
+        self.name, source = source, refuse_mistyped_path(model_folder(source), "MODEL")
         self.model = HFViTForImageClassification.from_pretrained(source).eval()
         self.config, self.lock = self.model.config, threading.Lock()
         if self.config.num_channels not in (1, 3):
             raise ValueError(f"{source} takes {self.config.num_channels} channels; the page shows images of 1 or 3")
-        self.form = data.image_form(training.load_processor(source), self.config)
+        self.form = data.image_form(load_processor(source), self.config)
 
     def look(self, file: str | None, layer: int, head: int, title: str):
         """The best classes with their probabilities, and the image under a map; nothing where there is no image."""
@@ -124,7 +124,7 @@ class Viewer:
 def examples(source: str, folder: Path) -> list[str]:
     """Files of images that the model's run scored: those in `examples/` of a Space, else those that its run kept."""
     there = sorted(map(str, (HERE / "examples").glob("*.png")))
-    kept = Path(training.model_folder(source)).parent / sharing.SAMPLES
+    kept = Path(model_folder(source)).parent / sharing.SAMPLES
     if not there and kept.is_file():
         there = [str(file) for file in sharing.write_examples(kept, folder)]
     return there

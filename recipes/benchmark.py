@@ -58,10 +58,11 @@ from hf_vit import HFViTConfig, HFViTForImageClassification
 from hf_vit.data import crops
 from hf_vit.data import datasets as data
 from hf_vit.data.augment import normalize
+from hf_vit.evaluation.classifiers import load_processor
 from hf_vit.system import environment, hardware
-from hf_vit.training import arguments as presets
-from hf_vit.training import parts as training
-from hf_vit.training import resume
+from hf_vit.training.arguments import parse_overrides
+from hf_vit.training.checkpoints import gather_state, save_checkpoint
+from hf_vit.training.optimizers import build_optimizers, clip_gradients
 
 
 RECIPES = Path(__file__).resolve().parent
@@ -228,7 +229,7 @@ def step_of(model, pixel_values, labels):
 
 
 def model_part(repeats: int) -> dict:
-    demo = presets.overrides(yaml.safe_load((RECIPES / "configs" / "demo.yaml").read_text())["config_overrides"])
+    demo = parse_overrides(yaml.safe_load((RECIPES / "configs" / "demo.yaml").read_text())["config_overrides"])
     with_class_token = {**demo, "position_embedding": "learned", "pooling": "cls", "use_class_token": True}
     factor = 16 if DEVICE.type == "cuda" else 1
     sizes = [
@@ -619,7 +620,7 @@ def budget_part(repeats: int) -> dict:
     """The demo, and the reference loop on a native ViT of the same sizes, which gets as many images, or as many seconds of training."""
     demo = RECIPES / "configs" / "demo.yaml"
     preset = yaml.safe_load(demo.read_text())
-    config = HFViTConfig(**presets.overrides(preset["config_overrides"]), num_labels=10)
+    config = HFViTConfig(**parse_overrides(preset["config_overrides"]), num_labels=10)
     form, splits = square_form(config.image_size), data.load(preset["dataset_name"])
 
     def reference(learning_rate, seed, epochs):
@@ -727,7 +728,7 @@ def merging_part(repeats: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         train(Path(folder, "run"), **QUICK, config_overrides=as_overrides(fields), eval_epochs=7)
         model = HFViTForImageClassification.from_pretrained(Path(folder, "run", "model")).to(DEVICE).eval()
-        processor = training.load_processor(str(Path(folder, "run", "model")))
+        processor = load_processor(str(Path(folder, "run", "model")))
     form = data.image_form(processor, model.config)
     images = data.Images(data.prepare(data.load("fashion-mnist-mini"), train_split=None)[0]["eval"], form)
     pixel_values, found = normalize(images.cache, form).to(DEVICE), {}
@@ -760,20 +761,20 @@ def checkpoint_part(repeats: int) -> dict:
     """Seconds of a training step of the tiny preset and of a checkpoint of it."""
     accelerator = Accelerator(mixed_precision=hardware.pick_precision("auto", DEVICE.type))
     model = HFViTForImageClassification(HFViTConfig.from_preset("tiny-patch16-224", num_labels=1000))
-    optimizers = training.build_optimizers(model, "adamw", 1e-3, 0.05, (0.9, 0.999))
+    optimizers = build_optimizers(model, "adamw", 1e-3, 0.05, (0.9, 0.999))
     model, *optimizers = accelerator.prepare(model, *optimizers)
     pixel_values = torch.randn(BATCH, 3, 224, 224, device=accelerator.device)
     labels = torch.randint(0, 1000, (BATCH,), device=accelerator.device)
 
     def train():
         accelerator.backward(model(pixel_values, labels=labels).loss)
-        training.clip_gradients(accelerator, model, 1.0).item()
+        clip_gradients(accelerator, model, 1.0).item()
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
 
     with tempfile.TemporaryDirectory(dir=".") as folder:  # on this disk, and not in memory
-        save = lambda: resume.save_checkpoint(Path(folder), resume.collect(model, optimizers), {"step": 1}, keep=2)
+        save = lambda: save_checkpoint(Path(folder), gather_state(model, optimizers), {"step": 1}, keep=2)
         seconds = in_turns({"step": train, "checkpoint": save}, repeats)
         size = sum(file.stat().st_size for file in Path(folder).rglob("*.*") if file.is_file())
     step, checkpoint = (statistics.median(values) for values in seconds.values())

@@ -17,10 +17,10 @@ from transformers.utils import logging
 import hf_vit  # noqa: F401, makes the Auto classes know the model
 from hf_vit.data import datasets as data
 from hf_vit.data.images import files_of, read_bytes, read_file
+from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
 from hf_vit.system import run_files
 from hf_vit.system.escapes import printable, printable_lines
 from hf_vit.system.hub_names import refuse_mistyped_path
-from hf_vit.training import parts as training
 
 
 SHADES = " .:-=+*#%@"
@@ -58,9 +58,9 @@ def sketch(image: Image.Image, width: int = 28) -> list[str]:
 def main(folder: str, *arguments: str):
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    folder = refuse_mistyped_path(training.model_folder(folder), "MODEL")
-    processor = training.load_processor(folder)
-    model = training.load_classifier(folder)
+    folder = refuse_mistyped_path(model_folder(folder), "MODEL")
+    processor = load_processor(folder)
+    model = load_classifier(folder)
     images = gather(list(arguments), getattr(model.config, "num_channels", 3))
     pixel_values = processor([image for _, image in images], return_tensors="pt")["pixel_values"]
     with torch.no_grad():

@@ -48,12 +48,13 @@ from torch import nn
 from hf_vit import HFViTForImageClassification
 from hf_vit.data import datasets as data
 from hf_vit.data.augment import normalize
+from hf_vit.evaluation.classifiers import load_processor, model_folder
+from hf_vit.evaluation.scores import classification_report, compute_metrics
 from hf_vit.hub import sharing
 from hf_vit.model.configuration_hf_vit import as_pair
 from hf_vit.system import environment
 from hf_vit.system.files import atomic_dir, checksum
-from hf_vit.training import arguments as presets
-from hf_vit.training import parts as training
+from hf_vit.training.arguments import parse_args, read_label_names
 
 
 OPSET = 18
@@ -254,8 +255,8 @@ def predict(file: Path, images: data.Images) -> tuple[torch.Tensor, torch.Tensor
 
 def accuracy(logits: torch.Tensor, labels: torch.Tensor, names: list[str]) -> dict:
     """{"accuracy", "interval"}: in [0, 1], and its 95% interval."""
-    interval = training.report(logits, labels, names)["intervals"]["accuracy"]
-    return {"accuracy": training.score(logits, labels)["accuracy"], "interval": interval}
+    interval = classification_report(logits, labels, names)["intervals"]["accuracy"]
+    return {"accuracy": compute_metrics(logits, labels)["accuracy"], "interval": interval}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -279,13 +280,13 @@ def rows_to_score(args, run: Path | None):
     """
     asked = argparse.Namespace(**vars(args))
     if args.dataset_name is None and run is not None:
-        asked = presets.parse(["--config", str(run / "config.yaml")])
+        asked = parse_args(["--config", str(run / "config.yaml")])
         for name in ("dataset_config", "image_column", "label_column", "label_names", "on_bad_image"):
             setattr(asked, name, getattr(args, name) or getattr(asked, name))
     if asked.dataset_name is None:
         return None
     columns = {name: getattr(asked, name) for name in ("image_column", "label_column")}
-    columns["label_names"] = presets.read_names(asked.label_names)
+    columns["label_names"] = read_label_names(asked.label_names)
     as_trained = asked is not args and args.split is None and args.dataset_name is None
     streaming = as_trained and asked.streaming
     splits = data.load(asked.dataset_name, asked.dataset_config, streaming)
@@ -368,7 +369,7 @@ def export(checkpoint: str, folder: Path, found) -> dict:
     if found is not None:
         rows, labels, source, on_bad_image = found
         data.match_labels(torch.zeros(0, dtype=torch.long), labels, config.id2label)  # before minutes are spent
-        images = data.Images(rows, data.image_form(training.load_processor(checkpoint), config), on_bad_image)
+        images = data.Images(rows, data.image_form(load_processor(checkpoint), config), on_bad_image)
         first = next(data.loader(images, data.batches_in_order(len(images), 3), 0), None)
         pixel_values = None if first is None else normalize(first["images"], images.form)
 
@@ -468,7 +469,7 @@ def main():
     if found is None:
         print("no int8 file is written: name images to score it on with --dataset_name")
     with atomic_dir(output) as folder:
-        told = export(training.model_folder(args.model), folder, found)
+        told = export(model_folder(args.model), folder, found)
     print(table(told))
     print(f"written to {output}")
 

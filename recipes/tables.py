@@ -19,6 +19,8 @@ from pathlib import Path
 
 import yaml
 
+from hf_vit.training.arguments import parse_args, parse_overrides
+
 
 if __name__ == "__main__":  # this folder holds evaluate.py, which would hide the library of that name
     sys.path = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
@@ -128,10 +130,9 @@ def tried(house: Path) -> str:
 
 def _values(config: Path) -> dict:
     """What a preset, or the config.yaml of a run, comes to, with the fields of its architecture beside its keys."""
-    from hf_vit.training import arguments as presets
 
-    args = presets.parse(["--config", str(config)])
-    return {"patch_dropout_rate": 0, **vars(args), **presets.overrides(args.config_overrides)}
+    args = parse_args(["--config", str(config)])
+    return {"patch_dropout_rate": 0, **vars(args), **parse_overrides(args.config_overrides)}
 
 
 def with_its_seeds(folder: Path) -> list[dict]:

@@ -43,7 +43,8 @@ from datasets import ClassLabel, Image
 from hf_vit.data import datasets as data
 from hf_vit.system import environment
 from hf_vit.system.files import atomic_dir, write_text
-from hf_vit.training import resume
+from hf_vit.training.run_folder import FINISHED
+from hf_vit.training.signals import STOPPED
 
 
 # Flags of train.py. From scratch all the others are those of --config; fine-tuning shares AUGMENTATION with it. The rates
@@ -162,7 +163,7 @@ def run(script: str, *flags):
         code = child.wait()
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
-    if code == resume.STOPPED:
+    if code == STOPPED:
         sys.exit(code)
     if code != 0:
         raise ValueError(f"`{shlex.join(command)}` ended with exit code {code}; what it did before is kept")
@@ -184,7 +185,7 @@ def score_features(folder: Path, start, second: Path, precision: str, of: str):
     seconds = round(time.monotonic() - began, 1)
     circumstances = environment.environment_info("cuda" if torch.cuda.is_available() else "cpu", 1, precision)
     found = {**read(folder / "metrics.json"), "seconds": seconds, "halves_of": of, **circumstances}
-    write_text(folder / resume.FINISHED, json.dumps(found, indent=2) + "\n")
+    write_text(folder / FINISHED, json.dumps(found, indent=2) + "\n")
 
 
 def read(file: Path) -> dict:
@@ -223,9 +224,9 @@ def main(args: argparse.Namespace):
             train(out / name / str(seed), **common, dataset_name=second, **few, **flags, seed=seed)
     score_features(out / "knn", start, second, config.get("mixed_precision", "auto"), args.dataset_name)
 
-    runs = {name: [read(out / name / str(seed) / resume.FINISHED) for seed in range(args.seeds)] for name in METHODS}
-    runs["pretrained"] = [read(out / "pretrained" / resume.FINISHED)]
-    print(f"\n{tables.transfer_table(runs, read(out / 'knn' / resume.FINISHED))}")
+    runs = {name: [read(out / name / str(seed) / FINISHED) for seed in range(args.seeds)] for name in METHODS}
+    runs["pretrained"] = [read(out / "pretrained" / FINISHED)]
+    print(f"\n{tables.transfer_table(runs, read(out / 'knn' / FINISHED))}")
 
 
 if __name__ == "__main__":

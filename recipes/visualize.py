@@ -31,10 +31,12 @@ from hf_vit import HFViTForImageClassification, figures
 from hf_vit.data import datasets as data
 from hf_vit.data.augment import as_bytes, normalize
 from hf_vit.data.images import read_file
+from hf_vit.evaluation.classifiers import load_processor, model_folder
+from hf_vit.evaluation.prediction import predict
+from hf_vit.evaluation.scores import classification_report, compute_metrics, surest_mistakes
 from hf_vit.model.attention_maps import GRADIENT_METHODS, MAP_METHODS
 from hf_vit.system import hardware
 from hf_vit.system.escapes import printable_lines
-from hf_vit.training import parts as training
 
 
 def parse() -> argparse.Namespace:
@@ -69,7 +71,7 @@ def score(args, model, form) -> tuple[data.Images, dict]:
     images = data.Images(splits["eval"], form)
     model.to(accelerator.device)
     share = data.batches_in_order(len(images), 64)
-    logits, rows = training.predict(model, data.loader(images, share, 0), form, accelerator, len(images))
+    logits, rows = predict(model, data.loader(images, share, 0), form, accelerator, len(images))
     model.cpu()
     known = [model.config.id2label[index] for index in range(model.config.num_labels)]
     try:
@@ -77,7 +79,7 @@ def score(args, model, form) -> tuple[data.Images, dict]:
     except ValueError as error:
         print(f"not scored: {error}")
         return images, {}
-    details, metrics = training.report(logits, truth, known), training.score(logits, truth)
+    details, metrics = classification_report(logits, truth, known), compute_metrics(logits, truth)
     print(f"accuracy on {scored}: {metrics['accuracy']:.2%} of {len(truth):,} images")
     drawn = {
         "confusion": figures.confusion(details["confusion_matrix"], known),
@@ -85,7 +87,7 @@ def score(args, model, form) -> tuple[data.Images, dict]:
     }
     shown = {
         "predictions": torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:12],
-        "mistakes": figures.mistakes(truth, logits),
+        "mistakes": surest_mistakes(truth, logits),
     }
     for name, some in shown.items():
         if len(some):
@@ -98,7 +100,7 @@ def main():
     args = parse()
     datasets.disable_progress_bars()
     logging.disable_progress_bar()
-    source = training.model_folder(args.model)
+    source = model_folder(args.model)
     model = HFViTForImageClassification.from_pretrained(source).eval()
     config, drawn = model.config, {}
     if config.num_channels not in (1, 3):
@@ -112,7 +114,7 @@ def main():
                 f"--label {args.label} is no class of the model; wanted one of {', '.join(config.label2id)}"
             )
         gradient = {"labels": config.label2id[args.label]}
-    form = data.image_form(training.load_processor(source), config)
+    form = data.image_form(load_processor(source), config)
     if args.images:
         rows = [
             {"row": row, "image": {"bytes": read_file(file), "path": file}} for row, file in enumerate(args.images)
@@ -129,8 +131,10 @@ def main():
     pictures = as_bytes(pixel_values, form)
 
     with torch.no_grad():
-        captions = figures.answers(model(pixel_values).logits, [config.id2label[i] for i in range(config.num_labels)])
-    drawn |= figures.of_model(model, pictures, pixel_values, captions)
+        captions = figures.prediction_captions(
+            model(pixel_values).logits, [config.id2label[i] for i in range(config.num_labels)]
+        )
+    drawn |= figures.model_figures(model, pictures, pixel_values, captions)
     layers = list(range(config.num_hidden_layers)) if args.layers is None else args.layers
     maps = model.attention_maps(pixel_values, layers, args.method, **gradient)  # (n, layers, h, w)
     named = [f"layer {layer % config.num_hidden_layers + 1}" for layer in layers]

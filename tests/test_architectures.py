@@ -19,7 +19,7 @@ from transformers.activations import ACT2FN
 from hf_vit import HFViTBackbone, HFViTConfig, HFViTForImageClassification, HFViTModel
 from hf_vit.model.positions import rotary_2d, sincos_1d
 from hf_vit.model.token_merging import drop_patches
-from hf_vit.training import parts as training
+from hf_vit.training.optimizers import split_decay
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -576,7 +576,7 @@ def test_only_matrices_decay_whatever_the_fields(tiny_config):
         num_register_tokens=2, embedding_norm=True, pooling="map", representation_size=8, layerscale_value=0.1,
         num_hidden_layers=1,
     )  # fmt: skip
-    decayed, undecayed = training.split_decay(HFViTForImageClassification(tiny_config(**everything)))
+    decayed, undecayed = split_decay(HFViTForImageClassification(tiny_config(**everything)))
     projections = [f"{m}_proj" for m in "qkvo"]
     dense = [
         "vit.embeddings.patch_embeddings.projection",

@@ -12,7 +12,7 @@ from datasets import ClassLabel, Dataset, Features, Image
 from PIL import Image as PILImage
 from transformers import ViTConfig, ViTImageProcessorPil, ViTModel
 
-from hf_vit.training import arguments as presets
+from hf_vit.training.arguments import parse_args
 
 
 HOUSE = Path(__file__).parents[1]
@@ -74,7 +74,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_a_preset_trains(path, checkpoint, tmp_path):
-    args = presets.parse(["--config", str(path)])
+    args = parse_args(["--config", str(path)])
     flags = [
         "--config", path, "--dataset_name", stand_in(args.dataset_name, tmp_path / "data"), "--output_dir", tmp_path / "run",
         "--max_train_steps", 3, "--per_device_train_batch_size", 6, "--log_steps", 1, "--eval_epochs", 1000,

@@ -30,7 +30,7 @@ from hf_vit import HFViTConfig
 from hf_vit.data import crops
 from hf_vit.data import datasets as data
 from hf_vit.data.augment import normalize
-from hf_vit.training import parts as training
+from hf_vit.training.model import build_model
 
 
 HEIGHT, WIDTH = 32, 48
@@ -393,7 +393,7 @@ def test_a_pipeline_sees_what_was_scored(checkpoint, size, tmp_path, randomize):
             eval_crop, processor = None, processor_that_keeps(14, shortest_edge=16)
         processor.save_pretrained(base)
     small = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, patch_size=8)
-    model, processor = training.build_model(
+    model, processor = build_model(
         ["cat", "dog"], base and str(base), None if base else "tiny-patch16-224", 16, {} if base else small, eval_crop
     )
     randomize(model).save_pretrained(tmp_path / "model")

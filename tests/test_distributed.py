@@ -23,7 +23,7 @@ from torch.testing import assert_close
 
 from hf_vit import HFViTConfig, HFViTForImageClassification
 from hf_vit.data import datasets as data
-from hf_vit.training import parts as training
+from hf_vit.training.optimizers import learning_rate
 
 
 HOUSE = Path(__file__).parents[1]
@@ -48,7 +48,6 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from hf_vit.data import datasets as data
 from hf_vit.system import hardware
-from hf_vit.training import parts as training
 
 rank, passes = os.environ.get("RANK", "0"), 0
 os.makedirs(os.environ["NOTES"], exist_ok=True)
@@ -273,7 +272,7 @@ def test_two_processes_train_as_one_does(alone, together):
 def test_two_processes_follow_the_learning_rate_to_its_end(together):
     """T16."""
     warmup = round(0.05 * STEPS)
-    wanted = {step + 1: training.learning_rate(step, STEPS, warmup, 1e-3) for step in range(STEPS)}
+    wanted = {step + 1: learning_rate(step, STEPS, warmup, 1e-3) for step in range(STEPS)}
     assert logged(together, "learning_rate") == wanted
     assert logged(together, "learning_rate")[STEPS] < 1e-5
 

@@ -21,7 +21,8 @@ from hf_vit import HFViTForImageClassification, HFViTModel, figures
 from hf_vit.data import datasets as data
 from hf_vit.data.augment import as_bytes, normalize
 from hf_vit.evaluation import metrics
-from hf_vit.training import parts as training
+from hf_vit.evaluation.classifiers import load_processor
+from hf_vit.evaluation.scores import surest_mistakes
 
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "visualize.py"
@@ -109,8 +110,8 @@ def predictions(count, channels=3):
 
 def augmentations(count, channels=3):
     first = torch.eye(10)[:count]
-    mixed = figures.in_shares(0.7 * first + 0.3 * first.roll(1, dims=1), NAMES[:10])
-    versions, captions = [noise(count, channels, 48, 80) for _ in range(5)], figures.in_shares(first, NAMES[:10])
+    mixed = figures.target_captions(0.7 * first + 0.3 * first.roll(1, dims=1), NAMES[:10])
+    versions, captions = [noise(count, channels, 48, 80) for _ in range(5)], figures.target_captions(first, NAMES[:10])
     return figures.augmentations(noise(count, channels, 60, 100), versions, [captions, *[mixed] * 5])
 
 
@@ -205,17 +206,17 @@ def test_mistakes_are_the_wrong_answers_surest_first():
     chances = logits.softmax(dim=1)
     wrong = [row for row in range(200) if logits[row].argmax() != labels[row]]
     wanted = sorted(wrong, key=lambda row: -chances[row].max().item())
-    assert figures.mistakes(labels, logits).tolist() == wanted[:12]
-    assert figures.mistakes(labels, logits, 10**6).tolist() == wanted
-    assert figures.mistakes(logits.argmax(dim=1), logits).tolist() == []
+    assert surest_mistakes(labels, logits).tolist() == wanted[:12]
+    assert surest_mistakes(labels, logits, 10**6).tolist() == wanted
+    assert surest_mistakes(logits.argmax(dim=1), logits).tolist() == []
 
 
 def test_targets_in_words():
     names = ["Coat", "Bag", "a very long name of a class", "$ or $"]
     rows = [[1, 0, 0, 0], [0.925, 0.025, 0.025, 0.025], [0.3, 0.7, 0, 0], [0, 0, 0.5, 0.1], [0, 0, 0, 1]]
     said = ["Coat", "Coat", "70% Bag\n30% Coat", "50% a very long n…\n10% \\$ or \\$", "\\$ or \\$"]
-    assert figures.in_shares(torch.tensor(rows), names) == said
-    assert figures.in_shares(torch.ones(1, 1), ["only"]) == ["only"]
+    assert figures.target_captions(torch.tensor(rows), names) == said
+    assert figures.target_captions(torch.ones(1, 1), ["only"]) == ["only"]
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
@@ -309,7 +310,7 @@ def test_visualize_follows_the_class_and_the_layers_asked_for(demo_run, photos, 
     assert titles(drawn["layers"]) == ["layer 1", "layer 2"]
     assert titles(drawn["heads"]) == [f"head {head}" for head in range(1, 5)]
     model = HFViTForImageClassification.from_pretrained(demo_run / "model")
-    form = data.image_form(training.load_processor(str(demo_run / "model")), model.config)
+    form = data.image_form(load_processor(str(demo_run / "model")), model.config)
     image = data.as_batch([data.decode({"bytes": (photos / "grey.png").read_bytes(), "path": None}, form)])
     maps = model.attention_maps(normalize(image, form), [0, 1], "grad_cam", labels=model.config.label2id["Bag"])[0]
     for heat, axes in zip(maps, drawn["layers"].axes[1:], strict=True):

@@ -16,9 +16,13 @@ from torch import nn
 
 from hf_vit import HFViTForImageClassification
 from hf_vit.data import augment
+from hf_vit.evaluation.prediction import predict
 from hf_vit.system import hardware
 from hf_vit.training import muon
-from hf_vit.training import parts as training
+from hf_vit.training.ema import ModelEMA
+from hf_vit.training.losses import classification_loss, soft_targets
+from hf_vit.training.model import compile_model, find_batch_size
+from hf_vit.training.optimizers import build_optimizers, clip_gradients
 
 
 pytestmark = [
@@ -70,7 +74,7 @@ def losses(folder):
 
 def step_on(device, model, images, labels, optimizer):
     with torch.autocast(device.type, torch.bfloat16):
-        loss = training.loss_of(model(images).logits, labels)
+        loss = classification_loss(model(images).logits, labels)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -208,8 +212,8 @@ def test_muon_steps_as_on_the_cpu(device, monkeypatch):
 def test_a_training_step_waits_for_the_device_nowhere(device, tiny_model):
     """What all processes must agree on is read once a step; that read stands in train.py, after what is timed here."""
     model = tiny_model(position_embedding="sincos2d", drop_path_rate=0.1).to(device).train()
-    optimizers = training.build_optimizers(model, "muon", 1e-3, 0.05, (0.9, 0.999))
-    average, accelerator = training.AverageModel(model, 0.9), Accelerator(mixed_precision="bf16")
+    optimizers = build_optimizers(model, "muon", 1e-3, 0.05, (0.9, 0.999))
+    average, accelerator = ModelEMA(model, 0.9), Accelerator(mixed_precision="bf16")
     images = torch.randint(0, 256, (32, 3, 16, 16), dtype=torch.uint8).pin_memory()
     labels, index = torch.randint(0, 3, (32,)).pin_memory(), torch.arange(32)
     form = types.SimpleNamespace(**{**vars(FORM), "height": 16, "width": 16})
@@ -219,12 +223,12 @@ def test_a_training_step_waits_for_the_device_nowhere(device, tiny_model):
             images.to(device, non_blocking=True), index, 0, 0, form,
             crop="simple", flip=True, auto_augment="rand", jitter=0.2, erase=0.25,
         )  # fmt: skip
-        targets = training.soft_targets(labels.to(device, non_blocking=True), 3, 0.1)
+        targets = soft_targets(labels.to(device, non_blocking=True), 3, 0.1)
         pixel_values, targets = augment.mix(pixel_values, targets, 0.8, 1.0, 0, 0, 0)
         with torch.autocast("cuda", torch.bfloat16):
-            loss = training.loss_of(model(pixel_values).logits, targets)
+            loss = classification_loss(model(pixel_values).logits, targets)
         loss.backward()
-        training.clip_gradients(accelerator, model, 1.0)
+        clip_gradients(accelerator, model, 1.0)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -245,7 +249,7 @@ def test_training_evaluation_its_tail_and_a_first_stage_are_four_graphs_and_no_m
 
     model = tiny_model(position_embedding="sincos2d", drop_path_rate=0.1).to(device)
     accelerator = Accelerator()
-    training.compile_model(model, sharded=False)
+    compile_model(model, sharded=False)
     torch._dynamo.reset()
     counters.clear()
     form = types.SimpleNamespace(**{**vars(FORM), "height": 16, "width": 16})
@@ -257,7 +261,7 @@ def test_training_evaluation_its_tail_and_a_first_stage_are_four_graphs_and_no_m
         for size in (8, 16):
             images = torch.randn(4, 3, size, size, device=device)
             model.train()(images, interpolate_pos_encoding=size == 8).logits.sum().backward()
-        training.predict(model, evaluation, form, accelerator, 10)
+        predict(model, evaluation, form, accelerator, 10)
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] <= 4
 
@@ -283,11 +287,9 @@ def test_the_batch_size_found_in_little_memory_survives_ten_steps(device, tiny_m
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, 2 * 2**30 / total))
     try:
-        batch = training.find_batch_size(
-            model, lambda images: model(images).logits.square().sum(), form, 2**15, device, 3
-        )
+        batch = find_batch_size(model, lambda images: model(images).logits.square().sum(), form, 2**15, device, 3)
         assert batch < 2**15
-        average = training.AverageModel(model, 0.9)
+        average = ModelEMA(model, 0.9)
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         images = torch.zeros(batch, 3, 16, 16, dtype=torch.uint8)
         for _ in range(10):

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hf_vit import HFViTModel
 from hf_vit.data import augment
 from hf_vit.system import hardware
-from hf_vit.training import parts as training
+from hf_vit.training.inputs import Prefetcher
+from hf_vit.training.model import compile_model, find_batch_size
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -237,7 +238,7 @@ def test_a_batch_is_made_ahead_only_when_that_is_asked_for():
             taken.append(number)
             yield number
 
-    ahead = training.Prefetcher(batches())
+    ahead = Prefetcher(batches())
     assert next(ahead) == 0
     assert taken == [0]
     ahead.prefetch()
@@ -261,11 +262,11 @@ def test_an_error_in_the_making_of_a_batch_comes_through_and_closing_closes_the_
         finally:
             closed.append(bad)
 
-    ahead = training.Prefetcher(batches(bad=1))
+    ahead = Prefetcher(batches(bad=1))
     assert next(ahead) == 0
     with pytest.raises(ValueError, match="no picture"):
         ahead.prefetch()
-    ahead = training.Prefetcher(batches(bad=None))
+    ahead = Prefetcher(batches(bad=None))
     assert next(ahead) == 0
     ahead.close()
     assert closed == [1, None]
@@ -275,7 +276,7 @@ def test_an_error_in_the_making_of_a_batch_comes_through_and_closing_closes_the_
 def test_layers_are_compiled_one_by_one_only_where_the_model_is_sharded(tiny_model, monkeypatch, sharded):
     model, compiled = tiny_model(drop_path_rate=0.1), []
     monkeypatch.setattr(nn.Module, "compile", lambda module, **options: compiled.append((module, options)))
-    training.compile_model(model, sharded)
+    compile_model(model, sharded)
     expected = list(model.vit.layers) if sharded else [model]
     assert [module for module, _ in compiled] == expected
     assert all(options == {"dynamic": False} for _, options in compiled)
@@ -319,7 +320,5 @@ def test_the_trial_for_a_batch_size_holds_what_a_step_holds(tiny_model):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty_like", lambda tensor: held.append(tensor.numel()) or real(tensor))
-        training.find_batch_size(
-            model, loss, types.SimpleNamespace(channels=3, height=16, width=16), 4, torch.device("cpu"), 3
-        )
+        find_batch_size(model, loss, types.SimpleNamespace(channels=3, height=16, width=16), 4, torch.device("cpu"), 3)
     assert sum(held) == 3 * sum(p.numel() for p in model.parameters()) + 3 * 4 * 3 * 16 * 16

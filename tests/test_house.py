@@ -20,7 +20,7 @@ from transformers import AutoImageProcessor
 from hf_vit import HFViTForImageClassification
 from hf_vit.hub import sharing
 from hf_vit.system.files import checksum
-from hf_vit.training import arguments as presets
+from hf_vit.training.arguments import TrainArguments, parse_args
 
 
 HOUSE = Path(__file__).parents[1]
@@ -117,7 +117,7 @@ def test_a_published_runs_preset_and_card_state_its_results(file):
     assert f" {results['train_seconds']:,.0f} s" in preset.read_text()
     assert results["command"].endswith(f" recipes/train.py --config recipes/configs/{preset.name}")
     was = yaml.safe_load(file.with_name("config.yaml").read_text())
-    now, defaults = vars(presets.parse(["--config", str(preset)])), vars(presets.TrainArguments())
+    now, defaults = vars(parse_args(["--config", str(preset)])), vars(TrainArguments())
     assert now == {name: was.get(name, defaults[name]) for name in now}  # a flag may be younger than the run
     assert accuracy in (file.parent / "README.md").read_text()
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hf_vit.evaluation import metrics
-from hf_vit.training import parts as training
+from hf_vit.evaluation.scores import metric
 
 
 NAMES = ["accuracy", "balanced_accuracy", "macro_f1", "calibration_error"]
@@ -185,7 +185,7 @@ def test_an_evaluate_module_loaded_by_path_equals_its_function(name):
 def test_a_module_that_was_loaded_computes_more_than_once():
     for seed in (2, 3):
         values = only(answers(seed), "predictions", "references")
-        assert training.metric("accuracy").compute(**values) == {"accuracy": metrics.accuracy(**values)}
+        assert metric("accuracy").compute(**values) == {"accuracy": metrics.accuracy(**values)}
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_vit import HFViTForImageClassification
 from hf_vit.system import hardware
-from hf_vit.training import muon, resume
-from hf_vit.training import parts as training
+from hf_vit.training import muon, optimizers
+from hf_vit.training.checkpoints import gather_state, gather_weights, restore_state
+from hf_vit.training.optimizers import build_optimizers
 
 
 SHAPES = [(6, 6), (6, 16), (16, 6), (6, 6), (16, 6)]
@@ -111,7 +112,7 @@ def test_a_deeper_model_needs_no_more_products(tiny_config, layer_decay):
         model = HFViTForImageClassification(tiny_config(num_hidden_layers=layers))
         for parameter in model.parameters():
             parameter.grad = torch.randn_like(parameter)
-        _, optimizer = training.build_optimizers(model, "muon", 1e-3, 0.1, (0.9, 0.95), layer_decay)
+        _, optimizer = build_optimizers(model, "muon", 1e-3, 0.1, (0.9, 0.95), layer_decay)
         with Products() as products:
             optimizer.step()
         counts.append(Counter(name for name, _ in products.count.elements()))
@@ -166,8 +167,8 @@ def test_a_checkpoint_of_torchs_muon_goes_on_with_the_step_that_one_would_take(t
         torch.manual_seed(0)
         model = HFViTForImageClassification(tiny_config())
         with monkeypatch.context() as patch:
-            patch.setattr(training, "Muon", kind)
-            return model, training.build_optimizers(model, "muon", 1e-2, 0.1, (0.9, 0.95), layer_decay=0.5)
+            patch.setattr(optimizers, "Muon", kind)
+            return model, build_optimizers(model, "muon", 1e-2, 0.1, (0.9, 0.95), layer_decay=0.5)
 
     def step(model, optimizers, seed):
         generator = torch.Generator().manual_seed(seed)
@@ -181,17 +182,17 @@ def test_a_checkpoint_of_torchs_muon_goes_on_with_the_step_that_one_would_take(t
     old, ours = made(torchs), made(muon.Muon)
     for seed in range(3):
         step(*old, seed)
-    resume.restore(resume.collect(*old), *ours, None, accelerator)
-    before = resume.weights_of(ours[0])
-    assert_close(before, resume.weights_of(old[0]), rtol=0, atol=0)
+    restore_state(gather_state(*old), *ours, None, accelerator)
+    before = gather_weights(ours[0])
+    assert_close(before, gather_weights(old[0]), rtol=0, atol=0)
     before = {name: value.clone() for name, value in before.items()}
     for model_and_optimizers in (old, ours):
         step(*model_and_optimizers, seed=3)
-    assert_close(resume.weights_of(ours[0]), resume.weights_of(old[0]), rtol=0, atol=1e-6)
-    moved = [(value - before[name]).abs().max() for name, value in resume.weights_of(ours[0]).items()]
+    assert_close(gather_weights(ours[0]), gather_weights(old[0]), rtol=0, atol=1e-6)
+    moved = [(value - before[name]).abs().max() for name, value in gather_weights(ours[0]).items()]
     assert min(moved) > 1e-4
-    kept = resume.collect(*ours)["optimizer"]
-    assert_close(kept, resume.collect(*old)["optimizer"], rtol=0, atol=1e-6)
+    kept = gather_state(*ours)["optimizer"]
+    assert_close(kept, gather_state(*old)["optimizer"], rtol=0, atol=1e-6)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -202,6 +203,7 @@ SHARDED = """
 import sys, torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
+from hf_vit.training import optimizers
 from hf_vit.training.muon import Muon
 
 dist.init_process_group("gloo")

@@ -19,15 +19,27 @@ import numpy as np
 import psutil
 import pytest
 import torch
+import yaml
 from datasets import load_dataset
 from PIL import Image
 from safetensors.torch import load_file
 
 from hf_vit.data import augment
 from hf_vit.data import datasets as data
+from hf_vit.system import files
 from hf_vit.system.files import atomic_dir, checksummed_dir, verify_checksums, write_text
-from hf_vit.training import arguments as presets
-from hf_vit.training import resume
+from hf_vit.training import checkpoints, run_folder
+from hf_vit.training.arguments import changed_arguments, parse_args, to_yaml
+from hf_vit.training.checkpoints import (
+    list_checkpoints,
+    load_best,
+    newest_checkpoint,
+    save_best,
+    save_checkpoint,
+    step_of,
+)
+from hf_vit.training.run_folder import continue_run, lock, publish_best
+from hf_vit.training.signals import STOPPED
 
 
 HOUSE = Path(__file__).parents[1]
@@ -47,11 +59,8 @@ ENVIRONMENT = {"PYTHONPATH": str(HOUSE), "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY
 STARTER = """
 import json, os, runpy, sys, traceback
 import accelerate, datasets, evaluate, torch, transformers
-from hf_vit.data import datasets as data
-from hf_vit.training import arguments as presets
-from hf_vit.training import resume
+from hf_vit.training import run_folder
 from hf_vit.hub import sharing
-from hf_vit.training import parts as training
 
 for line in sys.stdin:
     before, argv, cwd, log = json.loads(line)
@@ -236,7 +245,7 @@ def flip(path, place=-1):
 def said(monkeypatch):
     """The warnings of resuming and of the data."""
     warnings = []
-    for module in (resume, data):
+    for module in (checkpoints, run_folder, data):
         monkeypatch.setattr(module.logger, "warning", warnings.append)
     return warnings
 
@@ -250,7 +259,7 @@ def test_the_whole_run_learns_logs_and_keeps_what_was_asked_for(whole):
     assert [line["step"] for line in log if "loss" in line] == [2, 4, 6, 8, 10, 12]
     assert [line["step"] for line in log if "eval_loss" in line] == [4, 8, 12]
     assert len({line["loss"] for line in log if "loss" in line}) == 6
-    assert [folder.name for folder in resume.checkpoints_of(whole)] == [
+    assert [folder.name for folder in list_checkpoints(whole)] == [
         "step-000003", "step-000006", "step-000009", "step-000012"
     ]  # fmt: skip
     assert results_of(whole)["resumed_at_steps"] == []
@@ -266,7 +275,7 @@ def test_a_run_killed_in_the_midst_of_an_epoch_ends_as_if_nothing_had_happened(k
     assert f"going on after step 9, from {run}/checkpoints/step-000009" in printed
     assert_same(run, whole)
     assert results_of(run)["resumed_at_steps"] == [9]
-    assert [folder.name for folder in resume.checkpoints_of(run)][-2:] == ["step-000010", "step-000012"]
+    assert [folder.name for folder in list_checkpoints(run)][-2:] == ["step-000010", "step-000012"]
 
 
 def test_lines_after_the_checkpoint_and_half_a_line_are_written_anew(killed, train, whole):
@@ -319,7 +328,7 @@ def test_what_lies_beyond_the_step_that_a_run_goes_on_from_goes(tmp_path):
     (tmp_path / "results.json").touch()
     lines = ['{"step": 3}\n', '{"step": 6}\n', '{"step": 7}\n', '{"st']
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
-    resume.take_over(tmp_path, tmp_path, 6)
+    continue_run(tmp_path, tmp_path, 6)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-000003", "step-000006"]
     assert not (tmp_path / "results.json").exists()
     assert (tmp_path / "metrics.jsonl").read_text() == "".join(lines[:2])
@@ -387,12 +396,12 @@ def test_one_image_more_is_refused(killed, train, photos, tmp_path):
 
 
 def test_only_what_does_not_decide_the_result_may_change():
-    args = presets.parse([*FLAGS, "--output_dir", "runs/x"])
-    saved = resume.yaml.safe_load(presets.as_yaml(args))
+    args = parse_args([*FLAGS, "--output_dir", "runs/x"])
+    saved = yaml.safe_load(to_yaml(args))
     args.num_workers, args.checkpointing_steps, args.output_dir = 7, 100, "runs/y"
-    assert presets.changes(saved, args) == []
+    assert changed_arguments(saved, args) == []
     args.label_smoothing, args.shots = 0.2, 3
-    assert sorted(presets.changes(saved, args)) == [
+    assert sorted(changed_arguments(saved, args)) == [
         "label_smoothing was 0.1 and is 0.2",
         "shots was None and is 3",
     ]
@@ -404,7 +413,7 @@ def test_only_what_does_not_decide_the_result_may_change():
 
 def save(run, step, keep=2):
     tensors = {"model": {"weight": torch.full((64,), float(step))}, "optimizer": {"weight.exp_avg": torch.ones(8)}}
-    resume.save_checkpoint(run, tensors, {"step": step}, keep)
+    save_checkpoint(run, tensors, {"step": step}, keep)
     return run / "checkpoints" / f"step-{step:06d}"
 
 
@@ -430,10 +439,10 @@ FAULTS = {
 def test_a_broken_checkpoint_is_named_and_the_one_before_is_used(sentence, tmp_path, said):
     """a file of the newest checkpoint truncated, changed or missing, or its manifest missing or garbled | named with what is wrong, and the checkpoint before it is used."""
     before, last = save(tmp_path, 3), save(tmp_path, 6)
-    assert resume.newest(tmp_path) == last
+    assert newest_checkpoint(tmp_path) == last
     assert said == []
     FAULTS[sentence](last)
-    assert resume.newest(tmp_path) == before
+    assert newest_checkpoint(tmp_path) == before
     assert len(said) == 1
     assert str(last) in said[0]
     assert sentence in said[0]
@@ -447,7 +456,7 @@ def test_where_all_checkpoints_are_broken_each_is_named_and_none_deleted(tmp_pat
     truncated(folders[1])
     before = files_of(tmp_path)
     with pytest.raises(ValueError, match=r"no checkpoint of .* can be read .*--overwrite true") as raised:
-        resume.newest(tmp_path)
+        newest_checkpoint(tmp_path)
     assert all(str(folder) in str(raised.value) for folder in folders)
     assert files_of(tmp_path) == before
 
@@ -472,11 +481,11 @@ def test_a_checkpoint_asked_for_by_name_must_be_whole(killed, train, tmp_path):
 
 def test_best_weights_that_are_broken_are_named_and_not_kept(tmp_path, said):
     """the best weights so far broken | named; the best of the scorings that follow is kept."""
-    resume.save_best(tmp_path, 4, {"accuracy": 0.5}, 0, lambda folder: (folder / "weights").write_text("4"))
-    folder, scores = resume.load_best(tmp_path)
+    save_best(tmp_path, 4, {"accuracy": 0.5}, 0, lambda folder: (folder / "weights").write_text("4"))
+    folder, scores = load_best(tmp_path)
     assert scores == {"accuracy": 0.5}
     flip(folder / "weights")
-    assert resume.load_best(tmp_path) is None
+    assert load_best(tmp_path) is None
     assert len(said) == 1
     assert str(folder) in said[0]
 
@@ -516,7 +525,7 @@ def test_what_a_killed_run_left_of_a_checkpoint_is_none(tmp_path, said):
     aside = tmp_path / "checkpoints" / ".step-000009.part"
     shutil.copytree(before, aside)
     (aside / "other").write_text("of a killed run")
-    assert resume.newest(tmp_path) == before
+    assert newest_checkpoint(tmp_path) == before
     assert said == []
     after = save(tmp_path, 9)
     assert sorted(os.listdir(after)) == ["manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"]
@@ -527,7 +536,7 @@ def test_what_a_killed_run_left_of_a_checkpoint_is_none(tmp_path, said):
 def test_a_text_is_replaced_as_a_whole(tmp_path, monkeypatch):
     path = tmp_path / "results.json"
     write_text(path, "old")
-    monkeypatch.setattr(resume.os, "replace", lambda *_: (_ for _ in ()).throw(RuntimeError("killed here")))
+    monkeypatch.setattr(files.os, "replace", lambda *_: (_ for _ in ()).throw(RuntimeError("killed here")))
     with pytest.raises(RuntimeError, match="killed here"):
         write_text(path, "new")
     assert path.read_text() == "old"
@@ -536,20 +545,20 @@ def test_a_text_is_replaced_as_a_whole(tmp_path, monkeypatch):
 def test_as_many_checkpoints_stay_as_were_asked_for(tmp_path):
     for step in (999_998, 999_999, 1_000_000, 1_000_001):  # which names sort otherwise
         save(tmp_path, step, keep=3)
-    assert [resume._step_of(folder) for folder in resume.checkpoints_of(tmp_path)] == [999_999, 1_000_000, 1_000_001]
-    assert resume.newest(tmp_path).name == "step-1000001"
+    assert [step_of(folder) for folder in list_checkpoints(tmp_path)] == [999_999, 1_000_000, 1_000_001]
+    assert newest_checkpoint(tmp_path).name == "step-1000001"
     last = save(tmp_path, 1_000_002, keep=1)
-    assert resume.checkpoints_of(tmp_path) == [last]
+    assert list_checkpoints(tmp_path) == [last]
     assert load_file(last / "model.safetensors")["weight"][0] == 1_000_002
 
 
 def test_of_the_best_weights_only_the_newest_stay(tmp_path):
     for step in (4, 8):
         scores = {"step": step}
-        resume.save_best(tmp_path, step, scores, 0, lambda folder: (folder / "weights").write_text("some"))
+        save_best(tmp_path, step, scores, 0, lambda folder: (folder / "weights").write_text("some"))
     assert os.listdir(tmp_path / "checkpoints") == ["best-000008"]
-    assert resume.load_best(tmp_path) == (tmp_path / "checkpoints" / "best-000008", {"step": 8})
-    resume.publish(tmp_path / "checkpoints" / "best-000008", tmp_path / "model", leave_out=("scores.json",))
+    assert load_best(tmp_path) == (tmp_path / "checkpoints" / "best-000008", {"step": 8})
+    publish_best(tmp_path / "checkpoints" / "best-000008", tmp_path / "model", leave_out=("scores.json",))
     assert os.listdir(tmp_path / "model") == ["weights"]
 
 
@@ -559,11 +568,11 @@ def test_of_the_best_weights_only_the_newest_stay(tmp_path):
 
 def test_a_disk_that_is_too_full_for_a_checkpoint_is_known_before_it_is_written(tmp_path, monkeypatch):
     before = save(tmp_path, 3)
-    monkeypatch.setattr(resume.shutil, "disk_usage", lambda place: SimpleNamespace(free=280))
-    monkeypatch.setattr(resume, "save_file", lambda *_: pytest.fail("it was written"))
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda place: SimpleNamespace(free=280))
+    monkeypatch.setattr(checkpoints, "save_file", lambda *_: pytest.fail("it was written"))
     with pytest.raises(OSError, match=r"step-000006 needs 0.0 MB and 0.0 MB are free .*make room"):
         save(tmp_path, 6)
-    assert resume.newest(tmp_path) == before
+    assert newest_checkpoint(tmp_path) == before
     assert os.listdir(tmp_path / "checkpoints") == ["step-000003"]
 
 
@@ -577,10 +586,10 @@ def test_a_limit_met_while_a_checkpoint_is_written_says_what_it_needs(tmp_path):
         with pytest.raises(
             OSError, match=r"step-000006 needs 12\.0 MB and [\d,.]+ MB are free \(or left of a quota\)"
         ):
-            resume.save_checkpoint(tmp_path, large, {"step": 6}, 2)
+            save_checkpoint(tmp_path, large, {"step": 6}, 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert resume.newest(tmp_path) == before
+    assert newest_checkpoint(tmp_path) == before
     assert os.listdir(tmp_path / "checkpoints") == ["step-000003"]
 
 
@@ -595,7 +604,7 @@ def test_a_run_on_a_full_disk_says_so_and_goes_on_after_room_is_made(train, whol
     """the disk full at a checkpoint | the run stops and says how much is needed and free; the checkpoint before is good, and with room made the same command ends with the same weights."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    sizes = [sum(file.stat().st_size for file in folder.rglob("*")) for folder in resume.checkpoints_of(whole)]
+    sizes = [sum(file.stat().st_size for file in folder.rglob("*")) for folder in list_checkpoints(whole)]
     small, large = (int(factor * sizes[0]) // 1024 for factor in (2.6, 9))
     if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={small}k", "none", disk], capture_output=True).returncode:
         pytest.skip("this machine does not mount")
@@ -603,9 +612,9 @@ def test_a_run_on_a_full_disk_says_so_and_goes_on_after_room_is_made(train, whol
         printed = train(disk / "run", code=1)
         assert "MB are free (or left of a quota): make room, and the same command goes on" in printed
         assert "Traceback" not in printed
-        last = resume.newest(disk / "run")
+        last = newest_checkpoint(disk / "run")
         assert last is not None
-        assert f"goes on from step {resume._step_of(last)}" in printed
+        assert f"goes on from step {step_of(last)}" in printed
         subprocess.run(["mount", "-o", f"remount,size={large}k", disk], check=True)
         train(disk / "run")
         assert_same(disk / "run", whole)
@@ -643,15 +652,15 @@ def test_the_real_command_leaves_with_75_at_sigterm_and_its_checkpoint_is_good(p
         env=environment,
     ) as process:
         try:
-            until(lambda: resume.checkpoints_of(run) or process.poll() is not None)
+            until(lambda: list_checkpoints(run) or process.poll() is not None)
             process.terminate()
             printed = process.communicate(timeout=60)[0]
         finally:
             process.kill()
-    assert process.returncode == resume.STOPPED == 75, printed
-    last = resume.newest(run)
-    assert f"stopped by SIGTERM after step {resume._step_of(last):,}: the same command goes on from there" in printed
-    assert json.loads((last / "state.json").read_text())["step"] == resume._step_of(last)
+    assert process.returncode == STOPPED == 75, printed
+    last = newest_checkpoint(run)
+    assert f"stopped by SIGTERM after step {step_of(last):,}: the same command goes on from there" in printed
+    assert json.loads((last / "state.json").read_text())["step"] == step_of(last)
 
 
 def test_a_run_stopped_by_each_signal_in_turn_ends_as_if_nothing_had_happened(train, whole, tmp_path):
@@ -664,8 +673,8 @@ def test_a_run_stopped_by_each_signal_in_turn_ends_as_if_nothing_had_happened(tr
             until(lambda: log_of(run)[-1]["step"] >= step, process)
             process.send(number)
 
-        printed = train(run, before=SLOW.format(seconds=0.1), code=resume.STOPPED, then=stop)
-        lives.append(resume._step_of(resume.newest(run)))
+        printed = train(run, before=SLOW.format(seconds=0.1), code=STOPPED, then=stop)
+        lives.append(step_of(newest_checkpoint(run)))
         assert f"stopped by {number.name} after step {lives[-1]}:" in printed
     train(run)
     assert results_of(run)["resumed_at_steps"] == lives
@@ -687,7 +696,7 @@ data.load = load
         until(lambda: "reads" in process.printed(), process)
         process.send(signal.SIGTERM)
 
-    printed = train(tmp_path / "run", before=reading, code=resume.STOPPED, then=stop)
+    printed = train(tmp_path / "run", before=reading, code=STOPPED, then=stop)
     assert "stopped by SIGTERM before the first step" in printed
     assert os.listdir(tmp_path / "run") == [".lock"]
 
@@ -696,13 +705,13 @@ def test_sigterm_while_scoring_is_answered_before_the_next_batch_and_the_scoring
     """SIGTERM while a validation set is scored | the scoring is broken off, exit code 75; the next life scores first."""
     scoring = """
 import time
-from hf_vit.training import parts as training
-normalize = training.normalize
+from hf_vit.data import datasets
+normalize = datasets.normalize
 def slow(*args):
     print("scores", flush=True)
     time.sleep(1)
     return normalize(*args)
-training.normalize = slow
+datasets.normalize = slow
 """
     run = tmp_path / "run"
 
@@ -710,7 +719,7 @@ training.normalize = slow
         until(lambda: "scores" in process.printed(), process)
         process.send(signal.SIGTERM)
 
-    printed = train(run, "--per_device_eval_batch_size", 1, before=scoring, code=resume.STOPPED, then=stop)
+    printed = train(run, "--per_device_eval_batch_size", 1, before=scoring, code=STOPPED, then=stop)
     assert printed.count("scores") == 1
     assert "after step 4:" in printed
     assert [line["step"] for line in log_of(run)] == [2, 4]
@@ -723,19 +732,19 @@ def test_sigterm_while_a_checkpoint_is_written_leaves_it_whole(train, whole, tmp
     """SIGTERM while a checkpoint is written | it is written to its end; exit code 75."""
     writing = """
 import os, signal
-from hf_vit.training import resume
-save_file = resume.save_file
+from hf_vit.training import checkpoints
+save_file = checkpoints.save_file
 def interrupted(*args):
-    resume.save_file = save_file
+    checkpoints.save_file = save_file
     os.kill(os.getpid(), signal.SIGTERM)
     save_file(*args)
-resume.save_file = interrupted
+checkpoints.save_file = interrupted
 """
     run = tmp_path / "run"
-    train(run, before=writing, code=resume.STOPPED)
-    for folder in resume.checkpoints_of(run):
+    train(run, before=writing, code=STOPPED)
+    for folder in list_checkpoints(run):
         verify_checksums(folder)
-    assert [folder.name for folder in resume.checkpoints_of(run)] == ["step-000003", "step-000004"]
+    assert [folder.name for folder in list_checkpoints(run)] == ["step-000003", "step-000004"]
     train(run)
     assert_same(run, whole)
 
@@ -784,7 +793,7 @@ def test_one_bad_step_too_many_stops_the_run_and_says_where_to_look(train, tmp_p
     rows = list(data.epoch_batches(24, 4, 0, 0))[4]
     assert f"rows {', '.join(map(str, rows))} of the training images" in printed
     assert "the same command goes on from step 4" in printed
-    last = resume.newest(run)
+    last = newest_checkpoint(run)
     assert last.name == "step-000004"
     assert all(tensor.isfinite().all() for tensor in load_file(last / "model.safetensors").values())
 
@@ -798,8 +807,8 @@ def test_a_second_run_is_refused_until_the_first_ends_however_it_ends(start, tmp
     holding = f"""
 import os, time
 from pathlib import Path
-from hf_vit.training import resume
-resume.lock(Path({str(tmp_path / "run")!r}))
+from hf_vit.training.run_folder import lock
+lock(Path({str(tmp_path / "run")!r}))
 worker = os.fork()
 if worker == 0:
     time.sleep(600)
@@ -807,25 +816,24 @@ if worker == 0:
 print("holds it beside", worker, flush=True)
 time.sleep(600)
 """
-    monkeypatch.setattr(resume, "LOCK_SECONDS", 0.2)
-    monkeypatch.setattr(resume, "_locked", files := [])
-    monkeypatch.setattr(resume, "open", lambda *how: files.append(open(*how)) or files[-1], raising=False)  # noqa: SIM115
+    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(run_folder, "_locked", held := [])
 
     def second(process):
         until(lambda: process.printed().endswith("\n"), process)
         worker = int(process.printed().split()[-1])
         with pytest.raises(ValueError, match=rf"another run is at work in .*\(process {process.number} on .*wait for"):
-            resume.lock(tmp_path / "run")
+            lock(tmp_path / "run")
         try:
             process.send(signal.SIGKILL)
-            resume.lock(tmp_path / "run")
+            lock(tmp_path / "run")
             assert psutil.Process(worker).status() != psutil.STATUS_ZOMBIE
         finally:
             os.kill(worker, signal.SIGKILL)
 
     start(before=holding, code=-signal.SIGKILL, then=second)
     assert f"process {os.getpid()} " in (tmp_path / "run" / ".lock").read_text()
-    for file in files:
+    for file in held:
         file.close()
 
 

@@ -30,8 +30,19 @@ from transformers import (
 from hf_vit import HFViTConfig, HFViTForImageClassification
 from hf_vit.data import datasets as data
 from hf_vit.data.augment import mix, normalize
+from hf_vit.evaluation import classifiers
+from hf_vit.evaluation.classifiers import load_classifier, load_processor
+from hf_vit.evaluation.prediction import classification_head, predict
+from hf_vit.evaluation.probes import few_shot_accuracy, knn_accuracy, probe
+from hf_vit.evaluation.scores import classification_report, compute_metrics
 from hf_vit.system import hardware
-from hf_vit.training import parts as training
+from hf_vit.training import setup
+from hf_vit.training.ema import ModelEMA
+from hf_vit.training.inputs import default_epochs, resize
+from hf_vit.training.losses import Teacher, classification_loss, distillation_loss, soft_targets
+from hf_vit.training.model import add_lora, build_model, check_first_image_size, find_batch_size, freeze, save_model
+from hf_vit.training.optimizers import build_optimizers, learning_rate, parameter_groups, split_decay
+from hf_vit.training.setup import known_trackers
 
 
 @pytest.fixture
@@ -41,7 +52,7 @@ def model(tiny_config):
 
 def test_only_matrices_decay(model):
     """T15."""
-    decayed, undecayed = training.split_decay(model)
+    decayed, undecayed = split_decay(model)
     assert sorted(decayed + undecayed) == sorted(name for name, _ in model.named_parameters())
     kinds = {name.rpartition("layers.")[2].partition(".")[2] if "layers." in name else name for name in decayed}
     assert kinds == {
@@ -58,12 +69,12 @@ def test_only_matrices_decay(model):
 
 def test_frozen_parameters_are_in_no_group(model):
     model.vit.requires_grad_(False)
-    assert [len(group["params"]) for group in training.parameter_groups(model, 0.1)] == [1, 1]
+    assert [len(group["params"]) for group in parameter_groups(model, 0.1)] == [1, 1]
 
 
 def test_muon_takes_the_matrices_of_the_layers_and_adamw_all_else(model):
-    (whole,) = training.build_optimizers(model, "adamw", 1e-3, 0.1, (0.9, 0.95))
-    adamw, muon = training.build_optimizers(model, "muon", 1e-3, 0.1, (0.9, 0.95))
+    (whole,) = build_optimizers(model, "adamw", 1e-3, 0.1, (0.9, 0.95))
+    adamw, muon = build_optimizers(model, "muon", 1e-3, 0.1, (0.9, 0.95))
     of = lambda optimizer: {id(p) for group in optimizer.param_groups for p in group["params"]}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     assert of(whole) == set(names)
@@ -77,7 +88,7 @@ def test_muon_takes_the_matrices_of_the_layers_and_adamw_all_else(model):
 
 
 def test_learning_rate_rises_linearly_then_follows_a_cosine():
-    rates = [training.learning_rate(step, 110, 10, 2.0) for step in range(110)]
+    rates = [learning_rate(step, 110, 10, 2.0) for step in range(110)]
     assert rates[0] == pytest.approx(0.2)
     assert rates[9] == pytest.approx(2.0)
     assert rates[60] == pytest.approx(1.0)
@@ -86,7 +97,7 @@ def test_learning_rate_rises_linearly_then_follows_a_cosine():
 
 
 def test_soft_targets_smooth_over_all_classes():
-    targets = training.soft_targets(torch.tensor([2, 0]), 4, 0.2)
+    targets = soft_targets(torch.tensor([2, 0]), 4, 0.2)
     torch.testing.assert_close(targets, torch.tensor([[0.05, 0.05, 0.85, 0.05], [0.85, 0.05, 0.05, 0.05]]))
 
 
@@ -95,11 +106,11 @@ def test_smoothed_loss_equals_torchs_own(model):
     torch.nn.init.normal_(model.classifier.weight)
     logits = model(pixel_values).logits
     wanted = torch.nn.functional.cross_entropy(logits, labels, label_smoothing=0.1)
-    torch.testing.assert_close(training.loss_of(logits, training.soft_targets(labels, 3, 0.1)), wanted)
+    torch.testing.assert_close(classification_loss(logits, soft_targets(labels, 3, 0.1)), wanted)
 
 
 def test_average_equals_the_plain_formula(model):
-    average = training.AverageModel(model, decay=0.9)
+    average = ModelEMA(model, decay=0.9)
     name, wanted = "vit.layernorm.weight", model.vit.layernorm.weight.detach().clone()
     for step in range(30):
         with torch.no_grad():
@@ -116,7 +127,7 @@ def test_average_equals_the_plain_formula(model):
 
 def test_scores_are_those_of_a_hand_count():
     logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0], [1.0, 0.0]])
-    metrics = training.score(logits, torch.tensor([0, 1, 1, 0]))
+    metrics = compute_metrics(logits, torch.tensor([0, 1, 1, 0]))
     assert metrics["accuracy"] == 0.75
     assert metrics["loss"] == pytest.approx(
         sum(math.log(1 + math.exp(margin)) for margin in (-2, -1, 3, -1)) / 4, abs=1e-6
@@ -129,7 +140,7 @@ def test_predictions_keep_their_rows_and_the_model_its_mode(model):
     pixels = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
     form = data.ImageForm(16, 16, 3, 2, (0.5,) * 3, (0.5,) * 3)
     batches = [{"images": pixels[rows], "index": torch.tensor(rows)} for rows in ([4, 0], [2], [1, 3])]
-    logits, seen = training.predict(model, batches, form, Accelerator(cpu=True), 5)
+    logits, seen = predict(model, batches, form, Accelerator(cpu=True), 5)
     assert seen.tolist() == [0, 1, 2, 3, 4]
     assert model.training
     with torch.no_grad():
@@ -145,11 +156,11 @@ def test_a_checkpoints_head_is_kept_only_for_the_same_labels(tmp_path):
     )  # fmt: skip
     native.save_pretrained(tmp_path)
     ViTImageProcessorPil(size={"height": 16, "width": 16}, image_mean=[0.1, 0.2, 0.3]).save_pretrained(tmp_path)
-    kept, processor = training.build_model(["cat", "dog"], str(tmp_path), None, None, {})
+    kept, processor = build_model(["cat", "dog"], str(tmp_path), None, None, {})
     torch.testing.assert_close(kept.classifier.weight, native.classifier.weight)
     assert list(processor.image_mean) == [0.1, 0.2, 0.3]
     for labels in (["dog", "cat"], ["cat", "dog", "eel"]):
-        reset, _ = training.build_model(labels, str(tmp_path), None, None, {})
+        reset, _ = build_model(labels, str(tmp_path), None, None, {})
         assert not reset.classifier.weight.any()
         assert list(reset.config.id2label.values()) == labels
 
@@ -157,7 +168,7 @@ def test_a_checkpoints_head_is_kept_only_for_the_same_labels(tmp_path):
 def test_the_processor_of_a_timm_repo_is_what_its_config_says(tmp_path):
     cfg = {"input_size": [3, 32, 48], "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "interpolation": "bilinear"}
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_tiny_patch16_224", "pretrained_cfg": cfg}))
-    processor = training.load_processor(str(tmp_path))
+    processor = load_processor(str(tmp_path))
     assert dict(processor.size) == {"height": 32, "width": 48}
     assert list(processor.image_mean) == [0.1, 0.2, 0.3]
     assert list(processor.image_std) == [0.4, 0.5, 0.6]
@@ -166,14 +177,14 @@ def test_the_processor_of_a_timm_repo_is_what_its_config_says(tmp_path):
 
 def test_a_checkpoint_without_a_processor_is_warned_about(tiny_config, tmp_path, caplog, monkeypatch):
     HFViTForImageClassification(tiny_config()).save_pretrained(tmp_path)
-    monkeypatch.setattr(training.logger, "propagate", True)
-    processor = training.load_processor(str(tmp_path))
+    monkeypatch.setattr(classifiers.logger, "propagate", True)
+    processor = load_processor(str(tmp_path))
     assert dict(processor.size) == {"height": 16, "width": 16}
     assert "no preprocessor_config.json" in caplog.text
 
 
 def test_a_model_from_scratch_has_the_datas_labels_and_a_fitting_processor():
-    model, processor = training.build_model(
+    model, processor = build_model(
         ["a", "b", "c"], None, "tiny-patch16-224", 32, {"num_channels": 1, "hidden_size": 12, "num_hidden_layers": 1}
     )
     assert model.config.label2id == {"a": 0, "b": 1, "c": 2}
@@ -187,8 +198,8 @@ def test_metrics_load_offline_while_another_file_is_called_evaluate(tmp_path):
         "import socket, sys\n"
         "def refuse(*a, **k): raise OSError('the network was asked')\n"
         "socket.socket.connect = socket.getaddrinfo = refuse\n"
-        "from hf_vit import training\nimport torch\n"
-        "print(training.score(torch.eye(3), torch.arange(3))['accuracy'])\n"
+        "from hf_vit.evaluation.scores import compute_metrics\nimport torch\n"
+        "print(compute_metrics(torch.eye(3), torch.arange(3))['accuracy'])\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert result.stdout.strip() == "1.0", result.stderr
@@ -226,7 +237,7 @@ TABLE = {
 
 
 def test_layer_decay_halves_the_rate_of_every_parameter_a_layer_down(model):
-    groups = training.parameter_groups(model, 0.3, layer_decay=0.5)
+    groups = parameter_groups(model, 0.3, layer_decay=0.5)
     found = {name: (group["lr_scale"], group["weight_decay"]) for group in groups for name in group["names"]}
     assert found == {name: (scale, 0.3 if decays else 0.0) for name, (scale, decays) in TABLE.items()}
     assert len(groups) == 8  # four depths, each with and without decay
@@ -235,13 +246,13 @@ def test_layer_decay_halves_the_rate_of_every_parameter_a_layer_down(model):
 
 
 def test_without_layer_decay_all_learn_at_the_same_rate(model):
-    assert [group["lr_scale"] for group in training.parameter_groups(model, 0.1)] == [1.0, 1.0]
+    assert [group["lr_scale"] for group in parameter_groups(model, 0.1)] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_the_optimizers_hold_every_parameter_once_at_its_rate_and_decay(model, kind):
     found = {}
-    for optimizer in training.build_optimizers(model, kind, 1e-3, 0.3, (0.9, 0.95), layer_decay=0.5):
+    for optimizer in build_optimizers(model, kind, 1e-3, 0.3, (0.9, 0.95), layer_decay=0.5):
         for group in optimizer.param_groups:
             for name, parameter in zip(group["names"], group["params"], strict=True):
                 assert name not in found
@@ -256,7 +267,7 @@ def test_the_optimizers_hold_every_parameter_once_at_its_rate_and_decay(model, k
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_without_weight_decay_the_optimizers_still_hold_every_parameter_once(model, kind):
-    optimizers = training.build_optimizers(model, kind, 1e-3, 0.0, (0.9, 0.95), layer_decay=0.5)
+    optimizers = build_optimizers(model, kind, 1e-3, 0.0, (0.9, 0.95), layer_decay=0.5)
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     assert sorted(name for group in groups for name in group["names"]) == sorted(TABLE)
     assert {group["weight_decay"] for group in groups} == {0.0}
@@ -264,9 +275,9 @@ def test_without_weight_decay_the_optimizers_still_hold_every_parameter_once(mod
 
 @peft_warns
 def test_low_rank_updates_learn_at_the_rate_of_their_layer_and_all_decay(model):
-    lora = training.add_lora(model, 2, 4.0, 0.0)
+    lora = add_lora(model, 2, 4.0, 0.0)
     found, layer = {}, r"base_model.model.vit.layers."
-    for optimizer in training.build_optimizers(lora, "muon", 1e-3, 0.3, (0.9, 0.95), layer_decay=0.5):
+    for optimizer in build_optimizers(lora, "muon", 1e-3, 0.3, (0.9, 0.95), layer_decay=0.5):
         for group in optimizer.param_groups:
             for name in group["names"]:
                 found[name] = (type(optimizer).__name__, group["lr_scale"], group["weight_decay"])
@@ -294,14 +305,14 @@ def test_low_rank_updates_learn_at_the_rate_of_their_layer_and_all_decay(model):
     ],
 )
 def test_a_schedule_at_points_computed_by_hand(schedule, points):
-    rates = {step: training.learning_rate(step, 100, 10, 2.0, schedule, decay=0.4, stages=4) for step in points}
+    rates = {step: learning_rate(step, 100, 10, 2.0, schedule, decay=0.4, stages=4) for step in points}
     assert rates == pytest.approx(points, abs=1e-9)
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant", "wsd", "step"])
 @pytest.mark.parametrize(("total", "warmup"), [(1, 0), (1, 1), (2, 1), (7, 7), (50, 0), (50, 49), (1000, 30)])
 def test_no_step_of_a_schedule_is_at_a_rate_of_zero_or_above_the_peak(schedule, total, warmup):
-    rates = [training.learning_rate(step, total, warmup, 3.0, schedule) for step in range(total)]
+    rates = [learning_rate(step, total, warmup, 3.0, schedule) for step in range(total)]
     assert all(0 < rate <= 3.0 for rate in rates)
     assert rates[:warmup] == sorted(rates[:warmup])
     assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
@@ -328,19 +339,19 @@ def test_gradients_of_8_images_equal_those_of_two_times_4(accelerator, tiny_mode
     model, seed, steps = tiny_model().train(), 5, 3
     weights = None if weights is None else torch.tensor(weights)
     images, labels = torch.randn(steps * 8, 3, 16, 16), torch.randint(0, 3, (steps * 8,))
-    targets = training.soft_targets(labels, 3, 0.1)
+    targets = soft_targets(labels, 3, 0.1)
 
     def gradients(batch, accumulation):
         """As recipes/train.py goes through an epoch."""
         ours = accelerator(mixed_precision="no")
         ours.gradient_accumulation_steps = accumulation
-        network, *optimizers = ours.prepare(model, *training.build_optimizers(model, "adamw", 0, 0, (0.9, 0.95)))
+        network, *optimizers = ours.prepare(model, *build_optimizers(model, "adamw", 0, 0, (0.9, 0.95)))
         found = []
         for number, start in enumerate(range(0, len(images), batch)):
             rows = slice(start, start + batch)
             mixed, blended = mix(images[rows], targets[rows], mixup, cutmix, seed, 0, number // accumulation)
             with ours.accumulate(network):
-                ours.backward(training.loss_of(network(mixed).logits, blended, kind, weights))
+                ours.backward(classification_loss(network(mixed).logits, blended, kind, weights))
                 if ours.sync_gradients:
                     found.append({name: p.grad.clone() for name, p in model.named_parameters()})
                 for optimizer in optimizers:
@@ -373,7 +384,7 @@ def test_cross_entropy_is_that_of_a_hand_computation(weights):
     for logits, targets in zip(LOGITS.tolist(), TARGETS.tolist(), strict=True):
         log_sum = math.log(sum(math.exp(x) for x in logits))
         parts.append(sum(w * t * (log_sum - x) for w, t, x in zip(weights or (1, 1, 1), targets, logits, strict=True)))
-    loss = training.loss_of(LOGITS, TARGETS, "cross_entropy", None if weights is None else torch.tensor(weights))
+    loss = classification_loss(LOGITS, TARGETS, "cross_entropy", None if weights is None else torch.tensor(weights))
     assert loss.item() == pytest.approx(sum(parts) / 2, abs=1e-6)
 
 
@@ -385,7 +396,7 @@ def test_binary_cross_entropy_is_that_of_a_hand_computation(weights):
         pairs = zip(logits, targets, strict=True)
         parts.append(-sum(t * math.log(sigmoid(x)) + (1 - t) * math.log(sigmoid(-x)) for x, t in pairs))
     counts = (1, 1) if weights is None else (0.55, 3.125)
-    loss = training.loss_of(
+    loss = classification_loss(
         LOGITS, TARGETS, "binary_cross_entropy", None if weights is None else torch.tensor(weights)
     )
     assert loss.item() == pytest.approx((counts[0] * parts[0] + counts[1] * parts[1]) / 2 / 3, abs=1e-6)
@@ -395,26 +406,26 @@ def test_binary_cross_entropy_is_that_of_a_hand_computation(weights):
 def test_a_class_of_weight_zero_teaches_nothing(kind):
     logits = LOGITS.clone().requires_grad_()
     targets = nn.functional.one_hot(torch.tensor([0, 2]), 3).float()
-    training.loss_of(logits, targets, kind, torch.tensor([1.0, 1.0, 0.0])).backward()
+    classification_loss(logits, targets, kind, torch.tensor([1.0, 1.0, 0.0])).backward()
     assert logits.grad[0].any()
     assert not logits.grad[1].any()
 
 
 @pytest.mark.parametrize("kind", ["cross_entropy", "binary_cross_entropy"])
 def test_the_loss_is_computed_in_float32(kind):
-    loss = training.loss_of(LOGITS.bfloat16(), TARGETS, kind)
+    loss = classification_loss(LOGITS.bfloat16(), TARGETS, kind)
     assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss, training.loss_of(LOGITS.bfloat16().float(), TARGETS, kind))
+    torch.testing.assert_close(loss, classification_loss(LOGITS.bfloat16().float(), TARGETS, kind))
 
 
 def test_the_loss_of_a_mixup_is_that_of_a_hand_computation():
     """-w log p - (1 - w) log q of the two labels of each of two neighbours that mixup blended."""
     weight = float(np.random.default_rng([3, 1, 2]).beta(0.4, 0.4))
-    targets = training.soft_targets(torch.tensor([0, 2]), 3, 0.0)
+    targets = soft_targets(torch.tensor([0, 2]), 3, 0.0)
     _, blended = mix(torch.randn(2, 3, 8, 8), targets, 0.4, 0.0, 3, 1, 2)
     log = LOGITS.log_softmax(dim=1)
     by_hand = -(weight * log[0, 0] + (1 - weight) * log[0, 2] + weight * log[1, 2] + (1 - weight) * log[1, 0]) / 2
-    torch.testing.assert_close(training.loss_of(LOGITS, blended), by_hand)
+    torch.testing.assert_close(classification_loss(LOGITS, blended), by_hand)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
@@ -426,13 +437,13 @@ def test_distillation_loss_is_that_of_a_hand_computation(temperature):
     total = 0.0
     for student, taught in zip(LOGITS.tolist(), teacher.tolist(), strict=True):
         total += sum(p * math.log(p / q) for p, q in zip(softened(taught), softened(student), strict=True))
-    loss = training.distillation_loss(LOGITS, teacher, temperature)
+    loss = distillation_loss(LOGITS, teacher, temperature)
     assert loss.item() == pytest.approx(temperature**2 * total / 2, abs=1e-5)
 
 
 def test_distillation_loss_of_equal_logits_is_zero_and_its_gradient_too():
     logits = LOGITS.clone().requires_grad_()
-    loss = training.distillation_loss(logits, LOGITS + 7.0, 2.0)  # a constant changes no probability
+    loss = distillation_loss(logits, LOGITS + 7.0, 2.0)  # a constant changes no probability
     loss.backward()
     assert loss.item() == pytest.approx(0.0, abs=1e-6)
     torch.testing.assert_close(logits.grad, torch.zeros(2, 3), rtol=0, atol=1e-6)
@@ -474,7 +485,7 @@ def test_a_teacher_sees_the_students_pixels_as_its_own_processor_makes_them(teac
     pictures = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in images]
     with torch.no_grad():
         wanted = native(processor(pictures, return_tensors="pt")["pixel_values"]).logits
-    found = training.Teacher(folder, ["a", "b", "c"], FORM, torch.device("cpu"))(normalize(images, FORM))
+    found = Teacher(folder, ["a", "b", "c"], FORM, torch.device("cpu"))(normalize(images, FORM))
     torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance)
     assert wanted.std(dim=0).min() > 3 * tolerance
 
@@ -483,12 +494,12 @@ def test_a_teachers_labels_are_matched_by_name_and_others_left_out(teacher):
     native, _, folder = teacher(names=("c", "x", "a", "b"))
     pixels = torch.randn(3, 3, 16, 16)
     same = data.ImageForm(16, 16, 3, 2, (0.1, 0.4, 0.3), (0.3, 0.2, 0.4))
-    found = training.Teacher(folder, ["a", "b", "c"], same, torch.device("cpu"))(pixels)
+    found = Teacher(folder, ["a", "b", "c"], same, torch.device("cpu"))(pixels)
     torch.testing.assert_close(found, native(pixels).logits[:, [2, 3, 0]], check_stride=False)
 
 
 def test_a_teacher_is_not_trained(teacher):
-    asked = training.Teacher(teacher()[2], ["a", "b", "c"], FORM, torch.device("cpu"))
+    asked = Teacher(teacher()[2], ["a", "b", "c"], FORM, torch.device("cpu"))
     assert not asked.model.training
     assert not any(parameter.requires_grad for parameter in asked.model.parameters())
     assert not asked(torch.randn(1, 3, 16, 16, requires_grad=True)).requires_grad
@@ -499,19 +510,19 @@ def test_a_teacher_may_be_a_saved_run(tiny_model, tmp_path):
     ours.save_pretrained(tmp_path)
     ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(tmp_path)
     form, pixels = data.ImageForm(16, 16, 3, 2, (0.5,) * 3, (0.5,) * 3), torch.randn(2, 3, 16, 16)
-    asked = training.Teacher(str(tmp_path), ["b", "a"], form, torch.device("cpu"))
+    asked = Teacher(str(tmp_path), ["b", "a"], form, torch.device("cpu"))
     torch.testing.assert_close(asked(pixels), ours(pixels).logits[:, [1, 0]], check_stride=False)
 
 
 def test_a_teacher_that_does_not_know_a_label_is_an_error(teacher):
     with pytest.raises(ValueError, match=r"--teacher_name_or_path .* does not know 1 of .* labels: \['eel'\]"):
-        training.Teacher(teacher()[2], ["a", "eel"], FORM, torch.device("cpu"))
+        Teacher(teacher()[2], ["a", "eel"], FORM, torch.device("cpu"))
 
 
 def test_a_teacher_of_other_channels_is_an_error(teacher):
     folder = teacher(num_channels=1)[2]
     with pytest.raises(ValueError, match="looks at 1 channels, the student at 3"):
-        training.Teacher(folder, ["a", "b", "c"], FORM, torch.device("cpu"))
+        Teacher(folder, ["a", "b", "c"], FORM, torch.device("cpu"))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -535,7 +546,7 @@ def trained(model):
 )
 def test_frozen_layers_take_the_embeddings_with_them_and_no_gradient_flows_there(model, layers, still):
     nn.init.normal_(model.classifier.weight)
-    training.freeze(model, backbone=False, layers=layers)
+    freeze(model, backbone=False, layers=layers)
     assert trained(model) == set(still)
     model(torch.randn(2, 3, 16, 16), labels=torch.tensor([0, 1])).loss.backward()
     assert {name for name, parameter in model.named_parameters() if parameter.grad is not None} == set(still)
@@ -543,7 +554,7 @@ def test_frozen_layers_take_the_embeddings_with_them_and_no_gradient_flows_there
 
 def test_with_a_frozen_backbone_the_classifier_alone_is_trained(tiny_model):
     model = tiny_model(pooling="map", use_distillation_token=True, position_embedding="sincos2d")
-    training.freeze(model, backbone=True, layers=0)
+    freeze(model, backbone=True, layers=0)
     assert trained(model) == {"classifier.weight", "classifier.bias"}
     pixel_values = torch.randn(2, 3, 16, 16, requires_grad=False)
     assert not model.vit(pixel_values).pooler_output.requires_grad  # no graph is kept
@@ -556,7 +567,7 @@ def test_with_a_frozen_backbone_the_classifier_alone_is_trained(tiny_model):
 
 def test_more_frozen_layers_than_there_are_is_an_error(model):
     with pytest.raises(ValueError, match=r"--freeze_layers 3: the model has 2 layers.*--freeze_backbone true"):
-        training.freeze(model, backbone=False, layers=3)
+        freeze(model, backbone=False, layers=3)
     assert trained(model) == set(TABLE)
 
 
@@ -567,7 +578,7 @@ def test_more_frozen_layers_than_there_are_is_an_error(model):
 )
 def test_low_rank_updates_of_every_dense_layer_and_the_head_are_trained(tiny_config, fields, dense):
     model = HFViTForImageClassification(tiny_config(pooling="map", **fields))
-    lora = training.add_lora(model, 2, 4.0, 0.0)
+    lora = add_lora(model, 2, 4.0, 0.0)
     assert trained(lora) == {
         *(
             f"base_model.model.vit.layers.{index}.{name}.lora_{part}.default.weight"
@@ -583,14 +594,14 @@ def test_low_rank_updates_of_every_dense_layer_and_the_head_are_trained(tiny_con
 def test_a_new_low_rank_update_changes_nothing_yet(tiny_model):
     model, pixels = tiny_model(), torch.randn(2, 3, 16, 16)
     before = model(pixels).logits
-    torch.testing.assert_close(training.add_lora(model, 2, 4.0, 0.0).eval()(pixels).logits, before)
+    torch.testing.assert_close(add_lora(model, 2, 4.0, 0.0).eval()(pixels).logits, before)
 
 
 def test_low_rank_updates_without_peft_are_an_error(model, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "peft" else find(name, *rest))
     with pytest.raises(ValueError, match=r"--lora_rank needs the library peft.*pip install peft"):
-        training.add_lora(model, 2, 4.0, 0.0)
+        add_lora(model, 2, 4.0, 0.0)
 
 
 @pytest.fixture
@@ -604,8 +615,8 @@ def lora_run(tmp_path, tiny_model, teacher):
             folder = str(tmp_path / "base")
             tiny_model(num_labels=5, id2label=dict(enumerate("xyzab"))).save_pretrained(folder)
             ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
-        model, _ = training.build_model(["a", "b", "c"], folder, None, 24, {})
-        lora = training.add_lora(model, 2, 4.0, 0.1)
+        model, _ = build_model(["a", "b", "c"], folder, None, 24, {})
+        lora = add_lora(model, 2, 4.0, 0.1)
         with torch.no_grad():
             for parameter in lora.parameters():
                 if parameter.requires_grad:
@@ -620,7 +631,7 @@ def lora_run(tmp_path, tiny_model, teacher):
 def test_a_merged_model_loads_with_the_runs_logits(lora_run, tmp_path, native):
     lora, pixels = lora_run(native), torch.randn(2, 3, 24, 24)
     wanted, before = lora(pixels).logits, trained(lora)
-    training.save_model(lora, tmp_path / "model", "merged")
+    save_model(lora, tmp_path / "model", "merged")
     loaded = HFViTForImageClassification.from_pretrained(tmp_path / "model")
     torch.testing.assert_close(loaded(pixels).logits, wanted, rtol=1e-4, atol=1e-4)
     assert [name for name in loaded.state_dict() if "lora" in name] == []
@@ -634,9 +645,9 @@ def test_a_merged_model_loads_with_the_runs_logits(lora_run, tmp_path, native):
 @pytest.mark.parametrize("native", [False, True], ids=["ours", "native"])
 def test_an_adapter_loads_with_the_runs_logits_labels_and_size(lora_run, tmp_path, native):
     lora, pixels = lora_run(native), torch.randn(2, 3, 24, 24)
-    training.save_model(lora, tmp_path / "model", "adapter")
+    save_model(lora, tmp_path / "model", "adapter")
     assert not (tmp_path / "model" / "model.safetensors").exists()
-    loaded = training.load_classifier(str(tmp_path / "model"))
+    loaded = load_classifier(str(tmp_path / "model"))
     torch.testing.assert_close(loaded(pixels).logits, lora(pixels).logits, rtol=1e-5, atol=1e-5)
     assert loaded.config.id2label == {0: "a", 1: "b", 2: "c"}
     assert loaded.config.image_size == 24
@@ -645,10 +656,8 @@ def test_an_adapter_loads_with_the_runs_logits_labels_and_size(lora_run, tmp_pat
 def test_a_model_without_low_rank_updates_is_saved_as_it_is(tiny_model, tmp_path):
     model, pixels = tiny_model(), torch.randn(2, 3, 16, 16)
     for lora_save in ("merged", "adapter"):
-        training.save_model(model, tmp_path / lora_save, lora_save)
-        torch.testing.assert_close(
-            training.load_classifier(str(tmp_path / lora_save))(pixels).logits, model(pixels).logits
-        )
+        save_model(model, tmp_path / lora_save, lora_save)
+        torch.testing.assert_close(load_classifier(str(tmp_path / lora_save))(pixels).logits, model(pixels).logits)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -682,7 +691,7 @@ def short_of_memory(model, most, message=OUT_OF_MEMORY[0], kind=RuntimeError):
 def test_the_batch_size_found_is_the_first_divisor_that_fits(tiny_model, batch, most, tried, message):
     model = tiny_model()
     loss, asked = short_of_memory(model, most, message)
-    assert training.find_batch_size(model, loss, FORM, batch, torch.device("cpu")) == tried[-1]
+    assert find_batch_size(model, loss, FORM, batch, torch.device("cpu")) == tried[-1]
     assert asked == tried
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -701,7 +710,7 @@ def test_memory_that_ends_in_the_backward_pass_counts_too(tiny_model):
 
     model = tiny_model()
     loss = lambda pixel_values: Short.apply(model(pixel_values).logits).sum()
-    assert training.find_batch_size(model, loss, FORM, 8, torch.device("cpu")) == 2
+    assert find_batch_size(model, loss, FORM, 8, torch.device("cpu")) == 2
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -709,7 +718,7 @@ def test_one_image_too_many_is_an_error(tiny_model):
     model = tiny_model()
     loss, asked = short_of_memory(model, 0)
     with pytest.raises(RuntimeError, match="out of memory"):
-        training.find_batch_size(model, loss, FORM, 4, torch.device("cpu"))
+        find_batch_size(model, loss, FORM, 4, torch.device("cpu"))
     assert asked == [4, 2, 1]
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -719,7 +728,7 @@ def test_an_error_that_is_not_about_memory_is_raised_at_once(tiny_model, kind, m
     model = tiny_model()
     loss, asked = short_of_memory(model, 1, message, kind)
     with pytest.raises(kind, match=message.partition(".")[0]):
-        training.find_batch_size(model, loss, FORM, 4, torch.device("cpu"))
+        find_batch_size(model, loss, FORM, 4, torch.device("cpu"))
     assert asked == [4]
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -729,12 +738,12 @@ def test_an_error_that_is_not_about_memory_is_raised_at_once(tiny_model, kind, m
     [(50, True, 100), (200, True, 100), (1000, True, 20), (2000, True, 10), (10**6, True, 10), (50, False, 10), (10**6, False, 10)],
 )  # fmt: skip
 def test_default_epochs_show_20_000_images_between_10_and_100_times(images, from_scratch, epochs):
-    assert training.default_epochs(images, from_scratch) == epochs
+    assert default_epochs(images, from_scratch) == epochs
 
 
 def test_a_run_begins_at_no_size_or_at_a_smaller_multiple_of_the_patch(tiny_config):
     for side in (None, 4, 8, 12):
-        training.check_first_size(side, tiny_config())
+        check_first_image_size(side, tiny_config())
 
 
 @pytest.mark.parametrize(
@@ -743,12 +752,12 @@ def test_a_run_begins_at_no_size_or_at_a_smaller_multiple_of_the_patch(tiny_conf
 )  # fmt: skip
 def test_a_first_size_that_cannot_be_is_an_error(tiny_config, side, fields):
     with pytest.raises(ValueError, match=f"--first_image_size {side}: wanted a multiple of the patch size"):
-        training.check_first_size(side, tiny_config(**fields))
+        check_first_image_size(side, tiny_config(**fields))
 
 
 def test_shrunk_images_are_those_of_pil():
     images = torch.rand(2, 3, 20, 20)
-    small = training.shrink(images, 8)
+    small = resize(images, 8)
     assert small.shape == (2, 3, 8, 8)
     for shrunk, channel in zip(small.flatten(0, 1), images.flatten(0, 1), strict=True):
         picture = Image.fromarray(channel.numpy()).resize((8, 8), Image.Resampling.BILINEAR)
@@ -756,27 +765,27 @@ def test_shrunk_images_are_those_of_pil():
 
 
 def test_trackers_are_those_of_accelerate_that_are_installed(monkeypatch):
-    monkeypatch.setattr(training, "get_available_trackers", lambda: ["tensorboard", "wandb"])
-    assert training.trackers("none") == training.trackers("") == []
-    assert training.trackers("wandb, tensorboard") == ["wandb", "tensorboard"]
-    assert training.trackers("none,wandb") == ["wandb"]
+    monkeypatch.setattr(setup, "get_available_trackers", lambda: ["tensorboard", "wandb"])
+    assert known_trackers("none") == known_trackers("") == []
+    assert known_trackers("wandb, tensorboard") == ["wandb", "tensorboard"]
+    assert known_trackers("none,wandb") == ["wandb"]
     with pytest.raises(ValueError, match=r"--report_to chalk: wanted none, or some of .*tensorboard"):
-        training.trackers("wandb,chalk")
+        known_trackers("wandb,chalk")
     with pytest.raises(ValueError, match=r"--report_to mlflow: its library is not installed: pip install mlflow"):
-        training.trackers("mlflow")
+        known_trackers("mlflow")
     with pytest.raises(ValueError, match="--report_to all: wanted none"):
-        training.trackers("all")
+        known_trackers("all")
 
 
 def test_a_tracker_of_this_machine_passes_or_is_named():
     """With the names that Accelerate gives, and not those of the test above."""
-    installed = [str(name) for name in training.get_available_trackers()]
+    installed = [str(name) for name in setup.get_available_trackers()]
     for name in ("tensorboard", "wandb"):
         if name in installed:
-            assert training.trackers(name) == [name]
+            assert known_trackers(name) == [name]
         else:
             with pytest.raises(ValueError, match=f"pip install {name}"):
-                training.trackers(name)
+                known_trackers(name)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -818,7 +827,7 @@ def test_features_are_what_the_head_sees(accelerator, tiny_fields, randomize, mo
     model = randomize(model_class(model_class.config_class(**fields))).train()
     images = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
     batches = in_batches(images, [4, 0], [2], [1, 3])
-    features, rows = training.predict(model, batches, FORM, accelerator(), 5, features=True)
+    features, rows = predict(model, batches, FORM, accelerator(), 5, features=True)
     assert rows.tolist() == [0, 1, 2, 3, 4]
     assert model.training
     assert not model.classifier._forward_pre_hooks
@@ -832,30 +841,30 @@ def test_features_are_what_the_head_sees(accelerator, tiny_fields, randomize, mo
 @pytest.mark.parametrize("features", [False, True])
 def test_rows_of_skipped_images_are_left_out(accelerator, tiny_model, features):
     model, images = tiny_model(), torch.randint(0, 256, (6, 3, 16, 16), dtype=torch.uint8)
-    every, _ = training.predict(model, in_batches(images, [0, 1, 2, 3, 4, 5]), FORM, accelerator(), 6, features)
-    values, rows = training.predict(model, in_batches(images, [5, 1], [2]), FORM, accelerator(), 6, features)
+    every, _ = predict(model, in_batches(images, [0, 1, 2, 3, 4, 5]), FORM, accelerator(), 6, features)
+    values, rows = predict(model, in_batches(images, [5, 1], [2]), FORM, accelerator(), 6, features)
     assert rows.tolist() == [1, 2, 5]
     torch.testing.assert_close(values, every[[1, 2, 5]])
 
 
 def test_no_image_to_score_is_an_error(accelerator, tiny_model):
     with pytest.raises(ValueError, match="none of the 4 images to score can be read"):
-        training.predict(tiny_model(), [], FORM, accelerator(), 4)
+        predict(tiny_model(), [], FORM, accelerator(), 4)
 
 
 def test_a_model_without_a_head_has_no_features(accelerator, tiny_fields):
     model = ViTModel(ViTConfig(**{**tiny_fields, "num_labels": 7}), add_pooling_layer=False)
     with pytest.raises(ValueError, match="ViTModel has no dense layer of 7 labels"):
-        training.predict(model, in_batches(torch.zeros(1, 3, 16, 16), [0]), FORM, accelerator(), 1, features=True)
+        predict(model, in_batches(torch.zeros(1, 3, 16, 16), [0]), FORM, accelerator(), 1, features=True)
 
 
 @peft_warns
 def test_the_head_is_the_last_layer_of_as_many_outputs(tiny_config):
     """Layers inside may be as wide as there are labels."""
     model = HFViTForImageClassification(tiny_config(num_labels=32, pooling="map", representation_size=32))
-    assert training.head_of(model) is model.classifier
+    assert classification_head(model) is model.classifier
     model = HFViTForImageClassification(tiny_config(num_labels=32))
-    assert training.head_of(training.add_lora(model, 2, 4.0, 0.0)) is model.classifier.modules_to_save["default"]
+    assert classification_head(add_lora(model, 2, 4.0, 0.0)) is model.classifier.modules_to_save["default"]
 
 
 def test_two_processes_get_every_row_once_and_the_same(accelerator, tmp_path, tiny_fields):
@@ -865,7 +874,8 @@ def test_two_processes_get_every_row_once_and_the_same(accelerator, tmp_path, ti
         "import sys\n"
         "import torch\n"
         "from accelerate import Accelerator\n"
-        "from hf_vit import HFViTConfig, HFViTForImageClassification, data, hardware, training\n"
+        "from hf_vit import HFViTConfig, HFViTForImageClassification\n"
+        "from hf_vit.evaluation.prediction import predict\n"
         "accelerator = Accelerator(cpu=True)\n"
         "rank = accelerator.process_index\n"
         "assert accelerator.num_processes == 2\n"
@@ -874,7 +884,7 @@ def test_two_processes_get_every_row_once_and_the_same(accelerator, tmp_path, ti
         "for share in shares:\n"
         "    batches = [{'images': images[rows], 'index': torch.tensor(rows)} for rows in share[rank]]\n"
         "    for features in (False, True):\n"
-        "        found.append(training.predict(model, batches, form, accelerator, len(images), features))\n"
+        "        found.append(predict(model, batches, form, accelerator, len(images), features))\n"
         "torch.save(found, f'{file}.{rank}')\n"
         "accelerator.end_training()\n"
     )
@@ -905,9 +915,7 @@ def test_two_processes_get_every_row_once_and_the_same(accelerator, tmp_path, ti
     for number, (values, rows) in enumerate(first):
         wanted = [[0, 1, 2, 3, 5, 6], [1, 2, 3, 4, 6]][number // 2]
         assert rows.tolist() == wanted
-        alone, _ = training.predict(
-            model, in_batches(images, wanted), FORM, accelerator(), 7, features=number % 2 == 1
-        )
+        alone, _ = predict(model, in_batches(images, wanted), FORM, accelerator(), 7, features=number % 2 == 1)
         torch.testing.assert_close(values, alone)
 
 
@@ -919,7 +927,7 @@ def test_every_score_is_that_of_a_hand_count():
     """True classes 0 0 1 1, answers 0 1 1 1: recalls 1/2 and 1, F1 2/3 and 4/5; a third class never occurs."""
     share = torch.tensor([[0.8, 0.1, 0.1], [0.2, 0.7, 0.1], [0.1, 0.9, 0.0001], [0.3, 0.6, 0.1]])
     share = share / share.sum(dim=1, keepdim=True)
-    scores = training.score(share.log(), torch.tensor([0, 0, 1, 1]))
+    scores = compute_metrics(share.log(), torch.tensor([0, 0, 1, 1]))
     assert scores == {
         "accuracy": 0.75,
         "balanced_accuracy": 0.75,
@@ -934,8 +942,8 @@ def test_every_score_is_that_of_a_hand_count():
 def test_top5_accuracy_is_given_of_more_than_five_classes(classes):
     logits = torch.arange(classes).float().repeat(3, 1)  # the last class is the likeliest, class 0 the least
     labels = torch.tensor([classes - 1, max(0, classes - 5), 0])
-    scores = training.score(logits, labels)
-    report = training.report(logits, labels, [f"class {index}" for index in range(classes)])
+    scores = compute_metrics(logits, labels)
+    report = classification_report(logits, labels, [f"class {index}" for index in range(classes)])
     assert ("top5_accuracy" in scores) is ("top5_accuracy" in report["intervals"]) is (classes > 5)
     if classes > 5:
         assert scores["top5_accuracy"] == pytest.approx(2 / 3)
@@ -944,7 +952,7 @@ def test_top5_accuracy_is_given_of_more_than_five_classes(classes):
 
 def test_a_report_has_a_row_for_each_class_and_the_true_class_in_the_rows():
     answers, labels = torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1])
-    report = training.report(10 * nn.functional.one_hot(answers, 3).float(), labels, ["cat", "dog", "eel"])
+    report = classification_report(10 * nn.functional.one_hot(answers, 3).float(), labels, ["cat", "dog", "eel"])
     assert report["confusion_matrix"] == [[1, 1, 0], [0, 2, 0], [0, 0, 0]]
     assert report["per_class"] == [
         {"label": "cat", "images": 2, "precision": 1.0, "recall": 0.5, "f1": pytest.approx(2 / 3)},
@@ -978,13 +986,13 @@ def test_knn_accuracy_equals_a_slow_loop(neighbours, temperature):
             votes[of] += math.exp(-distance / temperature)
         right += votes.index(max(votes)) == label
     assert 20 < right < 80
-    assert training.knn_accuracy(train, train_labels, features, labels, neighbours, temperature) == right / 80
+    assert knn_accuracy(train, train_labels, features, labels, neighbours, temperature) == right / 80
 
 
 def test_knn_accuracy_is_the_same_over_more_than_one_piece_of_1024():
     (train, train_labels), (features, labels) = clusters(0, [9, 9], 1.5), clusters(1, [700, 800], 1.5)
-    each = [training.knn_accuracy(train, train_labels, features[r], labels[r]) for r in (slice(700), slice(700, 1500))]
-    whole = training.knn_accuracy(train, train_labels, features, labels)
+    each = [knn_accuracy(train, train_labels, features[r], labels[r]) for r in (slice(700), slice(700, 1500))]
+    whole = knn_accuracy(train, train_labels, features, labels)
     assert whole == pytest.approx((700 * each[0] + 800 * each[1]) / 1500)
 
 
@@ -1000,12 +1008,12 @@ def test_few_shot_accuracy_equals_ridge_regression_solved_directly(l2, bias):
     weights = np.linalg.solve(X.T @ X + l2 * np.eye(7), X.T @ y)
     wanted = np.mean((whiten(features.double().numpy()) @ weights).argmax(axis=1) == labels.numpy())
     assert 0.4 < wanted < 1
-    assert training.few_shot_accuracy(train, train_labels, features, labels, 5, 0, l2, bias) == pytest.approx(wanted)
+    assert few_shot_accuracy(train, train_labels, features, labels, 5, 0, l2, bias) == pytest.approx(wanted)
 
 
 def test_few_shots_are_drawn_by_the_seed():
     (train, train_labels), (features, labels) = clusters(0, [50, 50, 50], 1.5), clusters(1, [40, 40, 40], 1.5)
-    of = lambda seed: training.few_shot_accuracy(train, train_labels, features, labels, 1, seed)
+    of = lambda seed: few_shot_accuracy(train, train_labels, features, labels, 1, seed)
     assert [of(seed) for seed in range(5)] == [of(seed) for seed in range(5)]
     assert len({of(seed) for seed in range(5)}) > 1
 
@@ -1013,22 +1021,22 @@ def test_few_shots_are_drawn_by_the_seed():
 def test_fewer_images_than_shots_are_an_error():
     train, train_labels = clusters(0, [5, 3], 1.0)
     with pytest.raises(ValueError, match="a class has only 3 training images, fewer than the 4 shots"):
-        training.few_shot_accuracy(train, train_labels, train, train_labels, 4, 0)
+        few_shot_accuracy(train, train_labels, train, train_labels, 4, 0)
 
 
 @pytest.mark.parametrize(("fewest", "wanted"), [(1, [1]), (4, [1]), (5, [1, 5]), (10, [1, 5, 10])])
 def test_a_probe_leaves_out_shots_that_a_class_lacks(fewest, wanted):
     (train, train_labels), (features, labels) = clusters(0, [12, fewest, 12], 1.0), clusters(1, [9, 9, 9], 1.0)
-    scores = training.probe(train, train_labels, features, labels)
+    scores = probe(train, train_labels, features, labels)
     assert list(scores) == ["knn_accuracy", *(f"{shots}_shot_accuracy" for shots in wanted)]
-    assert scores["knn_accuracy"] == training.knn_accuracy(train, train_labels, features, labels)
-    each = [training.few_shot_accuracy(train, train_labels, features, labels, 1, seed) for seed in range(3)]
+    assert scores["knn_accuracy"] == knn_accuracy(train, train_labels, features, labels)
+    each = [few_shot_accuracy(train, train_labels, features, labels, 1, seed) for seed in range(3)]
     assert scores["1_shot_accuracy"] == pytest.approx(sum(each) / 3)
 
 
 def test_a_probe_takes_no_notice_of_classes_that_have_no_training_images():
     (train, train_labels), (features, labels) = clusters(0, [12, 0, 12], 0.1), clusters(1, [9, 0, 9], 0.1)
-    scores = training.probe(train, train_labels, features, labels, shots=(1, 10))
+    scores = probe(train, train_labels, features, labels, shots=(1, 10))
     assert scores == {"knn_accuracy": 1.0, "1_shot_accuracy": 1.0, "10_shot_accuracy": 1.0}
 
 
@@ -1040,7 +1048,6 @@ KEPT = """
 import resource, torch
 from torch import nn
 from hf_vit.system import hardware
-from hf_vit.training import parts as training
 
 def step():
     torch.manual_seed(0)

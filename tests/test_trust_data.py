@@ -27,9 +27,9 @@ from hf_vit import HFViTConfig
 from hf_vit.data import crops, images
 from hf_vit.data import datasets as data
 from hf_vit.data.images import Files, files_on_hub
+from hf_vit.evaluation.classifiers import load_processor
 from hf_vit.formats import checkpoints
 from hf_vit.system import memory
-from hf_vit.training import parts as training
 
 
 def picture(seed=0):
@@ -332,7 +332,7 @@ def test_a_timm_repository_with_an_impossible_input_size_is_refused(size, tmp_pa
     cfg = {"input_size": size, "mean": [0.5] * 3, "std": [0.5] * 3}
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit", "pretrained_cfg": cfg}))
     with pytest.raises(ValueError, match=r"input_size in config.json is"):
-        training.load_processor(str(tmp_path))
+        load_processor(str(tmp_path))
     with pytest.raises(ValueError, match=r"input_size in config.json is"):
         checkpoints.timm_input_size({"pretrained_cfg": cfg})
 
@@ -503,7 +503,7 @@ def fuzz(folder):
         asked = {**center.to_dict(), **{rng.choice(list(center.to_dict())): rng.choice(values) for _ in range(2)}}
         Path("preprocessor_config.json").write_text(json.dumps(asked))
         with counting(counts):
-            processor = training.load_processor(folder)
+            processor = load_processor(folder)
             form = data.image_form(processor, HFViTConfig())
             data.decode_rows([{"row": 0, "image": {"bytes": whole[0], "path": None}}], form)
     print(*counts)

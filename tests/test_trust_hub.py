@@ -26,11 +26,14 @@ from test_publish import content, one_line, publish, talking_to, with_model
 
 from hf_vit import figures
 from hf_vit.hub import sharing
-from hf_vit.system import escapes, run_files
+from hf_vit.system import escapes, files, run_files
 from hf_vit.system.files import atomic_dir, checksum, verify_checksums, write_text
 from hf_vit.system.hub_names import refuse_mistyped_path
-from hf_vit.training import arguments as presets
-from hf_vit.training import resume
+from hf_vit.training import checkpoints, run_folder
+from hf_vit.training.arguments import TrainArguments, to_yaml
+from hf_vit.training.checkpoints import load_best, restore_state, save_checkpoint
+from hf_vit.training.run import SCORES_SHAPE
+from hf_vit.training.run_folder import FOLDERS, continue_run, find_checkpoint, lock, publish_best
 
 
 pytestmark = [
@@ -267,7 +270,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path, victim):
     places[4].mkdir()
     for place in places:
         with pytest.raises((ValueError, OSError), match=re.escape(str(place.parent))):
-            resume.lock(place.parent)
+            lock(place.parent)
 
 
 def test_a_file_that_is_written_aside_follows_no_link(tmp_path, victim):
@@ -292,7 +295,7 @@ def save_best(run, **more):
         (folder / "sub" / "more").write_text("more")
 
     scores = {"metrics": {"accuracy": 0.5, "loss": 1.0}, "images": 4, "confusion_matrix": [[1]]}
-    resume.save_best(run, 4, {**scores, **more}, 0, write)
+    checkpoints.save_best(run, 4, {**scores, **more}, 0, write)
     return run / "checkpoints" / "best-000004"
 
 
@@ -301,11 +304,11 @@ def test_what_the_manifest_does_not_list_is_not_copied(name, tmp_path, victim):
     best = save_best(tmp_path / "run")
     (best / name).symlink_to(victim)
     (best / "unlisted").write_text("by a stranger")
-    folder, _ = resume.load_best(tmp_path / "run")
-    resume.publish(folder, tmp_path / "run" / "model", leave_out=("scores.json",))
+    folder, _ = load_best(tmp_path / "run")
+    publish_best(folder, tmp_path / "run" / "model", leave_out=("scores.json",))
     assert sorted(content(tmp_path / "run" / "model")) == ["sub/more", "weights"]
     (tmp_path / "other").mkdir()
-    resume.take_over(tmp_path / "run", tmp_path / "other", 4)
+    continue_run(tmp_path / "run", tmp_path / "other", 4)
     copied = content(tmp_path / "other" / "checkpoints" / "best-000004")
     assert sorted(copied) == ["manifest.json", "scores.json", "sub/more", "weights"]
 
@@ -329,17 +332,17 @@ def test_a_manifest_that_lists_what_is_no_regular_file_below_it_is_refused(kind,
     change(best / "manifest.json", lambda manifest: manifest["files"].update({name: entry}))
     with pytest.raises(ValueError, match=r"link, or no regular file|no name of a file below it"):
         verify_checksums(best)
-    assert resume.load_best(tmp_path / "run") is None
+    assert load_best(tmp_path / "run") is None
 
 
-@pytest.mark.parametrize("name", resume.FOLDERS)
+@pytest.mark.parametrize("name", FOLDERS)
 def test_a_run_whose_folders_are_links_is_refused(name, tmp_path, victim):
     run = tmp_path / "run"
     run.mkdir()
     (run / name).symlink_to(victim.parent)
-    args = presets.TrainArguments(dataset_name="d", output_dir=str(run))
+    args = TrainArguments(dataset_name="d", output_dir=str(run))
     with pytest.raises(ValueError, match=f"{name} is a link"):
-        resume._find(run, args)
+        run_folder._find(run, args)
 
 
 @pytest.mark.parametrize(
@@ -363,7 +366,7 @@ def test_a_configuration_that_unfolds_without_end_is_refused(tmp_path):
     )
     (tmp_path / "config.yaml").write_text(bomb)
     with pytest.raises(ValueError, match=r"config\.yaml cannot be read"):
-        resume._find(tmp_path, presets.TrainArguments(dataset_name="d", output_dir=str(tmp_path)))
+        run_folder._find(tmp_path, TrainArguments(dataset_name="d", output_dir=str(tmp_path)))
     (tmp_path / "config.yaml").unlink()
     (tmp_path / "config.yaml").symlink_to("/dev/zero")
     with pytest.raises(ValueError, match="no regular file"):
@@ -380,9 +383,9 @@ def test_a_checkpoint_of_another_model_is_refused_before_anything_is_filled():
         {**good, "bias": torch.ones(2).half()},
     ):
         with pytest.raises(ValueError, match=r"model\.safetensors of the checkpoint is not of this model"):
-            resume.restore({"model": wrong, "optimizer": {}}, model, [], None, accelerator)
+            restore_state({"model": wrong, "optimizer": {}}, model, [], None, accelerator)
     with pytest.raises(ValueError, match=r"optimizer\.safetensors of the checkpoint is not of this model"):
-        resume.restore({"model": good, "optimizer": {"x.exp_avg": torch.ones(1)}}, model, [], None, accelerator)
+        restore_state({"model": good, "optimizer": {"x.exp_avg": torch.ones(1)}}, model, [], None, accelerator)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -661,39 +664,40 @@ def test_no_checkpoint_of_a_stranger_ends_in_a_traceback_or_touches_other_files(
     tmp_path, victim, little_memory, monkeypatch
 ):
     """Seeded: 2,000 run folders with a changed config.yaml, manifest, state, tensors or scores, resumed up to the first step."""
-    monkeypatch.setattr(resume, "lock", lambda run: None)
-    monkeypatch.setattr(resume, "_sync", lambda path: None)  # the disk's time, not ours
+    monkeypatch.setattr(run_folder, "lock", lambda run: None)
+    for module in (files, checkpoints):
+        monkeypatch.setattr(module, "sync", lambda path: None)  # the disk's time, not ours
     model = torch.nn.Linear(3, 2)
     optimizer = SimpleNamespace(
         param_groups=[{"names": ["weight"], "params": [model.weight]}], state={model.weight: {}}
     )
     optimizer.state_dict, optimizer.load_state_dict = dict, lambda state: None
     accelerator = SimpleNamespace(num_processes=1, is_main_process=True)
-    args = presets.TrainArguments(dataset_name="d", output_dir=str(tmp_path / "run"))
+    args = TrainArguments(dataset_name="d", output_dir=str(tmp_path / "run"))
     good = tmp_path / "good"
     seconds = dict.fromkeys(("training", "scoring", "input", "model", "total"), 1.0)
     state = {
         "step": 3, "epoch": 0, "scored_step": 3, "resumed_at": [], "skipped_steps": [], "average_step": None, "scaler": None, "sums": [[1.0, 2.0, 3.0]],
-        "skipped_images": [], "lengths": {}, "seconds": seconds, "facts": {"steps": 9}, "config": yaml.safe_load(presets.as_yaml(args)),
+        "skipped_images": [], "lengths": {}, "seconds": seconds, "facts": {"steps": 9}, "config": yaml.safe_load(to_yaml(args)),
     }  # fmt: skip
     weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    resume.save_checkpoint(good, {"model": weights, "optimizer": {"weight.exp_avg": torch.ones(2, 3)}}, state, 1)
+    save_checkpoint(good, {"model": weights, "optimizer": {"weight.exp_avg": torch.ones(2, 3)}}, state, 1)
     save_best(good)
-    (good / "config.yaml").write_text(presets.as_yaml(args))
+    (good / "config.yaml").write_text(to_yaml(args))
     (good / "metrics.jsonl").write_text('{"step": 1}\n{"step": 3}\n')
     step = ["manifest.json", "state.json", "state.json", "model.safetensors", "optimizer.safetensors"]
     rng, seen = random.Random(0), Counter()
 
     def go_on():
         run = tmp_path / "run"
-        _, state, tensors = resume.begin(run, args, accelerator)
+        _, state, tensors = find_checkpoint(run, args, accelerator)
         if state is None:
             return
-        resume.restore(tensors, model, [optimizer], None, accelerator)
-        best = resume.take_over(Path(state["folder"]).parents[1], run, state["step"])
+        restore_state(tensors, model, [optimizer], None, accelerator)
+        best = continue_run(Path(state["folder"]).parents[1], run, state["step"])
         if best is not None:
-            run_files.check_shape(best[1], resume.SCORES, "scores.json")
-            resume.publish(best[0], run / "model", leave_out=("scores.json",))
+            run_files.check_shape(best[1], SCORES_SHAPE, "scores.json")
+            publish_best(best[0], run / "model", leave_out=("scores.json",))
 
     for _ in range(2000):
         run = shutil.copytree(good, tmp_path / "run")

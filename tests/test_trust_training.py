@@ -20,10 +20,15 @@ from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 from hf_vit import HFViTConfig, HFViTForImageClassification
 from hf_vit.data import datasets as data
 from hf_vit.data.augment import normalize
+from hf_vit.evaluation.classifiers import load_classifier, load_processor
+from hf_vit.evaluation.prediction import LOGITS_TOLERANCE, logits_difference, predict
+from hf_vit.evaluation.scores import compute_metrics
 from hf_vit.formats.timm_processor import timm_processor
 from hf_vit.system.files import checksum
 from hf_vit.training import lives
-from hf_vit.training import parts as training
+from hf_vit.training.losses import Teacher, classification_loss, soft_targets
+from hf_vit.training.model import add_lora, build_model, save_model
+from hf_vit.training.optimizers import build_optimizers, is_finite
 
 
 HOUSE = Path(__file__).parents[1]
@@ -59,9 +64,9 @@ def change_config(folder, **fields):
 def test_a_checkpoint_of_any_precision_is_trained_in_float32(saved, dtype):
     folder = saved(dtype)
     assert {tensor.dtype for tensor in load_file(folder / "model.safetensors").values()} == {dtype}
-    model, _ = training.build_model(NAMES, str(folder), None, None, {})
+    model, _ = build_model(NAMES, str(folder), None, None, {})
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
-    (optimizer,) = training.build_optimizers(model, "adamw", 5e-5, 0.0, (0.9, 0.999))
+    (optimizer,) = build_optimizers(model, "adamw", 5e-5, 0.0, (0.9, 0.999))
     before = [weight.detach().clone() for weight in model.parameters()]
     for _ in range(20):
         model(pixel_values=torch.randn(4, 3, 16, 16), labels=torch.randint(3, (4,))).loss.backward()
@@ -73,28 +78,28 @@ def test_a_checkpoint_of_any_precision_is_trained_in_float32(saved, dtype):
 
 def test_another_type_for_the_weights_is_refused(saved):
     with pytest.raises(ValueError, match="dtype cannot be chosen, weights are trained in float32; --mixed_precision"):
-        training.build_model(NAMES, str(saved()), None, None, {"dtype": "bfloat16"})
+        build_model(NAMES, str(saved()), None, None, {"dtype": "bfloat16"})
 
 
 # PEFT reads a name that transformers calls deprecated.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("lora_save", ["merged", "adapter"])
 def test_lora_on_a_half_precision_base_is_merged_in_float32(saved, tmp_path, lora_save, pixels):
-    model, _ = training.build_model(NAMES, str(saved(torch.bfloat16)), None, None, {})
-    model = training.add_lora(model, 4, 8.0, 0.0)
+    model, _ = build_model(NAMES, str(saved(torch.bfloat16)), None, None, {})
+    model = add_lora(model, 4, 8.0, 0.0)
     for name, weight in model.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(weight, std=1e-2)
-    training.save_model(model, tmp_path / "out", lora_save)
+    save_model(model, tmp_path / "out", lora_save)
     images = pixels(4)
     wanted = model.eval()(images).logits
-    loaded = training.load_classifier(str(tmp_path / "out"), dtype=torch.float32)
+    loaded = load_classifier(str(tmp_path / "out"), dtype=torch.float32)
     assert {weight.dtype for weight in loaded.parameters()} == {torch.float32}
     torch.testing.assert_close(loaded.eval()(images).logits, wanted, rtol=0, atol=1e-5)
 
 
 def test_a_teacher_in_half_precision_answers_in_float32(saved, pixels):
-    teacher = training.Teacher(str(saved(torch.bfloat16)), NAMES, FORM, torch.device("cpu"))
+    teacher = Teacher(str(saved(torch.bfloat16)), NAMES, FORM, torch.device("cpu"))
     assert teacher(pixels(2)).dtype == torch.float32
 
 
@@ -103,10 +108,10 @@ def test_a_saved_model_that_was_rounded_is_told_from_the_one_that_was_scored(tin
     images = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8)
     with torch.no_grad():
         scored = model((images / 255 - 0.5) / 0.5).logits
-    assert training.logits_apart(model, images, scored, FORM, accelerator) <= 1e-5
+    assert logits_difference(model, images, scored, FORM, accelerator) <= 1e-5
     for weight in model.parameters():
         weight.data = weight.data.bfloat16().float()
-    assert training.logits_apart(model, images, scored, FORM, accelerator) > training.LOGITS_TOLERANCE["no"]
+    assert logits_difference(model, images, scored, FORM, accelerator) > LOGITS_TOLERANCE["no"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -120,7 +125,7 @@ def test_logits_that_are_not_finite_are_no_score(value):
     with pytest.raises(
         ValueError, match="NaN or infinity for 1 of 3 images, which cannot be scored: try --mixed_preci"
     ):
-        training.score(logits, torch.arange(3))
+        compute_metrics(logits, torch.arange(3))
 
 
 @pytest.mark.parametrize("features", [False, True])
@@ -129,7 +134,7 @@ def test_predictions_that_are_not_finite_name_the_split_and_how_many(tiny_model,
     batch = {"images": torch.zeros(3, 3, 16, 16, dtype=torch.uint8), "index": torch.arange(3)}
     model.vit.layernorm.bias.data[0] = math.nan
     with pytest.raises(ValueError, match="NaN or infinity for 3 of 3 images of validation, which cannot be scored"):
-        training.predict(model, [batch], FORM, Accelerator(cpu=True), 3, features, split="validation")
+        predict(model, [batch], FORM, Accelerator(cpu=True), 3, features, split="validation")
 
 
 @pytest.fixture
@@ -146,7 +151,7 @@ def poisoned(saved):
 
 def test_a_nan_in_the_middle_of_a_tensor_is_found_before_training_and_scoring(poisoned):
     HFViTForImageClassification.from_pretrained(poisoned)  # does not look there
-    for load in (training.load_classifier, lambda folder: training.build_model(NAMES, folder, None, None, {})):
+    for load in (load_classifier, lambda folder: build_model(NAMES, folder, None, None, {})):
         with pytest.raises(
             ValueError, match=r"are not finite: vit.layers.0.mlp.fc1.weight hold NaN or infinity; take"
         ):
@@ -161,11 +166,11 @@ def test_the_head_of_a_checkpoint_is_kept_by_the_ids_of_its_labels(saved):
     folder = saved()
     head = load_file(folder / "model.safetensors")["classifier.weight"]
     change_config(folder, id2label={"2": "dog", "0": "eel", "1": "cat"})  # as before, in another order
-    kept, _ = training.build_model(NAMES, str(folder), None, None, {})
+    kept, _ = build_model(NAMES, str(folder), None, None, {})
     assert torch.equal(kept.classifier.weight, head)
     assert list(HFViTConfig.from_pretrained(folder).id2label.values()) == NAMES
     change_config(folder, id2label={"1": "eel", "0": "cat", "2": "dog"})  # the order of NAMES, of other rows
-    reset, _ = training.build_model(NAMES, str(folder), None, None, {})
+    reset, _ = build_model(NAMES, str(folder), None, None, {})
     assert not reset.classifier.weight.any()
 
 
@@ -176,7 +181,7 @@ def test_a_classifier_of_another_library_has_its_labels_by_id_too(tmp_path):
     )  # fmt: skip
     ViTForImageClassification(config).save_pretrained(tmp_path)
     change_config(tmp_path, id2label={"1": "dog", "0": "cat"})
-    assert list(training.load_classifier(str(tmp_path)).config.id2label.values()) == ["cat", "dog"]
+    assert list(load_classifier(str(tmp_path)).config.id2label.values()) == ["cat", "dog"]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +197,7 @@ def test_ids_that_are_no_rows_of_a_head_are_one_sentence(id2label):
 def test_two_classes_of_one_name_keep_no_head(saved):
     folder = saved()
     change_config(folder, id2label={"0": "cat", "1": "cat", "2": "dog"})
-    reset, _ = training.build_model(["cat", "dog", "eel"], str(folder), None, None, {})
+    reset, _ = build_model(["cat", "dog", "eel"], str(folder), None, None, {})
     assert not reset.classifier.weight.any()
 
 
@@ -226,7 +231,7 @@ def test_an_adapter_without_a_base_is_one_sentence(saved, content):
     folder = saved()
     (folder / "model.safetensors").unlink()
     (folder / "adapter_config.json").write_text(content)
-    for load in (training.load_classifier, HFViTForImageClassification.from_pretrained):
+    for load in (load_classifier, HFViTForImageClassification.from_pretrained):
         with pytest.raises(
             ValueError, match="does not say which model the adapter goes on top of: wanted a Hub id or"
         ):
@@ -262,7 +267,7 @@ def test_a_timm_repo_is_scored_on_what_timm_shows_it(side, part, mode, interpola
     cfg = {"input_size": [3, side, side], "crop_pct": part, "crop_mode": mode, "interpolation": interpolation}
     cfg |= {"mean": [0.5] * 3, "std": [0.5] * 3}
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_tiny_patch16_224", "pretrained_cfg": cfg}))
-    form = data.image_form(training.load_processor(str(tmp_path)), HFViTConfig())
+    form = data.image_form(load_processor(str(tmp_path)), HFViTConfig())
     assert form.processor is None
     rng, resample = np.random.default_rng(0), Image.Resampling[interpolation.upper()]
     compared = 0
@@ -381,16 +386,15 @@ def results_of(run):
 
 
 SAVED_IN_BF16 = """
-import torch
-from hf_vit.training import parts as training
-save = training.save_model
+from hf_vit.training import model as module
+save = module.save_model
 def save_rounded(model, folder, lora_save):
     rounded = {name: weight.bfloat16().float() for name, weight in model.state_dict().items()}
     kept = {name: weight.clone() for name, weight in model.state_dict().items()}
     model.load_state_dict(rounded)
     save(model, folder, lora_save)
     model.load_state_dict(kept)
-training.save_model = save_rounded
+module.save_model = save_rounded
 """
 
 
@@ -410,20 +414,20 @@ def clothes():
 def fine_tuned(checkpoint, splits, labels, seed, steps=60):
     """Accuracy of a checkpoint after some steps of AdamW at 1e-4, on images of 16 pixels, which take a quarter of the time."""
     torch.manual_seed(seed)
-    model, processor = training.build_model(labels, str(checkpoint), None, 16, {})
+    model, processor = build_model(labels, str(checkpoint), None, 16, {})
     form = data.image_form(processor, model.config)
     images, scored = (data.Images(splits[name], form) for name in ("train", "eval"))
-    (optimizer,) = training.build_optimizers(model, "adamw", 1e-4, 0.05, (0.9, 0.999))
+    (optimizer,) = build_optimizers(model, "adamw", 1e-4, 0.05, (0.9, 0.999))
     batches = (ids for epoch in range(steps) for ids in data.epoch_batches(len(images), 32, seed, epoch))
     for _, ids in zip(range(steps), batches, strict=False):
         batch = images.__getitems__(ids)
         logits = model.train()(normalize(batch["images"], form).to(model.dtype)).logits
-        training.loss_of(logits, training.soft_targets(batch["labels"], len(labels), 0.1)).backward()
+        classification_loss(logits, soft_targets(batch["labels"], len(labels), 0.1)).backward()
         optimizer.step()
         optimizer.zero_grad()
     batches = data.loader(scored, data.batches_in_order(len(scored), 500), 0)
-    logits, rows = training.predict(model.float(), batches, form, Accelerator(cpu=True), len(scored))
-    return training.score(logits, scored.labels[rows])["accuracy"]
+    logits, rows = predict(model.float(), batches, form, Accelerator(cpu=True), len(scored))
+    return compute_metrics(logits, scored.labels[rows])["accuracy"]
 
 
 @pytest.mark.slow
@@ -473,7 +477,7 @@ def test_an_overflow_in_fp16_is_excused_only_while_the_loss_is_scaled_up():
         (1.0, 1.0, 1.0, True), (1.0, math.inf, 2.0, True), (1.0, math.nan, 1.0, False), (1.0, math.inf, 0.5, False),
         (math.nan, 1.0, 65536.0, False),
     ):  # fmt: skip
-        assert bool(training.is_fit(torch.tensor(loss), torch.tensor(norm), scale)) is wanted
+        assert bool(is_finite(torch.tensor(loss), torch.tensor(norm), scale)) is wanted
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -569,9 +573,9 @@ PAIR = """
 import os, signal, sys, time
 from datetime import timedelta
 import torch.distributed as dist
-from hf_vit.training import processes
+from hf_vit.training.distributed import POLL_SECONDS, exit_with_error, leave_together, shorten_timeout, watch_for_failures
 dist.init_process_group("gloo")
-rank, over = dist.get_rank(), processes.watch()
+rank, over = dist.get_rank(), watch_for_failures()
 """
 
 
@@ -583,7 +587,7 @@ def pair(tmp_path, code, codes):
 def test_a_process_that_fails_ends_one_that_does_not_listen_and_its_reason_is_told(tmp_path, failing):
     code = f"""
 if rank == {failing}:
-    processes.leave_after(ValueError("the disk is full"), in_a_sentence=True)
+    exit_with_error(ValueError("the disk is full"), in_a_sentence=True)
 time.sleep(600)
 """
     printed = pair(tmp_path, code, [1, 1])
@@ -601,7 +605,7 @@ try:
         raise RuntimeError("out of memory")
     dist.barrier()
 except Exception as error:
-    processes.leave_after(error, in_a_sentence=False)
+    exit_with_error(error, in_a_sentence=False)
 """
     first, second = pair(tmp_path, code, [1, 1])
     assert "stopped, because process 1 failed: RuntimeError: out of memory" in first
@@ -617,13 +621,13 @@ def test_processes_that_fail_alike_say_so_once(tmp_path):
 def test_a_process_that_does_not_come_is_waited_for_no_longer_than_the_time_out(tmp_path):
     code = """
 dist.barrier()
-processes.shorten_timeout(timedelta(seconds=3))
+shorten_timeout(timedelta(seconds=3))
 if rank == 1:
     time.sleep(600)
 try:
     dist.barrier()
 except RuntimeError as error:
-    processes.leave_after(error, in_a_sentence=True)
+    exit_with_error(error, in_a_sentence=True)
 """
     assert "error: " in pair(tmp_path, code, [1, 1])[0]
 
@@ -631,8 +635,8 @@ except RuntimeError as error:
 def test_processes_that_part_leave_without_an_error(tmp_path):
     code = """
 from accelerate import PartialState
-processes.part(PartialState(), over)
-time.sleep(3 * processes.POLL_SECONDS * rank)  # the store is gone by then
+leave_together(PartialState(), over)
+time.sleep(3 * POLL_SECONDS * rank)  # the store is gone by then
 """
     assert pair(tmp_path, code, [0, 0]) == ["", ""]
 

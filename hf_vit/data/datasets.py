@@ -39,6 +39,7 @@ from transformers.utils import logging
 from yaml import YAMLError
 
 from hf_vit.data import crops
+from hf_vit.data.augment import normalize
 from hf_vit.data.images import NO_FILES, Files, ImageFile, files_of, files_on_hub, opened, read_bytes, restrict
 from hf_vit.system.hardware import own_cores
 from hf_vit.system.hub_names import refuse_mistyped_path
@@ -465,6 +466,10 @@ class ImageForm:
     draft: bool = False
     crop_scale: float | None = None
     processor: Any = None
+
+    def normalize(self, images: torch.Tensor) -> torch.Tensor:
+        """uint8 (B, C, H, W) -> float32, see `augment.normalize`."""
+        return normalize(images, self)
 
 
 def image_form(processor, config) -> ImageForm:

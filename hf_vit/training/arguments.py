@@ -13,7 +13,7 @@ import yaml
 from transformers import HfArgumentParser
 
 
-def _(default, help):
+def argument(default, help):
     return field(default=default, metadata={"help": help})
 
 
@@ -21,225 +21,257 @@ def _(default, help):
 class TrainArguments:
     """Every number of a run. The architecture has its own home, HFViTConfig; `preset` and `config_overrides` reach it."""
 
-    dataset_name: str | None = _(
+    dataset_name: str | None = argument(
         None, "Hub id, local folder or file, or `fashion-mnist-mini`, which lies in recipes/data"
     )
-    dataset_config: str | None = _(None, "configuration of the data set, where it has several")
-    image_column: str | None = _(None, "column of images; found by its feature type if not given")
-    label_column: str | None = _(None, "column of labels; found by its feature type if not given")
-    label_names: str | None = _(None, "text file of class names, a line each, where labels are bare numbers")
-    train_split: str = _("train", "split to train on")
-    eval_split: str | None = _(None, "split to score; if not given: validation, else test, else a part of train")
-    eval_fraction: float = _(0.1, "part of train that is set aside, by class, where there is no split to score")
-    train_fraction: float = _(1.0, "part of each class to train on")
-    shots: int | None = _(None, "images of each class to train on")
-    balance: Literal["none", "sampling", "weights"] = _(
+    dataset_config: str | None = argument(None, "configuration of the data set, where it has several")
+    image_column: str | None = argument(None, "column of images; found by its feature type if not given")
+    label_column: str | None = argument(None, "column of labels; found by its feature type if not given")
+    label_names: str | None = argument(None, "text file of class names, a line each, where labels are bare numbers")
+    train_split: str = argument("train", "split to train on")
+    eval_split: str | None = argument(
+        None, "split to score; if not given: validation, else test, else a part of train"
+    )
+    eval_fraction: float = argument(0.1, "part of train that is set aside, by class, where there is no split to score")
+    train_fraction: float = argument(1.0, "part of each class to train on")
+    shots: int | None = argument(None, "images of each class to train on")
+    balance: Literal["none", "sampling", "weights"] = argument(
         "none", "rare classes: sampling shows each class as often as any other, weights makes its loss count as much"
     )
-    on_bad_image: Literal["stop", "skip"] = _("stop", "images that cannot be read; results.json counts the skipped")
-    streaming: bool = _(False, "read the data while training, without a copy on this disk; needs max_train_steps")
-    shuffle_buffer: int = _(2048, "rows of a stream that are shuffled at a time")
-    stream_lanes: int = _(
+    on_bad_image: Literal["stop", "skip"] = argument(
+        "stop", "images that cannot be read; results.json counts the skipped"
+    )
+    streaming: bool = argument(
+        False, "read the data while training, without a copy on this disk; needs max_train_steps"
+    )
+    shuffle_buffer: int = argument(2048, "rows of a stream that are shuffled at a time")
+    stream_lanes: int = argument(
         4, "shards of a stream that are read at a time; as many processes or more share them out, one reads all"
     )
 
-    model_name_or_path: str | None = _(None, "checkpoint to fine-tune; without it training starts from scratch")
-    preset: str | None = _(None, "architecture to train from scratch, such as tiny-patch16-224")
-    config_overrides: str | None = _(None, "fields of HFViTConfig, as `hidden_size=64,pooling=mean`")
-    image_size: int | None = _(None, "side of the (square) input in pixels; if not given, the model's own")
-    first_image_size: int | None = _(None, "smaller side to begin with, faster; the rest is trained at image_size")
-    first_stage: float = _(0.8, "part of the steps that are trained at first_image_size")
-    freeze_backbone: bool = _(False, "train the head alone (linear probe)")
-    freeze_layers: int = _(0, "do not train the embeddings and this many layers")
-    cache_features: bool = _(
+    model_name_or_path: str | None = argument(None, "checkpoint to fine-tune; without it training starts from scratch")
+    preset: str | None = argument(None, "architecture to train from scratch, such as tiny-patch16-224")
+    config_overrides: str | None = argument(None, "fields of HFViTConfig, as `hidden_size=64,pooling=mean`")
+    image_size: int | None = argument(None, "side of the (square) input in pixels; if not given, the model's own")
+    first_image_size: int | None = argument(
+        None, "smaller side to begin with, faster; the rest is trained at image_size"
+    )
+    first_stage: float = argument(0.8, "part of the steps that are trained at first_image_size")
+    freeze_backbone: bool = argument(False, "train the head alone (linear probe)")
+    freeze_layers: int = argument(0, "do not train the embeddings and this many layers")
+    cache_features: bool = argument(
         False,
         "with freeze_backbone: compute what the head sees once, of images that are not augmented, and train on that",
     )
-    lora_rank: int = _(0, "above 0: train low-rank updates of the layers, and the head, through PEFT")
-    lora_alpha: float = _(16.0, "the updates are scaled by lora_alpha / lora_rank")
-    lora_dropout: float = _(0.0, "dropout before the updates")
-    lora_save: Literal["merged", "adapter"] = _(
+    lora_rank: int = argument(0, "above 0: train low-rank updates of the layers, and the head, through PEFT")
+    lora_alpha: float = argument(16.0, "the updates are scaled by lora_alpha / lora_rank")
+    lora_dropout: float = argument(0.0, "dropout before the updates")
+    lora_save: Literal["merged", "adapter"] = argument(
         "merged", "merged: a whole model; adapter: what goes on top of the base"
     )
-    teacher_name_or_path: str | None = _(None, "image classifier whose answers are learned too (distillation)")
-    distillation_alpha: float = _(0.5, "weight of the teacher's part of the loss")
-    distillation_temperature: float = _(1.0, "softens both answers")
+    teacher_name_or_path: str | None = argument(None, "image classifier whose answers are learned too (distillation)")
+    distillation_alpha: float = argument(0.5, "weight of the teacher's part of the loss")
+    distillation_temperature: float = argument(1.0, "softens both answers")
 
-    output_dir: str | None = _(None, "run folder, such as runs/demo")
-    overwrite: bool = _(False, "replace the run in output_dir")
-    resume: str = _(
+    output_dir: str | None = argument(None, "run folder, such as runs/demo")
+    overwrite: bool = argument(False, "replace the run in output_dir")
+    resume: str = argument(
         "auto",
         "auto: go on with the run of this configuration in output_dir; never; or a checkpoint, or a run folder, to go on from",
     )
-    checkpointing_steps: int | None = _(
+    checkpointing_steps: int | None = argument(
         None, "steps between checkpoints; if not given, 5 minutes; 0: only where a run is stopped"
     )
-    checkpoints_total_limit: int = _(2, "checkpoints that are kept, the last ones")
-    max_skipped_steps: int = _(10, "steps without a finite loss and gradient that are skipped before the run stops")
-    seed: int = _(0, "decides initial weights, order and augmentation")
+    checkpoints_total_limit: int = argument(2, "checkpoints that are kept, the last ones")
+    max_skipped_steps: int = argument(
+        10, "steps without a finite loss and gradient that are skipped before the run stops"
+    )
+    seed: int = argument(0, "decides initial weights, order and augmentation")
 
-    num_train_epochs: float | None = _(
+    num_train_epochs: float | None = argument(
         None,
         "passes over the training set; if not given 10, and from scratch up to 100 while fewer than 20,000 images are seen",
     )
-    max_train_steps: int | None = _(None, "optimizer steps; overrides num_train_epochs")
-    per_device_train_batch_size: int = _(64, "images a process and a forward pass")
-    per_device_eval_batch_size: int = _(256, "the same while scoring")
-    gradient_accumulation_steps: int = _(1, "forward passes an optimizer step")
-    auto_find_batch_size: bool = _(True, "where memory is short: smaller forward passes, as many more of them a step")
+    max_train_steps: int | None = argument(None, "optimizer steps; overrides num_train_epochs")
+    per_device_train_batch_size: int = argument(64, "images a process and a forward pass")
+    per_device_eval_batch_size: int = argument(256, "the same while scoring")
+    gradient_accumulation_steps: int = argument(1, "forward passes an optimizer step")
+    auto_find_batch_size: bool = argument(
+        True, "where memory is short: smaller forward passes, as many more of them a step"
+    )
 
-    optimizer: Literal["adamw", "muon"] = _("adamw", "muon: Muon for the matrices of the layers, AdamW for the rest")
-    learning_rate: float | None = _(
+    optimizer: Literal["adamw", "muon"] = argument(
+        "adamw", "muon: Muon for the matrices of the layers, AdamW for the rest"
+    )
+    learning_rate: float | None = argument(
         None, "peak; if not given, 1e-3 from scratch, for a frozen backbone and for LoRA, and 5e-5 to fine-tune"
     )
-    lr_scheduler_type: Literal["cosine", "linear", "constant", "wsd", "step"] = _(
+    lr_scheduler_type: Literal["cosine", "linear", "constant", "wsd", "step"] = argument(
         "cosine", "after the warm-up; wsd: constant, then linear to 0; step: in stages of a tenth each"
     )
-    lr_decay_ratio: float = _(0.2, "wsd: part of the steps at the end over which the rate falls")
-    lr_stages: int = _(2, "step: number of stages")
-    layer_decay: float = _(1.0, "below 1: each layer learns at this part of the rate of the one above it")
-    weight_decay: float = _(0.05, "decoupled weight decay of matrices; biases, norms, tokens and positions have none")
-    adam_beta1: float = _(0.9, "AdamW")
-    adam_beta2: float = _(0.999, "AdamW")
-    warmup_ratio: float = _(0.05, "part of the steps over which the learning rate rises")
-    max_grad_norm: float = _(1.0, "gradients are clipped to this norm; 0 leaves them alone")
-    loss: Literal["cross_entropy", "binary_cross_entropy"] = _("cross_entropy", "binary: a yes or no for each label")
-    label_smoothing: float = _(0.1, "probability mass spread over all classes")
-    ema_decay: float = _(0.0, "above 0: score and save an exponential moving average of the weights")
+    lr_decay_ratio: float = argument(0.2, "wsd: part of the steps at the end over which the rate falls")
+    lr_stages: int = argument(2, "step: number of stages")
+    layer_decay: float = argument(1.0, "below 1: each layer learns at this part of the rate of the one above it")
+    weight_decay: float = argument(
+        0.05, "decoupled weight decay of matrices; biases, norms, tokens and positions have none"
+    )
+    adam_beta1: float = argument(0.9, "AdamW")
+    adam_beta2: float = argument(0.999, "AdamW")
+    warmup_ratio: float = argument(0.05, "part of the steps over which the learning rate rises")
+    max_grad_norm: float = argument(1.0, "gradients are clipped to this norm; 0 leaves them alone")
+    loss: Literal["cross_entropy", "binary_cross_entropy"] = argument(
+        "cross_entropy", "binary: a yes or no for each label"
+    )
+    label_smoothing: float = argument(0.1, "probability mass spread over all classes")
+    ema_decay: float = argument(0.0, "above 0: score and save an exponential moving average of the weights")
 
-    crop: Literal["none", "resized", "simple"] = _(
+    crop: Literal["none", "resized", "simple"] = argument(
         "resized",
         "resized: a random part of the image, stretched over the whole; simple: shifted by up to 4 pixels, mirrored",
     )
-    crop_scale: float = _(0.35, "crop resized: smallest part of the image's area")
-    eval_crop: float | None = _(
+    crop_scale: float = argument(0.35, "crop resized: smallest part of the image's area")
+    eval_crop: float | None = argument(
         None,
         "part of the shorter side that is scored, such as 0.875: resized to 256, the middle 224 cut out; if not given, as the "
         "checkpoint's image processor says, and from scratch the whole image, stretched",
     )
-    shift: int = _(0, "move the image by up to this many pixels in each direction")
-    flip: bool = _(True, "mirror half of the images")
-    auto_augment: Literal["none", "three", "trivial", "rand"] = _(
+    shift: int = argument(0, "move the image by up to this many pixels in each direction")
+    flip: bool = argument(True, "mirror half of the images")
+    auto_augment: Literal["none", "three", "trivial", "rand"] = argument(
         "none", "three: grey, solarise or blur (DeiT III); trivial: TrivialAugment; rand: RandAugment"
     )
-    rand_magnitude: int = _(9, "auto_augment rand: strength, of 30")
-    color_jitter: float = _(0.0, "brightness, contrast and saturation change by up to this part")
-    erase: float = _(0.0, "probability to fill a random rectangle with noise")
-    mixup: float = _(0.0, "above 0: blend pairs of images, by a weight from Beta(mixup, mixup)")
-    cutmix: float = _(
+    rand_magnitude: int = argument(9, "auto_augment rand: strength, of 30")
+    color_jitter: float = argument(0.0, "brightness, contrast and saturation change by up to this part")
+    erase: float = argument(0.0, "probability to fill a random rectangle with noise")
+    mixup: float = argument(0.0, "above 0: blend pairs of images, by a weight from Beta(mixup, mixup)")
+    cutmix: float = argument(
         0.0, "above 0: paste a rectangle of one image into another; with mixup, each in half of the batches"
     )
-    augment_repeats: int = _(1, "times each image stands in its batch, augmented anew")
+    augment_repeats: int = argument(1, "times each image stands in its batch, augmented anew")
 
-    mixed_precision: Literal["auto", "no", "bf16", "fp16"] = _("auto", "auto: bf16 where the hardware is fast at it")
-    gradient_checkpointing: bool = _(
+    mixed_precision: Literal["auto", "no", "bf16", "fp16"] = argument(
+        "auto", "auto: bf16 where the hardware is fast at it"
+    )
+    gradient_checkpointing: bool = argument(
         False, "compute the layers' activations anew in the backward pass: less memory, about a third more work"
     )
-    compile: Literal["auto", "yes", "no"] = _("auto", "torch.compile; auto: on CUDA, for 2,000 steps or more")
-    num_workers: int | None = _(
+    compile: Literal["auto", "yes", "no"] = argument("auto", "torch.compile; auto: on CUDA, for 2,000 steps or more")
+    num_workers: int | None = argument(
         None, "processes that decode images; if not given, one a core of this process, up to 32"
     )
-    log_steps: int = _(10, "optimizer steps a line of metrics.jsonl")
-    eval_epochs: int = _(1, "epochs between scorings")
-    eval_steps: int | None = _(None, "optimizer steps between scorings; overrides eval_epochs")
-    report_to: str = _("none", "trackers beside metrics.jsonl, such as tensorboard,wandb")
+    log_steps: int = argument(10, "optimizer steps a line of metrics.jsonl")
+    eval_epochs: int = argument(1, "epochs between scorings")
+    eval_steps: int | None = argument(None, "optimizer steps between scorings; overrides eval_epochs")
+    report_to: str = argument("none", "trackers beside metrics.jsonl, such as tensorboard,wandb")
 
 
-RANGES = (
-    (
-        (
-            "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "max_train_steps",
-            "log_steps", "eval_epochs", "eval_steps", "image_size", "first_image_size", "shots", "shuffle_buffer", "lr_stages",
-            "augment_repeats", "checkpoints_total_limit", "stream_lanes",
-        ),
-        lambda value: value >= 1, "1 or more",
-    ),
-    (("num_train_epochs", "learning_rate", "lora_alpha", "distillation_temperature"), lambda value: value > 0, "more than 0"),
-    (
-        (
-            "weight_decay", "max_grad_norm", "mixup", "cutmix", "shift", "num_workers", "seed", "freeze_layers", "lora_rank",
-            "checkpointing_steps", "max_skipped_steps",
-        ),
-        lambda value: value >= 0, "0 or more",
-    ),
-    (
-        ("eval_fraction", "adam_beta1", "adam_beta2", "label_smoothing", "ema_decay", "lora_dropout", "color_jitter"),
-        lambda value: 0 <= value < 1, "0 or more and less than 1",
-    ),
-    (("warmup_ratio", "erase", "distillation_alpha"), lambda value: 0 <= value <= 1, "0 to 1"),
-    (("rand_magnitude",), lambda value: 0 <= value <= 30, "0 to 30"),
-    (
-        ("eval_crop",), lambda value: 0 < value <= 1,
-        "more than 0 and at most 1, the whole shorter side (0.875 keeps 224 of 256 pixels),",
-    ),
-    (
-        ("train_fraction", "layer_decay", "crop_scale", "lr_decay_ratio", "first_stage"),
-        lambda value: 0 < value <= 1, "more than 0 and at most 1",
-    ),
+AT_LEAST_ONE = (
+    "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "max_train_steps",
+    "log_steps", "eval_epochs", "eval_steps", "image_size", "first_image_size", "shots", "shuffle_buffer", "lr_stages",
+    "augment_repeats", "checkpoints_total_limit", "stream_lanes",
 )  # fmt: skip
-
-# What does not go together: both sides hold of the arguments, and what to do.
-CONTRADICTIONS = (
-    (
-        lambda a: a.eval_split is not None, "--eval_split", lambda a: a.eval_split == a.train_split, "the same --train_split",
-        "the score would be of images that were trained on; leave it out, and a part of them is set aside",
-    ),
-    (lambda a: a.crop == "simple", "--crop simple", lambda a: a.shift > 0, "--shift", "both move the image: give one of them"),
-    (lambda a: a.lora_save == "adapter", "--lora_save adapter", lambda a: a.lora_rank == 0, "no --lora_rank", "give a rank"),
-    (
-        lambda a: a.mixup > 0 or a.cutmix > 0, "--mixup or --cutmix",
-        lambda a: a.per_device_train_batch_size == 1, "--per_device_train_batch_size 1", "they mix two images of a batch",
-    ),
-    (lambda a: a.shots is not None, "--shots", lambda a: a.train_fraction < 1, "--train_fraction", "give one of them"),
-    (lambda a: a.freeze_backbone, "--freeze_backbone", lambda a: a.lora_rank > 0, "--lora_rank", "give one of them"),
-    (
-        lambda a: a.cache_features, "--cache_features", lambda a: not a.freeze_backbone, "a backbone that is trained",
-        "pass --freeze_backbone true",
-    ),
-    (
-        lambda a: a.cache_features, "--cache_features",
-        lambda a: (
-            a.shift or a.auto_augment != "none" or a.color_jitter or a.erase or a.mixup or a.cutmix or a.augment_repeats > 1
-            or a.streaming or a.teacher_name_or_path or a.first_image_size
-        ),
-        "augmentation, --streaming, --teacher_name_or_path or --first_image_size", "each image is looked at once: leave one out",
-    ),
-    (
-        lambda a: a.gradient_checkpointing, "--gradient_checkpointing", lambda a: a.cache_features, "--cache_features",
-        "only a head is trained, which has no activations to spare: leave one out",
-    ),
-    (lambda a: a.freeze_layers > 0, "--freeze_layers", lambda a: a.lora_rank > 0, "--lora_rank", "give one of them"),
-    (lambda a: a.balance == "sampling", "--balance sampling", lambda a: a.augment_repeats > 1, "--augment_repeats", "give one of them"),
-    (
-        lambda a: a.freeze_backbone or a.freeze_layers > 0 or a.lora_rank > 0, "--freeze_backbone, --freeze_layers or --lora_rank",
-        lambda a: a.model_name_or_path is None, "training from scratch", "name a checkpoint with --model_name_or_path",
-    ),
-    (
-        lambda a: a.streaming, "--streaming",
-        lambda a: a.shots is not None or a.train_fraction < 1 or a.balance != "none" or a.augment_repeats > 1,
-        "--shots, --train_fraction, --balance or --augment_repeats", "they need the whole data set at hand",
-    ),
-    (
-        lambda a: a.overwrite, "--overwrite", lambda a: a.resume not in ("auto", "never"), "--resume PATH",
-        "go on from there in another --output_dir",
-    ),
-    (
-        lambda a: a.streaming, "--streaming", lambda a: a.max_train_steps is None, "an open end",
-        "a stream has no length: give --max_train_steps",
-    ),
+POSITIVE = ("num_train_epochs", "learning_rate", "lora_alpha", "distillation_temperature")
+NOT_NEGATIVE = (
+    "weight_decay", "max_grad_norm", "mixup", "cutmix", "shift", "num_workers", "seed", "freeze_layers", "lora_rank",
+    "checkpointing_steps", "max_skipped_steps", "rand_magnitude", "warmup_ratio", "erase", "distillation_alpha",
+    "eval_fraction", "adam_beta1", "adam_beta2", "label_smoothing", "ema_decay", "lora_dropout", "color_jitter",
 )  # fmt: skip
+BELOW_ONE = (
+    "eval_fraction",
+    "adam_beta1",
+    "adam_beta2",
+    "label_smoothing",
+    "ema_decay",
+    "lora_dropout",
+    "color_jitter",
+)
+AT_MOST_ONE = ("warmup_ratio", "erase", "distillation_alpha")
+PART = ("eval_crop", "train_fraction", "layer_decay", "crop_scale", "lr_decay_ratio", "first_stage")
+
+
+def check_ranges(args: TrainArguments):
+    """Raise ValueError for a number outside of its range."""
+    for name, value in vars(args).items():
+        wanted = None
+        if value is None:
+            continue
+        if name in AT_LEAST_ONE and value < 1:
+            wanted = "1 or more"
+        elif name in POSITIVE and value <= 0:
+            wanted = "more than 0"
+        elif name in BELOW_ONE and not 0 <= value < 1:
+            wanted = "0 or more and less than 1"
+        elif name in AT_MOST_ONE and not 0 <= value <= 1:
+            wanted = "0 to 1"
+        elif name == "rand_magnitude" and not 0 <= value <= 30:
+            wanted = "0 to 30"
+        elif name in PART and not 0 < value <= 1:
+            wanted = "more than 0 and at most 1"
+            if name == "eval_crop":
+                wanted += ", the whole shorter side (0.875 keeps 224 of 256 pixels),"
+        elif name in NOT_NEGATIVE and value < 0:
+            wanted = "0 or more"
+        if wanted is not None:
+            raise ValueError(f"argument --{name}: {value} was given, {wanted} was wanted")
+
+
+def check_combinations(args: TrainArguments):
+    """Raise ValueError for two arguments that contradict each other."""
+
+    def refuse(one, other, what_to_do):
+        raise ValueError(f"{one} does not go with {other}: {what_to_do}")
+
+    augments = args.shift or args.color_jitter or args.erase or args.mixup or args.cutmix or args.augment_repeats > 1
+    augments = augments or args.auto_augment != "none"
+    partial = args.freeze_backbone or args.freeze_layers > 0 or args.lora_rank > 0
+    if args.eval_split is not None and args.eval_split == args.train_split:
+        what_to_do = "the score would be of images that were trained on; leave it out, and a part of them is set aside"
+        refuse("--eval_split", "the same --train_split", what_to_do)
+    if args.crop == "simple" and args.shift > 0:
+        refuse("--crop simple", "--shift", "both move the image: give one of them")
+    if args.lora_save == "adapter" and args.lora_rank == 0:
+        refuse("--lora_save adapter", "no --lora_rank", "give a rank")
+    if (args.mixup > 0 or args.cutmix > 0) and args.per_device_train_batch_size == 1:
+        refuse("--mixup or --cutmix", "--per_device_train_batch_size 1", "they mix two images of a batch")
+    if args.shots is not None and args.train_fraction < 1:
+        refuse("--shots", "--train_fraction", "give one of them")
+    if args.freeze_backbone and args.lora_rank > 0:
+        refuse("--freeze_backbone", "--lora_rank", "give one of them")
+    if args.cache_features and not args.freeze_backbone:
+        refuse("--cache_features", "a backbone that is trained", "pass --freeze_backbone true")
+    if args.cache_features and (augments or args.streaming or args.teacher_name_or_path or args.first_image_size):
+        others = "augmentation, --streaming, --teacher_name_or_path or --first_image_size"
+        refuse("--cache_features", others, "each image is looked at once: leave one out")
+    if args.gradient_checkpointing and args.cache_features:
+        what_to_do = "only a head is trained, which has no activations to spare: leave one out"
+        refuse("--gradient_checkpointing", "--cache_features", what_to_do)
+    if args.freeze_layers > 0 and args.lora_rank > 0:
+        refuse("--freeze_layers", "--lora_rank", "give one of them")
+    if args.balance == "sampling" and args.augment_repeats > 1:
+        refuse("--balance sampling", "--augment_repeats", "give one of them")
+    if partial and args.model_name_or_path is None:
+        what_to_do = "name a checkpoint with --model_name_or_path"
+        refuse("--freeze_backbone, --freeze_layers or --lora_rank", "training from scratch", what_to_do)
+    if args.streaming:
+        if args.shots is not None or args.train_fraction < 1 or args.balance != "none" or args.augment_repeats > 1:
+            others = "--shots, --train_fraction, --balance or --augment_repeats"
+            refuse("--streaming", others, "they need the whole data set at hand")
+        if args.max_train_steps is None:
+            refuse("--streaming", "an open end", "a stream has no length: give --max_train_steps")
+    if args.overwrite and args.resume not in ("auto", "never"):
+        refuse("--overwrite", "--resume PATH", "go on from there in another --output_dir")
 
 
 # What a run may change on its way: where it is written and how it is worked through, and not what comes out. How many images
 # make a step counts, however they are shared out.
-FREE = (
+RESUME_MUTABLE = (
     "output_dir", "resume", "checkpointing_steps", "checkpoints_total_limit", "max_skipped_steps", "num_workers", "report_to",
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "auto_find_batch_size",
     "gradient_checkpointing",
 )  # fmt: skip
 
 
-def parse(argv: list[str]) -> TrainArguments:
+def parse_args(argv: list[str]) -> TrainArguments:
     """Flags of `recipes/train.py` -> TrainArguments. `--config FILE` is read first, so that a flag overrides its line.
 
     The YAML goes through the same parser as the flags, so `3e-4` is a float in both and a choice is checked in both.
@@ -273,14 +305,11 @@ def parse(argv: list[str]) -> TrainArguments:
         args.model_name_or_path = None
     if (args.model_name_or_path is None) == (args.preset is None):
         parser.error("give either --model_name_or_path (fine-tune) or --preset (from scratch)")
-    for names, holds, wanted in RANGES:
-        for name in names:
-            value = getattr(args, name)
-            if value is not None and not holds(value):
-                parser.error(f"argument --{name}: {value} was given, {wanted} was wanted")
-    for one, its_name, other, others_name, what_to_do in CONTRADICTIONS:
-        if one(args) and other(args):
-            parser.error(f"{its_name} does not go with {others_name}: {what_to_do}")
+    try:
+        check_ranges(args)
+        check_combinations(args)
+    except ValueError as error:
+        parser.error(str(error))
     if args.cache_features:
         args.crop, args.flip = "none", False
     if args.learning_rate is None:
@@ -309,25 +338,25 @@ def read_yaml(path: str | None, parser: argparse.ArgumentParser) -> list[str]:
     return [f"--{key}={value}" for key, value in preset.items() if value is not None]
 
 
-def as_yaml(args: TrainArguments) -> str:
+def to_yaml(args: TrainArguments) -> str:
     """Every key that decides the run, as a preset file holds it; `--config` on it gives the same run."""
     resolved = {key: value for key, value in dataclasses.asdict(args).items() if value is not None}
     del resolved["overwrite"], resolved["resume"]  # consent to replace one folder, once; and where to go on this time
     return yaml.safe_dump(resolved, sort_keys=False)
 
 
-def changes(saved: dict, args: TrainArguments) -> list[str]:
-    """How `args` differ from those of a run, as `as_yaml` wrote them, a sentence each; what is `FREE` may differ."""
-    defaults, now, found = dataclasses.asdict(TrainArguments()), yaml.safe_load(as_yaml(args)), []
+def changed_arguments(saved: dict, args: TrainArguments) -> list[str]:
+    """How `args` differ from those of a run, as `to_yaml` wrote them, a sentence each; what is `RESUME_MUTABLE` may differ."""
+    defaults, now, found = dataclasses.asdict(TrainArguments()), yaml.safe_load(to_yaml(args)), []
     for name in dict.fromkeys((*saved, *now)):
         was, value = saved.get(name, defaults.get(name)), now.get(name)
         derived = name == "num_train_epochs" and value is None  # the run chose them itself
-        if name not in FREE and not derived and was != value:
+        if name not in RESUME_MUTABLE and not derived and was != value:
             found.append(f"{name} was {was} and is {value}")
     return found
 
 
-def read_names(path: str | None) -> list[str] | None:
+def read_label_names(path: str | None) -> list[str] | None:
     """The lines of a text file of class names; None for None.
 
     Raises:
@@ -346,17 +375,17 @@ def read_names(path: str | None) -> list[str] | None:
     return names
 
 
-def overrides(text: str | None) -> dict:
+def parse_overrides(text: str | None) -> dict:
     """`"hidden_size=64,pooling=mean"` -> `{"hidden_size": 64, "pooling": "mean"}`."""
     parts = re.split(r",(?![^\[]*\])", text or "")  # not at the comma of image_size=[32,48]
     pairs = [pair.partition("=") for pair in parts if pair.strip()]
     for name, equals, _value in pairs:
         if not equals:
             raise ValueError(f"config_overrides: {name!r} has no value; wanted `field=value,field=value`")
-    return {name.strip(): _typed(value) for name, _equals, value in pairs}
+    return {name.strip(): _parse_value(value) for name, _equals, value in pairs}
 
 
-def _typed(text: str):
+def _parse_value(text: str):
     value = yaml.safe_load(text)
     with contextlib.suppress(TypeError, ValueError):  # YAML 1.1 takes 1e-4 for text
         return float(value) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""Several processes of one run end together: the first failure is told to all, and nobody waits for hours for one that is gone."""
+"""Several processes of one run: what the main one decides reaches all, and the first failure ends all of them."""
 
 import contextlib
 import os
@@ -9,6 +9,7 @@ import traceback
 from datetime import timedelta
 
 import torch.distributed as dist
+from accelerate.utils import broadcast_object_list
 from torch.distributed import distributed_c10d
 
 from hf_vit.system.escapes import printable_lines
@@ -25,22 +26,23 @@ def _store():
     return distributed_c10d._get_default_store().clone()
 
 
-def watch() -> threading.Event:
-    """Look out for a process that fails (`leave_after`), and then end this one with exit code 1, whatever it waits for, until `part` sets the event that
-    is returned.
+def watch_for_failures() -> threading.Event:
+    """End this process with exit code 1 when another one fails (`exit_with_error`), whatever it is waiting for.
+
+    It stops watching once `leave_together` sets the event that is returned.
     """
     over = threading.Event()
     if dist.is_initialized():
-        threading.Thread(target=_look_out, args=(_store(), over), daemon=True).start()
+        threading.Thread(target=_watch, args=(_store(), over), daemon=True).start()
     return over
 
 
-def _look_out(store, over: threading.Event):
+def _watch(store, over: threading.Event):
     while not over.wait(POLL_SECONDS):
         try:
             if not store.check([FAILED]):
                 continue
-            _tell(store.get(FAILED).decode())
+            _report_failure(store.get(FAILED).decode())
             store.add(HEARD, 1)
         except RuntimeError:  # the process that held the store is gone
             if over.is_set():
@@ -48,17 +50,17 @@ def _look_out(store, over: threading.Event):
         os._exit(1)
 
 
-def _tell(failure: str):
-    """Say on the first process which other one failed first, and why."""
+def _report_failure(failure: str):
+    """Print on the main process which process failed first, and why."""
     rank, _, why = failure.partition(" ")
     if dist.get_rank() == 0:
         os.write(2, f"stopped, because process {rank} failed: {why}\n".encode())
 
 
-def leave_after(error: Exception, in_a_sentence: bool):
-    """Say what went wrong, in a sentence or with a traceback, tell the other processes, and leave with exit code 1.
+def exit_with_error(error: Exception, in_a_sentence: bool):
+    """Print the error, as a sentence or a traceback, tell the other processes, and leave with exit code 1.
 
-    Where another process failed before, only the first process says so: the rest is what follows from it.
+    If another process failed first, only the main process says so: this error is a consequence.
     """
     name = "" if in_a_sentence else f"{type(error).__name__}: "
     own = first = f"{dist.get_rank() if dist.is_initialized() else 0} {name}{error}"
@@ -68,7 +70,7 @@ def leave_after(error: Exception, in_a_sentence: bool):
             store = _store()
             first = store.compare_set(FAILED, "", own).decode()
     if first != own:
-        _tell(first)
+        _report_failure(first)
     elif in_a_sentence:
         print(f"error: {printable_lines(error)}", file=sys.stderr, flush=True)
     else:
@@ -84,14 +86,34 @@ def leave_after(error: Exception, in_a_sentence: bool):
     os._exit(1)
 
 
-def part(accelerator, over: threading.Event):
-    """Wait for all processes, and let each of them leave: who leaves first takes connections and store along."""
+def leave_together(accelerator, over: threading.Event):
+    """Wait for all processes before any leaves: the first to leave takes connections and store with it."""
     accelerator.wait_for_everyone()
     over.set()
     accelerator.wait_for_everyone()  # nobody is watched any more
 
 
 def shorten_timeout(timeout: timedelta = TIMEOUT):
-    """From now on, give up a collective after this time: a process that was killed cannot say that it failed."""
+    """From now on, give up a collective after this time: a killed process cannot report its failure."""
     if dist.is_initialized():
         distributed_c10d._set_pg_timeout(timeout)  # PyTorch has no public function for a group that is there
+
+
+def run_on_main(accelerator, act):
+    """Call `act` on the main process and return its result on all; if it fails, all processes end.
+
+    Raises:
+        ValueError, OSError: on the main process, as `act` does; the others leave at once, silently.
+    """
+    result = [None]
+    if accelerator.is_main_process:
+        try:
+            result = [act()]
+        except (ValueError, OSError) as error:
+            result = [error]
+    broadcast_object_list(result)
+    if isinstance(result[0], Exception):
+        if not accelerator.is_main_process:
+            os._exit(1)
+        raise result[0]
+    return result[0]

@@ -19,11 +19,13 @@ from transformers.utils import logging
 
 import hf_vit
 from hf_vit.data import datasets as data
+from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
+from hf_vit.evaluation.probes import probe
+from hf_vit.evaluation.scores import classification_report, compute_metrics
 from hf_vit.system import hardware
 from hf_vit.system.escapes import printable, printable_lines
 from hf_vit.system.hub_names import refuse_mistyped_path
-from hf_vit.training import arguments as presets
-from hf_vit.training import parts as training
+from hf_vit.training.arguments import read_label_names
 
 
 def main():
@@ -57,9 +59,7 @@ def main():
     args = parser.parse_args()
     if args.dataset_name not in data.EMBEDDED:
         refuse_mistyped_path(args.dataset_name, "--dataset_name")
-    args.model_name_or_path = refuse_mistyped_path(
-        training.model_folder(args.model_name_or_path), "--model_name_or_path"
-    )
+    args.model_name_or_path = refuse_mistyped_path(model_folder(args.model_name_or_path), "--model_name_or_path")
 
     accelerator = Accelerator(mixed_precision=hardware.pick_precision(args.mixed_precision, hardware.device_type()))
     if accelerator.device.type == "cpu":
@@ -74,28 +74,28 @@ def main():
             eval_split=args.split,
             image_column=args.image_column,
             label_column=args.label_column,
-            label_names=presets.read_names(args.label_names),
+            label_names=read_label_names(args.label_names),
         )
     if args.probe_split is not None and args.probe_split == scored:
         raise ValueError(
             f"--probe_split and --split are both {scored}: the classifiers would be asked what they were told"
         )
-    model = training.load_classifier(args.model_name_or_path).to(accelerator.device)
+    model = load_classifier(args.model_name_or_path).to(accelerator.device)
     if args.token_merging != 0:
         if not isinstance(model, hf_vit.HFViTForImageClassification):
             raise ValueError(
                 f"--token_merging is for models of hf_vit, not a {type(model).__name__}: leave it out, or score our copy"
             )
         model.set_token_merging(args.token_merging)
-    form = data.image_form(training.load_processor(args.model_name_or_path), model.config)
+    form = data.image_form(load_processor(args.model_name_or_path), model.config)
 
     def predict(rows, split, **what):
-        """The images of `rows`, and what `training.predict` says of them; every process has its share."""
+        """The images of `rows`, and what `predict` says of them; every process has its share."""
         images = data.Images(rows, form, args.on_bad_image)
         batches = data.batches_in_order(
             len(images), args.per_device_eval_batch_size, accelerator.process_index, accelerator.num_processes
         )
-        values, seen = training.predict(
+        values, seen = predict(
             model, data.loader(images, batches, args.num_workers), form, accelerator, len(images), split=split, **what
         )
         return images.labels[seen], values, len(rows) - len(seen)
@@ -104,8 +104,10 @@ def main():
     metrics, details = {}, {}
     try:
         matched = data.match_labels(truth, labels, model.config.id2label)
-        metrics = training.score(logits, matched)
-        details = training.report(logits, matched, [model.config.id2label[i] for i in range(model.config.num_labels)])
+        metrics = compute_metrics(logits, matched)
+        details = classification_report(
+            logits, matched, [model.config.id2label[i] for i in range(model.config.num_labels)]
+        )
     except ValueError as error:
         if args.probe_split is None:
             raise
@@ -113,7 +115,7 @@ def main():
     if args.probe_split is not None:
         _, features, _ = predict(splits["eval"], scored, features=True)
         train_labels, train_features, _ = predict(splits["train"], args.probe_split, features=True)
-        metrics |= training.probe(train_features, train_labels, features, truth)
+        metrics |= probe(train_features, train_labels, features, truth)
 
     metrics |= {"images": len(truth), "skipped_images": skipped, "split": scored}
     if details:

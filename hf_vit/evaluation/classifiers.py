@@ -1,0 +1,97 @@
+"""Any saved image classifier, and its image processor."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedConfig, ViTImageProcessorPil
+from transformers.utils import logging
+
+from hf_vit.formats.checkpoints import timm_input_size
+from hf_vit.formats.timm_processor import timm_processor
+from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair, labels_by_id
+from hf_vit.model.loading import base_of_adapter
+from hf_vit.model.modeling_hf_vit import HFViTForImageClassification
+from hf_vit.system.hub_names import refuse_mistyped_path
+
+
+logger = logging.get_logger(__name__)
+
+
+def model_folder(checkpoint: str) -> str:
+    """A Hub id or model folder as it is; of a run folder, its model/.
+
+    Raises:
+        ValueError: if there is no such folder, and the name looks like a path (`refuse_mistyped_path`).
+    """
+    inside = Path(checkpoint) / "model"
+    found = str(inside) if inside.is_dir() and not (Path(checkpoint) / "config.json").exists() else checkpoint
+    return refuse_mistyped_path(found, "MODEL")
+
+
+def load_classifier(checkpoint: str, **kwargs):
+    """Any `AutoModelForImageClassification`, or the base and adapter that a LoRA run saved.
+
+    Args:
+        kwargs: passed to `from_pretrained`, such as `dtype=`.
+
+    Raises:
+        ValueError: if a weight is not finite, a class has no name, or an adapter no base.
+    """
+    config = {}
+    if Path(checkpoint, "adapter_config.json").is_file():
+        base_of_adapter(checkpoint, {})
+        config = HFViTConfig.get_config_dict(checkpoint)[0]
+    ours = config.get("model_type") == HFViTConfig.model_type
+    model_class = HFViTForImageClassification if ours else AutoModelForImageClassification
+    model = model_class.from_pretrained(checkpoint, trust_remote_code=False, **kwargs)
+    model.config.id2label = labels_by_id(model.config.id2label)
+    check_weights(model, checkpoint)
+    return model
+
+
+def check_weights(model: nn.Module, source: str):
+    """Raise ValueError if a weight is NaN or infinite.
+
+    `from_pretrained` looks only at the ends of large tensors, to load at once. Here minutes of work depend on the weights, and
+    reading all of them takes a fraction of a second.
+    """
+    found = [
+        name
+        for name, weight in model.state_dict().items()
+        if type(weight) is torch.Tensor  # not quantised
+        and weight.is_floating_point()
+        and weight.dtype.itemsize > 1
+        and not weight.isfinite().all()
+    ]
+    if found:
+        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+        raise ValueError(
+            f"the weights of {source} are not finite: {', '.join(found[:5])}{more} hold NaN or infinity; take another "
+            "checkpoint, or save this one again from a run that did not diverge"
+        )
+
+
+def load_processor(checkpoint: str):
+    """The image processor of a checkpoint; of a timm repo, what its `pretrained_cfg` says; else, with a warning, ViT's own."""
+    config = PreTrainedConfig.get_config_dict(checkpoint)[0]
+    if config.get("pretrained_cfg") is not None:
+        timm_input_size(config)
+        return timm_processor(config["pretrained_cfg"], checkpoint)
+    try:
+        return AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=False)
+    except OSError:
+        processor, config = ViTImageProcessorPil(), HFViTConfig.from_pretrained(checkpoint)
+        processor.size = dict(zip(("height", "width"), as_pair(config.image_size), strict=True))
+        logger.warning(
+            f"{checkpoint} has no preprocessor_config.json: nothing says how its images were normalised; mean "
+            f"{processor.image_mean} and std {processor.image_std} are taken. Where that is wrong, save the right image "
+            "processor beside it"
+        )
+        return processor
+    except ValueError:
+        raise
+    except Exception as error:  # whatever a wrong kind of value leads to
+        raise ValueError(
+            f"the preprocessor_config.json of {checkpoint} cannot be read as an image processor: {error!r}"
+        ) from error

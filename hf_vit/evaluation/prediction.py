@@ -1,0 +1,110 @@
+"""Logits or features of a data set, on any number of processes."""
+
+import torch
+from torch import nn
+
+
+def classification_head(model) -> nn.Linear:
+    """The dense layer that gives the logits; its input are the features.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    dense = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    fitting = [layer for layer in dense if layer.out_features == model.config.num_labels]
+    if not fitting:
+        raise ValueError(
+            f"{type(model).__name__} has no dense layer of {model.config.num_labels} labels: its features cannot be taken"
+        )
+    return fitting[-1]
+
+
+@torch.no_grad()
+def predict(
+    model, batches, spec, accelerator, count: int, features: bool = False, stopped=lambda: False, split: str = ""
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Logits (n, L) in float32, or the features (n, D) that the head reads, and the row number of each, (n,) rising.
+
+    Every process gets all of them, each row once, however the rows are shared out. n is `count` unless images were skipped.
+
+    Args:
+        batches: this process's share, dicts of `images` uint8 (b, C, H, W) and `index` (b,); shares do not overlap.
+        spec: the `ImageSpec` of the model's images.
+        stopped: asked before each batch; if it is True on any process, None is returned.
+        split: what the images are, for the error.
+
+    Raises:
+        ValueError: if no image can be read, or if a logit or feature is not finite.
+    """
+    was_training = model.training
+    model.eval()
+    head_inputs, hook = [], None
+    if features:
+        hook = classification_head(model).register_forward_pre_hook(lambda _, inputs: head_inputs.append(inputs[0]))
+    table, seen = None, torch.zeros(count, device=accelerator.device)
+    largest = 0
+    for batch in batches:
+        if stopped():
+            break
+        images = batch["images"].to(accelerator.device, non_blocking=True)
+        largest = max(largest, len(images))
+        short = largest - len(images) if images.device.type == "cuda" else 0
+        if short:  # pad the last batch, which would be compiled anew
+            images = torch.cat([images, images[:1].expand(short, -1, -1, -1)])
+        with accelerator.autocast():
+            values = model(spec.normalize(images)).logits  # (b, L)
+        if features:
+            values = head_inputs.pop().flatten(1)  # (b, D)
+        values = values[: len(batch["images"])]
+        if table is None:
+            table = torch.zeros(count, values.shape[1], device=accelerator.device)
+        index = batch["index"].to(accelerator.device)
+        table[index], seen[index] = values.float(), 1.0
+    model.train(was_training)
+    if hook is not None:
+        hook.remove()
+    if accelerator.reduce(torch.tensor(float(stopped()), device=accelerator.device), reduction="sum") > 0:
+        return None
+    if accelerator.num_processes > 1:
+        width = torch.tensor(0 if table is None else table.shape[1], device=accelerator.device)
+        width = int(accelerator.gather(width.view(1)).max())
+        table = torch.zeros(count, width, device=accelerator.device) if table is None else table
+        table, seen = accelerator.reduce(table, reduction="sum"), accelerator.reduce(seen, reduction="sum")
+    if not seen.any():
+        raise ValueError(f"none of the {count} images to score can be read")
+    rows = seen.nonzero().flatten()
+    values = table[rows].cpu()
+    check_finite(values, split)
+    return values, rows.cpu()
+
+
+def check_finite(values: torch.Tensor, split: str = ""):
+    """Raise ValueError if a row of logits or features (n, L) is not finite: argmax would take NaN for a prediction."""
+    wrong = int((~values.isfinite().all(dim=1)).sum())
+    if wrong:
+        where = f" of {split}" if split else ""
+        raise ValueError(
+            f"the model gives NaN or infinity for {wrong:,} of {len(values):,} images{where}, which cannot be scored: try "
+            "--mixed_precision no; if it does the same, look at these images, or take weights of an earlier step"
+        )
+
+
+# How much two computations of the same logits may differ, relative to the largest, by --mixed_precision. Other batch sizes use
+# other kernels, and a sum in another order differs by some units in the last place: 2^-24 of float32 (2^-11 where a GPU
+# computes in TF32), 2^-11 of float16, 2^-8 of bfloat16, times a few for the layers.
+LOGITS_TOLERANCE = {"no": 1e-3, "fp16": 1e-2, "bf16": 6e-2}
+
+
+@torch.no_grad()
+def logits_difference(model, images: torch.Tensor, logits: torch.Tensor, spec, accelerator) -> float:
+    """The largest difference between a saved model's logits and the scored ones, relative to the largest of these.
+
+    Args:
+        model: as `load_classifier` gives it back.
+        images: uint8 (n, C, H, W), scored ones.
+        logits: (n, L), the scored ones.
+    """
+    model = model.to(accelerator.device).eval()
+    with accelerator.autocast():
+        again = model(spec.normalize(images.to(accelerator.device))).logits.float().cpu()  # (n, L)
+    return float((again - logits).abs().max() / logits.abs().max().clamp_min(1e-6))

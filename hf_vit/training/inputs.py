@@ -1,0 +1,255 @@
+"""The images of a run: read, split, and described for the model; and the batches that are made of them."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from hf_vit.data import datasets
+from hf_vit.data.augment import augment, mix
+from hf_vit.system.escapes import as_license
+from hf_vit.system.hardware import own_cores
+from hf_vit.training.arguments import TrainArguments, parse_overrides, read_label_names
+from hf_vit.training.losses import soft_targets
+from hf_vit.training.model import build_model
+
+
+@dataclass
+class RunData:
+    """Images and labels of a run.
+
+    Args:
+        labels: names of the classes.
+        scored: which images are scored, in words, such as "test".
+        train_images, eval_images: `Images`, or a `Stream` to train on; `Features` of them if they are cached.
+        spec, train_spec: `ImageSpec` of the images that are scored and trained on.
+        splits: rows of each split that is not streamed, for fingerprints.
+        is_stream: whether training images are read while training.
+        license: of the data set, on the main process.
+        seconds: spent reading.
+    """
+
+    labels: list[str]
+    scored: str
+    train_images: object
+    eval_images: object
+    spec: object
+    train_spec: object
+    splits: dict
+    is_stream: bool
+    license: str | None
+    seconds: float
+
+    @property
+    def selects_best(self) -> bool:
+        """Whether the scored images decide which weights are kept; a test split does not."""
+        return not self.scored.startswith("test")
+
+
+def read_data(args: TrainArguments, accelerator, print_main):
+    """The data, and the model and image processor that decide how images are read: (RunData, model, processor)."""
+    columns = {name: getattr(args, name) for name in ("train_split", "eval_split", "image_column", "label_column")}
+    columns["label_names"] = read_label_names(args.label_names)
+    began = time.monotonic()
+    with accelerator.main_process_first():
+        splits = datasets.load(args.dataset_name, args.dataset_config, args.streaming)
+        if args.streaming:
+            stream, eval_rows, labels, scored = datasets.prepare_stream(splits, **columns)
+            splits = {"eval": eval_rows}
+        else:
+            sizes = {name: getattr(args, name) for name in ("eval_fraction", "train_fraction", "shots", "seed")}
+            splits, labels, scored = datasets.prepare(splits, **columns, **sizes)
+    # Read before training: a licence that the card cannot hold must not end the run after it.
+    data_license = as_license(datasets.license_of(args.dataset_name)) if accelerator.is_main_process else None
+    overrides = parse_overrides(args.config_overrides)
+    checkpoint, preset = args.model_name_or_path, args.preset
+    model, processor = build_model(labels, checkpoint, preset, args.image_size, overrides, args.eval_crop)
+    spec = datasets.image_form(processor, model.config)
+    train_rows = None if args.streaming else splits["train"]
+    train_spec = datasets.training_form(spec, train_rows, args.crop, args.crop_scale)
+    print_main(f"reading {len(splits['eval']) + (0 if args.streaming else len(train_rows)):,} images")
+    eval_images = datasets.Images(splits["eval"], spec, args.on_bad_image)
+    if args.streaming:
+        train_images = datasets.Stream(
+            stream, labels, train_spec, args.seed, args.shuffle_buffer, args.on_bad_image, args.stream_lanes
+        )
+    else:
+        train_images = datasets.Images(train_rows, train_spec, args.on_bad_image, fill=True, seed=args.seed)
+    seconds = time.monotonic() - began
+    unscored = [label for index, label in enumerate(labels) if not (eval_images.labels == index).any()]
+    if unscored:
+        more = " ..." if len(unscored) > 5 else ""
+        print_main(f"no image of {', '.join(unscored[:5])}{more} is among those that are scored")
+    data = RunData(
+        labels, scored, train_images, eval_images, spec, train_spec, splits, args.streaming, data_license, seconds
+    )
+    return data, model, processor
+
+
+def num_workers(args: TrainArguments) -> int:
+    """Processes that decode images: as asked for, or one per core, up to 32."""
+    return min(32, own_cores()) if args.num_workers is None else args.num_workers
+
+
+def default_epochs(images: int, from_scratch: bool) -> float:
+    """Epochs if none are asked for: 10; from scratch as many, up to 100, as show 20,000 images."""
+    return max(10.0, min(100.0, 20_000 / images)) if from_scratch else 10.0
+
+
+def resize(pixel_values: torch.Tensor, side: int) -> torch.Tensor:
+    """Images (B, C, H, W) -> (B, C, side, side), bilinear and antialiased."""
+    return nn.functional.interpolate(pixel_values, size=(side, side), mode="bilinear", antialias=True)
+
+
+def seed_micro_batch(seed: int, step: int, number: int, rank: int):
+    """Seed what is random inside the network (dropout, drop path, patch dropout) for one micro-batch of one process."""
+    torch.manual_seed(int(np.random.SeedSequence([seed, step, number, rank]).generate_state(1)[0]))
+
+
+class TrainBatches:
+    """The micro-batches of one process, in an order that is a function of seed and step.
+
+    Args:
+        args, data: of the run.
+        batch_size, accumulation: images of a micro-batch, and micro-batches of a step.
+        steps_per_epoch: None for a stream.
+        first_stage_steps: steps that are trained at `args.first_image_size`.
+    """
+
+    def __init__(
+        self,
+        args,
+        data: RunData,
+        accelerator,
+        batch_size,
+        accumulation,
+        steps_per_epoch,
+        total_steps,
+        first_stage_steps,
+    ):
+        self.args, self.data, self.device = args, data, accelerator.device
+        self.rank, self.world = accelerator.process_index, accelerator.num_processes
+        self.batch_size, self.accumulation = batch_size, accumulation
+        self.steps_per_epoch, self.total_steps = steps_per_epoch, total_steps
+        self.first_stage_steps = first_stage_steps
+
+    @property
+    def per_process(self) -> int:
+        """Images of one process in a step."""
+        return self.batch_size * self.accumulation
+
+    def rows(self, first_step: int) -> Iterator[tuple[int, dict]]:
+        """(epoch, rows) of each micro-batch from step `first_step` on, without an end."""
+        images, size = self.data.train_images, self.batch_size
+        starts = range(0, self.per_process, size)
+        if self.data.is_stream:
+            for epoch, rows in images.batches(first_step, self.per_process, self.rank, self.world):
+                for start in starts:
+                    yield epoch, {key: value[start : start + size] for key, value in rows.items()}
+
+        def order():
+            shares = images.labels.numpy() if self.args.balance == "sampling" else None
+            for epoch in itertools.count(first_step // self.steps_per_epoch):
+                steps = datasets.epoch_batches(
+                    len(images),
+                    self.per_process,
+                    self.args.seed,
+                    epoch,
+                    self.rank,
+                    self.world,
+                    shares,
+                    self.args.augment_repeats,
+                )
+                for ids in itertools.islice(steps, max(0, first_step - epoch * self.steps_per_epoch), None):
+                    ids = [epoch * datasets.PASS + number for number in ids]
+                    yield from (ids[start : start + size] for start in starts)
+
+        for number, rows in enumerate(datasets.loader(images, order(), num_workers(self.args))):
+            yield (first_step + number // self.accumulation) // self.steps_per_epoch, rows
+
+    def augmented(self, rows: dict, epoch: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs (B, C, H, W), or cached features (B, D), and targets (B, L) of these rows."""
+        args, data = self.args, self.data
+        # The ids of a stream's images differ in each epoch.
+        epoch, batch = (0, step) if data.is_stream else (epoch, step % self.steps_per_epoch)
+        inputs = rows["images"]
+        if not args.cache_features:
+            inputs = augment(
+                inputs,
+                rows["index"],
+                args.seed,
+                epoch,
+                data.spec,
+                crop="none" if data.train_spec.crop_scale else args.crop,
+                crop_scale=args.crop_scale,
+                shift=args.shift,
+                flip=args.flip,
+                auto_augment=args.auto_augment,
+                magnitude=args.rand_magnitude,
+                jitter=args.color_jitter,
+                erase=args.erase,
+            )
+        targets = soft_targets(rows["labels"], len(data.labels), args.label_smoothing)
+        # All micro-batches of a step are mixed alike, as one large batch would be.
+        return mix(inputs, targets, args.mixup, args.cutmix, args.seed, epoch, batch)
+
+    def prepared(self, first_step: int) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, dict]]:
+        """Epoch, inputs and targets (B, L) on the device, and rows of each micro-batch up to the last step."""
+        count = (self.total_steps - first_step) * self.accumulation
+        for number, (epoch, rows) in enumerate(itertools.islice(self.rows(first_step), count)):
+            step = first_step + number // self.accumulation
+            on_device = {key: rows[key].to(self.device, non_blocking=True) for key in ("images", "labels")}
+            rows = {**rows, **on_device}  # the ids stay on the CPU, where random numbers are drawn from them
+            inputs, targets = self.augmented(rows, epoch, step)
+            del rows["images"]
+            if step < self.first_stage_steps:
+                inputs = resize(inputs, self.args.first_image_size)
+            yield epoch, inputs, targets, rows
+
+    def examples(self, num_images: int = 4, num_epochs: int = 5):
+        """A few training images, (n, C, H, W) uint8, their labels, and what they become in the first epochs.
+
+        Returns:
+            (images, labels, [(inputs, targets) of each epoch])
+        """
+        images = self.data.train_images
+        places = range(0, len(images), -(-len(images) // num_images))
+        epochs = [
+            images.__getitems__([epoch * datasets.PASS + place for place in places]) for epoch in range(num_epochs)
+        ]
+        versions = [self.augmented(rows, epoch, epoch * self.steps_per_epoch) for epoch, rows in enumerate(epochs)]
+        rows = images.rows.select((epochs[0]["index"] % len(images)).tolist())
+        whole = datasets.Images(rows, replace(self.data.train_spec, crop_scale=None)).cache
+        return whole, epochs[0]["labels"], versions
+
+
+class Prefetcher:
+    """An iterator that can make its next batch before it is asked for, while the device works on the one before."""
+
+    def __init__(self, batches: Iterator):
+        self.batches, self.ahead = batches, None
+
+    def prefetch(self):
+        """Make the next batch, if there is one."""
+        if self.ahead is None:
+            self.ahead = next(self.batches, None)
+
+    def __next__(self):
+        self.prefetch()
+        batch, self.ahead = self.ahead, None
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def close(self):
+        self.batches.close()
+
+
+def on_hub(name: str | None) -> str | None:
+    """The Hub id of a data set or model; None for what lies on this machine."""
+    return None if name is None or name in datasets.EMBEDDED or Path(name).expanduser().exists() else name

@@ -1,0 +1,106 @@
+"""Targets, losses, and a teacher whose answers are learned too."""
+
+import torch
+from torch import nn
+
+from hf_vit.data.datasets import ImageForm, image_form, match_labels
+from hf_vit.evaluation.classifiers import load_classifier, load_processor
+
+
+def soft_targets(labels: torch.Tensor, num_labels: int, smoothing: float) -> torch.Tensor:
+    """Class indices (B,) -> probabilities (B, L): 1 - smoothing for the class, and smoothing spread over all L classes."""
+    return nn.functional.one_hot(labels, num_labels) * (1 - smoothing) + smoothing / num_labels
+
+
+def classification_loss(
+    logits, targets, kind: str = "cross_entropy", weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Mean loss of the images, in float32.
+
+    Args:
+        logits, targets: (B, L); targets are probabilities.
+        kind: "cross_entropy", or "binary_cross_entropy", a yes or no for each label, mean of the labels
+            (arXiv 2110.00476, section 2.2).
+        weights: (L,), one per label.
+    """
+    logits = logits.float()
+    if kind == "cross_entropy":
+        return nn.functional.cross_entropy(logits, targets, weight=weights)
+    weights = torch.ones_like(targets[0]) if weights is None else weights
+    each = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")  # (B, L)
+    return (each.mean(dim=1) * (targets * weights).sum(dim=1)).mean()
+
+
+def distillation_loss(logits, teacher_logits, temperature: float) -> torch.Tensor:
+    """temperature^2 KL(teacher || student) of the softened probabilities, mean of the images (arXiv 1503.02531, section 2)."""
+    log_student = (logits.float() / temperature).log_softmax(dim=1)
+    log_teacher = (teacher_logits.float() / temperature).log_softmax(dim=1)
+    return temperature**2 * nn.functional.kl_div(log_student, log_teacher, reduction="batchmean", log_target=True)
+
+
+class Teacher:
+    """Any image classifier, given the student's own pixels.
+
+    Args:
+        checkpoint: Hub id or folder of an `AutoModelForImageClassification` that knows the student's labels by name.
+        labels: the student's.
+        form: the ImageSpec of the student's images.
+
+    Raises:
+        ValueError: if it does not know one of the labels.
+    """
+
+    def __init__(self, checkpoint: str, labels: list[str], form: ImageForm, device):
+        self.model = load_classifier(checkpoint, dtype=torch.float32).to(device).eval().requires_grad_(False)
+        self.own, self.students = image_form(load_processor(checkpoint), self.model.config), form
+        try:
+            columns = match_labels(torch.arange(len(labels)), labels, self.model.config.id2label)
+        except ValueError as error:
+            raise ValueError(f"--teacher_name_or_path {checkpoint}: {error}") from error
+        if self.own.processor is not None:
+            raise ValueError(
+                f"--teacher_name_or_path {checkpoint}: its {type(self.own.processor).__name__} does more to an image than "
+                "resize and normalise, which a teacher's must not; take another teacher"
+            )
+        if self.own.channels != form.channels:
+            raise ValueError(
+                f"--teacher_name_or_path {checkpoint} looks at {self.own.channels} channels, the student at {form.channels}"
+            )
+        self.columns = columns.to(device)
+
+    @torch.no_grad()
+    def __call__(self, pixel_values):
+        """The student's normalised pixels (B, C, H, W) -> the teacher's logits for the student's labels (B, L)."""
+        channels = lambda values: torch.tensor(values, device=pixel_values.device).view(1, -1, 1, 1)
+        pixels = pixel_values * channels(self.students.std) + channels(self.students.mean)
+        size = (self.own.height, self.own.width)
+        if tuple(pixels.shape[2:]) != size:
+            pixels = nn.functional.interpolate(pixels, size=size, mode="bilinear", antialias=True)
+        pixels = (pixels - channels(self.own.mean)) / channels(self.own.std)
+        return self.model(pixels).logits[:, self.columns]
+
+
+class Criterion:
+    """The loss of a micro-batch: classification, and with a teacher distillation.
+
+    Args:
+        args: the run's `TrainArguments`.
+        weights: (L,) of the classes, or None.
+        teacher: a `Teacher`, or None.
+        autocast: context manager in which the teacher runs.
+    """
+
+    def __init__(self, args, weights: torch.Tensor | None, teacher: Teacher | None, autocast):
+        self.args, self.weights, self.teacher, self.autocast = args, weights, teacher, autocast
+
+    def __call__(self, model, inputs, targets, **kwargs):
+        """The loss () of inputs (B, C, H, W), or of cached features (B, D), with targets (B, L), and the logits (B, L)."""
+        args, outputs = self.args, model(inputs, **kwargs)
+        logits = outputs if args.cache_features else outputs.logits
+        loss = classification_loss(logits, targets, args.loss, self.weights)
+        if self.teacher is not None:
+            with self.autocast():
+                teacher_logits = self.teacher(inputs)
+            distillation = distillation_loss(logits, teacher_logits, args.distillation_temperature)
+            loss = (1 - args.distillation_alpha) * loss + args.distillation_alpha * distillation
+        return loss, logits

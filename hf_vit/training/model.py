@@ -1,0 +1,186 @@
+"""The model to train: from a checkpoint or from scratch, whole, frozen in part, or with low-rank updates."""
+
+import copy
+import importlib.util
+from pathlib import Path
+
+import torch
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+from torch import nn
+from transformers import ViTImageProcessorPil
+
+from hf_vit.data.crops import eval_resize
+from hf_vit.data.datasets import ImageForm, image_form
+from hf_vit.evaluation.classifiers import check_weights, load_processor
+from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair
+from hf_vit.model.modeling_hf_vit import HFViTForImageClassification, HFViTLayer
+from hf_vit.training.optimizers import layer_id
+
+
+def build_model(
+    labels: list[str],
+    checkpoint: str | None,
+    preset: str | None,
+    image_size: int | None,
+    overrides: dict,
+    eval_crop: float | None = None,
+):
+    """A model with a head for `labels`, and its image processor: from `checkpoint`, or from scratch by `preset`.
+
+    Weights are float32, whatever the checkpoint holds: most steps are too small to change a bfloat16 or float16 number
+    ("Mixed Precision Training", arXiv 1710.03740, section 3.1). The head of a checkpoint is kept only if it was trained for
+    these labels in this order. Its image processor says how images are resized and cropped, unless `eval_crop` does
+    (`eval_resize`).
+
+    Raises:
+        ValueError: if a weight is not finite, or `overrides` ask for another type.
+    """
+    if asked := {"dtype", "torch_dtype"} & set(overrides):
+        raise ValueError(
+            f"config_overrides: {asked.pop()} cannot be chosen, weights are trained in float32; --mixed_precision says what "
+            "their products are computed in"
+        )
+    fields = dict(overrides) if image_size is None else {**overrides, "image_size": image_size}
+    fields["id2label"] = dict(enumerate(labels))
+    if checkpoint is None:
+        model = HFViTForImageClassification(HFViTConfig.from_preset(preset, **fields))
+        source = ViTImageProcessorPil()
+    else:
+        before = HFViTConfig.from_pretrained(checkpoint).id2label
+        model = HFViTForImageClassification.from_pretrained(checkpoint, dtype=torch.float32, **fields)
+        check_weights(model, checkpoint)
+        if list(before.values()) != labels:
+            nn.init.zeros_(model.classifier.weight)
+            nn.init.zeros_(model.classifier.bias)
+        source = load_processor(checkpoint)
+    height, width = as_pair(model.config.image_size)
+    channels = model.config.num_channels
+    per_channel = lambda values: list(values) if len(values) == channels else [sum(values) / len(values)] * channels
+    size, center = {"height": height, "width": width}, {}
+    resize = eval_resize(image_form(source, model.config), height, width, eval_crop)
+    if resize is not None:
+        center = {"do_center_crop": True, "crop_size": size}
+        size = {"shortest_edge": resize} if isinstance(resize, int) else dict(zip(size, resize, strict=True))
+    processor = ViTImageProcessorPil(
+        size=size,
+        **center,
+        resample=source.resample,
+        image_mean=per_channel(source.image_mean),
+        image_std=per_channel(source.image_std),
+        do_convert_rgb=channels == 3,
+    )
+    return model, processor
+
+
+def freeze(model: nn.Module, backbone: bool, layers: int):
+    """Freeze all but the head (`backbone`), or the embeddings and the first `layers` layers.
+
+    Raises:
+        ValueError: if the model has fewer layers.
+    """
+    num_layers = model.config.num_hidden_layers
+    if layers > num_layers:
+        raise ValueError(
+            f"--freeze_layers {layers}: the model has {num_layers} layers; to train the head alone pass --freeze_backbone true"
+        )
+    last = num_layers + 1 if backbone else layers
+    for name, parameter in model.named_parameters():
+        if (backbone or layers > 0) and not name.startswith("classifier.") and layer_id(name, num_layers) <= last:
+            parameter.requires_grad_(False)
+
+
+def add_lora(model, rank: int, alpha: float, dropout: float):
+    """The model with low-rank updates of all dense layers of its transformer layers (arXiv 2106.09685, section 4.1), by PEFT.
+
+    The updates and the head are trainable.
+
+    Raises:
+        ValueError: if PEFT is not installed.
+    """
+    if importlib.util.find_spec("peft") is None:
+        raise ValueError("--lora_rank needs the library peft, which is not installed: pip install peft")
+    from peft import LoraConfig, get_peft_model
+
+    modules = model.vit.layers.named_modules()
+    dense = {name.rpartition(".")[2] for name, module in modules if isinstance(module, nn.Linear)}
+    lora = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules=rf".*\.layers\..*\.({'|'.join(sorted(dense))})",
+        modules_to_save=["classifier"],
+    )
+    return get_peft_model(model, lora)
+
+
+def save_model(model, folder: Path, lora_save: str):
+    """Save the model with its low-rank updates merged ("merged"), or only these, with the config of the whole ("adapter")."""
+    if not hasattr(model, "merge_and_unload"):
+        model.save_pretrained(folder)
+    elif lora_save == "merged":
+        copy.deepcopy(model).merge_and_unload().save_pretrained(folder)
+    else:
+        model.save_pretrained(folder)
+        model.config.save_pretrained(folder)
+
+
+def check_first_image_size(side: int | None, config: HFViTConfig):
+    """Raise ValueError unless a run can start at `side` x `side` pixels."""
+    if side is None:
+        return
+    image, patch = as_pair(config.image_size), as_pair(config.patch_size)
+    if side >= min(image) or side % patch[0] or side % patch[1] or image[0] != image[1]:
+        raise ValueError(
+            f"--first_image_size {side}: wanted a multiple of the patch size {patch} below the image size {image}, "
+            "which must be square"
+        )
+
+
+def find_batch_size(model, compute_loss, form: ImageForm, batch_size: int, device, copies: int = 2) -> int:
+    """The largest divisor of `batch_size`, halved or less each time, whose forward and backward pass fits in memory.
+
+    It must fit beside what else a step holds: the next batch, three times while it is augmented, and `copies` of the
+    trainable weights.
+
+    Args:
+        compute_loss: pixel_values (B, C, H, W) -> a loss.
+        copies: of the trainable weights: AdamW's two moments, an average, the buckets of DDP.
+
+    Raises:
+        RuntimeError: if one image is too many.
+    """
+    asked = batch_size
+    while True:
+        state = loss = pixel_values = None
+        try:
+            state = [torch.empty_like(p) for p in model.parameters() if p.requires_grad for _ in range(copies)]
+            pixel_values = torch.zeros(batch_size, form.channels, form.height, form.width, device=device)
+            state += [torch.empty_like(pixel_values) for _ in range(3)]
+            loss = compute_loss(pixel_values)
+            loss.backward()
+            return batch_size
+        except Exception as error:
+            if not should_reduce_batch_size(error) or batch_size == 1:
+                raise
+            smaller = [size for size in range(1, batch_size // 2 + 1) if asked % size == 0]
+            batch_size = max(smaller, key=lambda size: (size % 2 == 0, size))  # even: pairs are mixed
+        finally:
+            del state, loss, pixel_values
+            model.zero_grad(set_to_none=True)
+            if device.type != "cpu":
+                clear_device_cache(garbage_collection=True)
+
+
+def compile_model(model: nn.Module, sharded: bool):
+    """Compile in place: the whole model as one graph, or under FSDP, whose hooks break it, each layer.
+
+    Each input size is a graph of its own, because dynamic shapes are slower.
+    """
+    layers = [module for module in model.modules() if isinstance(module, HFViTLayer)]
+    if sharded:
+        # Each layer has its own drop path rate, and so its own graphs: in training, evaluation and a first stage.
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * len(layers))
+        for layer in layers:
+            layer.compile(dynamic=False)
+    else:
+        model.compile(dynamic=False)

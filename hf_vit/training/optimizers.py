@@ -1,0 +1,134 @@
+"""What is optimised, by which optimizer, at which rate."""
+
+import math
+import re
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from hf_vit.training.muon import Muon
+
+
+# Learned vectors, not maps between vectors: weight decay would pull them to zero for no reason (arXiv 2010.11929, B.1).
+NO_DECAY = ("cls_token", "distillation_token", "register_tokens", "probe", "position_embeddings", "lambda1")
+
+
+def split_decay(model: nn.Module) -> tuple[list[str], list[str]]:
+    """Names of trainable parameters that decay (matrices) and that do not (biases, norms, tokens, positions, layer scale)."""
+    decayed, undecayed = [], []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            matrix = parameter.ndim > 1 and name.rpartition(".")[2] not in NO_DECAY
+            (decayed if matrix else undecayed).append(name)
+    return decayed, undecayed
+
+
+def layer_id(name: str, num_layers: int) -> int:
+    """0 for parameters of the embeddings, i + 1 of layer i, num_layers + 1 after the layers."""
+    layer = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
+    if layer:
+        return int(layer[1]) + 1
+    return 0 if re.search(r"(?:^|\.)embeddings\.", name) else num_layers + 1
+
+
+def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict]:
+    """The trainable parameters as an optimizer takes them, each group with its names and its `lr_scale`.
+
+    Layer-wise learning rate decay (BEiT, arXiv 2106.08254, section 3.2): k layers below the head, the rate is
+    layer_decay ** k of the head's. 1 makes two groups: with weight decay and without.
+    """
+    decayed, undecayed = split_decay(model)
+    layers = model.config.num_hidden_layers
+    groups: dict[tuple, dict] = {}
+    for names, decay in ((decayed, weight_decay), (undecayed, 0.0)):
+        for name in names:
+            scale = layer_decay ** (layers + 1 - layer_id(name, layers))
+            group = groups.setdefault(
+                (decay > 0, scale), {"params": [], "names": [], "weight_decay": decay, "lr_scale": scale}
+            )
+            group["params"].append(model.get_parameter(name))
+            group["names"].append(name)
+    return list(groups.values())
+
+
+def build_optimizers(
+    model: nn.Module,
+    kind: str,
+    learning_rate: float,
+    weight_decay: float,
+    betas: tuple[float, float],
+    layer_decay: float = 1.0,
+) -> list[torch.optim.Optimizer]:
+    """ "adamw": AdamW for all parameters. "muon": Muon for the matrices of the layers, AdamW for the rest, with one rate and decay.
+
+    Call `set_learning_rate` before each step.
+    """
+    decayed = set(split_decay(model)[0])
+    is_hidden = lambda name: kind == "muon" and name in decayed and ".layers." in name
+    hidden, others = [], []
+    for group in parameter_groups(model, weight_decay, layer_decay):
+        for groups, wanted in ((hidden, True), (others, False)):
+            names = [name for name in group["names"] if is_hidden(name) is wanted]
+            if names:
+                groups.append({**group, "names": names, "params": [model.get_parameter(name) for name in names]})
+    fused = next(model.parameters()).device.type in ("cuda", "cpu")
+    optimizers = [torch.optim.AdamW(others, lr=learning_rate, betas=betas, fused=fused)] if others else []
+    if hidden:
+        optimizers.append(Muon(hidden, lr=learning_rate))
+    return optimizers
+
+
+def learning_rate(
+    step: int,
+    total_steps: int,
+    warmup_steps: int,
+    peak: float,
+    schedule: str = "cosine",
+    decay: float = 0.2,
+    stages: int = 2,
+) -> float:
+    """The rate of a step, counted from 0: a linear warm-up to `peak`, and then
+
+    "cosine": half a cosine to 0 (arXiv 1608.03983, equation 5, one period);
+    "linear": a line to 0;
+    "constant": `peak`;
+    "wsd": `peak`, and in the last `decay` of all steps a line to 0 (warm-up, stable, decay: arXiv 2404.06395, section 4);
+    "step": as many equally long `stages`, each at a tenth of the rate of the one before.
+    """
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+    if schedule == "cosine":
+        return peak * 0.5 * (1 + math.cos(math.pi * progress))
+    if schedule == "linear":
+        return peak * (1 - progress)
+    if schedule == "wsd":
+        return peak * min(1.0, (total_steps - step) / max(1, round(decay * total_steps)))
+    return peak * 0.1 ** (step * stages // total_steps) if schedule == "step" else peak
+
+
+def set_learning_rate(optimizers: list[torch.optim.Optimizer], rate: float):
+    """The schedule's rate times the `lr_scale` of each group."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group["lr_scale"]
+
+
+def clip_gradients(accelerator, model, largest: float) -> torch.Tensor:
+    """The norm of all gradients together, (), before they are scaled down to `largest`, where that is above 0."""
+    norm = accelerator.clip_grad_norm_(model.parameters(), largest or math.inf)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def is_finite(loss: torch.Tensor, norm: torch.Tensor, scale: float) -> torch.Tensor:
+    """Whether a step may be taken, (): its loss and gradient are finite.
+
+    In float16 a gradient may overflow because the loss is scaled up; the scaler then skips the step and halves its scale
+    ("Mixed Precision Training", arXiv 1710.03740, section 3.2). At a scale of 1, which 16 such steps in a row reach, an
+    overflow is no longer the scaler's.
+
+    Args:
+        scale: of the loss in this step, 1 without a scaler.
+    """
+    return loss.isfinite() & (norm.isfinite() | (scale > 1))

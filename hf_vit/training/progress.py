@@ -1,0 +1,45 @@
+"""The progress of a run: the bar on the screen, and the lines of metrics.jsonl."""
+
+import sys
+import time
+
+import torch
+from tqdm import tqdm
+
+from hf_vit.system.hardware import peak_memory
+from hf_vit.training.run import Run
+from hf_vit.training.state import TrainState
+
+
+class ProgressBar:
+    """The bar of the main process, and a log line every `--log_steps`."""
+
+    def __init__(self, run: Run, state: TrainState):
+        self.logged_step, self.logged_at = state.step, time.monotonic()
+        self.bar = tqdm(
+            total=run.batches.total_steps,
+            initial=state.step,
+            unit="step",
+            mininterval=1 if sys.stderr.isatty() else 20,  # in a log file, a line now and then
+            disable=not run.accelerator.is_main_process,
+        )
+
+    def update(self, run: Run, state: TrainState, rate: float, norm: torch.Tensor):
+        self.bar.update()
+        if state.step % run.args.log_steps and state.step != run.batches.total_steps:
+            return
+        total_loss, correct, seen = run.accelerator.reduce(run.sums, reduction="sum").tolist()
+        now = time.monotonic()
+        speed = (state.step - self.logged_step) * run.images_per_step / (now - self.logged_at)
+        mean = {} if seen == 0 else {"loss": total_loss / seen, "accuracy": correct / seen}
+        self.bar.set_postfix(
+            **{f"train_{name}": f"{value:.3f}" for name, value in mean.items()},
+            images_per_second=f"{speed:,.0f}",
+            **peak_memory(run.accelerator.device),
+            refresh=False,
+        )
+        norm = norm.item() if norm.isfinite() else None
+        numbers = dict(learning_rate=rate, gradient_norm=norm, images_per_second=speed)
+        run.log(state.step, state.epoch + 1, **mean, **numbers, seconds=run.seconds_of_training(state))
+        run.sums.zero_()
+        self.logged_step, self.logged_at = state.step, now

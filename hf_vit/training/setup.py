@@ -1,0 +1,60 @@
+"""The accelerator of a run: precision, processes, threads and seeds."""
+
+from datetime import timedelta
+
+import datasets
+import transformers
+from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import DistributedType, InitProcessGroupKwargs, LoggerType, set_seed
+
+from hf_vit.system import hardware
+from hf_vit.training.arguments import TrainArguments
+
+
+def set_up_accelerator(args: TrainArguments) -> Accelerator:
+    """Accelerate as this machine and the arguments want it.
+
+    Raises:
+        ValueError: for a launcher or tracker that the recipe does not support, and for Muon in float16.
+    """
+    accelerator = Accelerator(
+        mixed_precision=hardware.pick_precision(args.mixed_precision, hardware.device_type()),
+        log_with=known_trackers(args.report_to) or None,
+        project_dir=args.output_dir,
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=6))],  # one process may download for hours
+    )
+    hardware.shard_on_cpu(accelerator)
+    hardware.keep_float32(accelerator)
+    kind = accelerator.distributed_type
+    old_fsdp = kind == DistributedType.FSDP and not accelerator.is_fsdp2
+    if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM) or old_fsdp:
+        raise ValueError(f"{kind} is not known here: use FSDP 2 (recipes/accelerate/fsdp2.yaml) or DDP (ddp.yaml)")
+    if accelerator.device.type == "cpu":
+        hardware.use_all_cores()
+        hardware.keep_memory()
+    set_seed(args.seed)
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+    if not accelerator.is_main_process:
+        transformers.utils.logging.set_verbosity_error()
+    if args.optimizer == "muon" and accelerator.mixed_precision == "fp16":
+        raise ValueError("muon does not go with fp16, whose loss scaling knows one optimizer: use bf16, or adamw")
+    return accelerator
+
+
+def known_trackers(names: str) -> list[str]:
+    """`--report_to` as Accelerate takes it.
+
+    Raises:
+        ValueError: for a tracker that Accelerate does not know, or whose library is not installed.
+    """
+    asked = [name.strip() for name in names.split(",") if name.strip() not in ("", "none")]
+    installed = [str(name) for name in get_available_trackers()]
+    known = [str(name) for name in LoggerType if str(name) != "all"]
+    for name in asked:
+        if name not in known:
+            raise ValueError(f"--report_to {name}: wanted none, or some of {', '.join(known)}")
+        if name not in installed:
+            raise ValueError(f"--report_to {name}: its library is not installed: pip install {name}")
+    return asked

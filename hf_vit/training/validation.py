@@ -1,0 +1,67 @@
+"""Evaluation while a run trains: scores, and the best weights so far."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from hf_vit.evaluation.scores import classification_report, compute_metrics, surest_mistakes
+from hf_vit.system.run_files import NUM_SAMPLES, SAMPLES
+from hf_vit.training.checkpoints import save_best
+from hf_vit.training.distributed import run_on_main
+from hf_vit.training.run import Run
+from hf_vit.training.state import TrainState
+
+
+def evaluate(run: Run, state: TrainState) -> bool:
+    """Score the weights, and keep them if they are the best; False if a signal interrupted it.
+
+    A test split selects nothing: the last weights are kept.
+    """
+    seconds, step = run.seconds_of_training(state), state.step
+    images, scored = run.data.eval_images, run.data.scored
+    with run.whole_model() as model:
+        predictions = run.predict(model, images, scored, stopped=lambda: run.signals.asked is not None)
+        if predictions is None:
+            return False
+        logits, rows = predictions  # (n, L), (n,)
+        labels = images.labels[rows]
+        metrics = {**compute_metrics(logits, labels), "step": step, "epoch": state.epoch + 1}
+        is_best = run.best is None or merit(metrics) > merit(run.best)
+        if is_best if run.data.selects_best else step == run.batches.total_steps:
+            run_on_main(run.accelerator, lambda: keep_best(run, model, metrics, logits, labels, rows))
+            run.best = metrics
+    run.print(
+        f"step {step:,}, epoch {state.epoch + 1}: {scored} accuracy {metrics['accuracy']:.2%}, loss {metrics['loss']:.4f}"
+    )
+    values = {f"eval_{name}": value for name, value in metrics.items() if name not in ("step", "epoch")}
+    run.log(step, state.epoch + 1, **values, seconds=seconds)
+    return True
+
+
+def merit(metrics: dict) -> tuple[float, float]:
+    """By accuracy; at equal accuracy by loss."""
+    return metrics["accuracy"], -metrics["loss"]
+
+
+def keep_best(run: Run, model, metrics: dict, logits, labels, rows):
+    """Write `checkpoints/best-N`: the model, its scores, and samples of the images with labels and logits."""
+    scores = {
+        "metrics": metrics,
+        "images": len(labels),
+        **classification_report(logits, labels, run.data.labels),
+    }
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    generator = torch.Generator().manual_seed(run.args.seed)
+    drawn = torch.randperm(len(labels), generator=generator)[:NUM_SAMPLES]
+    samples = {}
+    for prefix, indices in (("", drawn), ("mistaken_", surest_mistakes(labels, logits))):
+        if len(indices):
+            samples[f"{prefix}images"] = run.data.eval_images.__getitems__(rows[indices].tolist())["images"]
+            samples |= {f"{prefix}labels": labels[indices], f"{prefix}logits": logits[indices]}
+
+    def write(folder: Path):
+        run.write_model(model, folder)
+        save_file(samples, folder / SAMPLES)
+
+    save_best(run.folder, metrics["step"], scores, size, write)
