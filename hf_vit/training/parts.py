@@ -28,8 +28,7 @@ from hf_vit.data.augment import normalize
 from hf_vit.data.crops import eval_resize
 from hf_vit.data.datasets import ImageForm, image_form, match_labels
 from hf_vit.evaluation import metrics
-from hf_vit.formats.checkpoints import timm_input_size
-from hf_vit.formats.timm_processor import timm_processor
+from hf_vit.formats.timm_processor import timm_input_size, timm_processor
 from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair, labels_by_id
 from hf_vit.model.loading import base_of_adapter
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification, HFViTLayer

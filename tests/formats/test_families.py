@@ -16,10 +16,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from hf_vit import HFViTBackbone, HFViTForImageClassification, HFViTModel
-from hf_vit.formats.checkpoints import infer_timm
+from hf_vit.formats.timm import infer_timm
 
 
-HOUSE = Path(__file__).parents[1]
+HOUSE = Path(__file__).parents[2]
 sys.path.insert(0, str(HOUSE / "recipes"))
 try:
     import parity
