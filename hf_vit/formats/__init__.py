@@ -1,7 +1,6 @@
 """Public checkpoints, in and out. `HFViTConfig.formats` is this package; the model uses the four names below."""
 
-from hf_vit.formats.config_json import translate_config
-from hf_vit.formats.families import FAMILIES
+from hf_vit.formats.families import FAMILIES, translate_config
 from hf_vit.formats.native_models import to_transformers
 from hf_vit.formats.raw_files import read_raw
 

@@ -1,6 +1,6 @@
 """DINOv2 of transformers, with and without registers (arXiv 2304.07193, 2309.16588)."""
 
-import dataclasses
+from dataclasses import replace
 
 import torch
 from transformers.core_model_loading import WeightRenaming
@@ -74,7 +74,7 @@ DINOV2 = Family(
     native_head=native_head,
 )
 SUPPORTS |= dict(num_register_tokens=ANY)
-DINOV2_WITH_REGISTERS = dataclasses.replace(
+DINOV2_WITH_REGISTERS = replace(
     DINOV2,
     prefix="dinov2_with_registers",
     fields=DINOV2.fields | dict(num_register_tokens="num_register_tokens"),

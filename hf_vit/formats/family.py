@@ -29,15 +29,14 @@ def no_fields(*_) -> dict:
 
 @dataclass(frozen=True)
 class Family:
-    """A public checkpoint format; one with a `signature` has raw files, the others have a config.json of transformers.
+    """A public checkpoint format; those with a `signature` have raw files, the others a config.json of transformers.
 
     Args:
-        rules: names on disk to names in memory, in transformers' own terms, so that its loader applies them shard by shard
-            and onto any device, and so that they run backwards.
+        rules: names on disk to names in memory, in transformers' own terms: its loader applies them, and they run backwards.
         extra_rules: HFViTConfig -> the rules that depend on it.
         ignored: a regular expression for tensors that a ViT has no use for, such as a decoder or a text tower.
         prefix: what a native classifier calls its base model.
-        fields: fields that only this family has, native name -> ours.
+        fields: native name -> ours, beyond the names that all families share.
         read_fields: (native config, name of the native classifier or "") -> fields of HFViTConfig that are not just renamed.
         native_fields: HFViTConfig -> fields of the native config that are not just renamed.
         base, classifier: the native classes that `to_transformers` builds.
@@ -45,8 +44,7 @@ class Family:
         unsupported: HFViTConfig -> what else they cannot express, as "field=value".
         native_head: (head weight, HFViTConfig) -> the head weight of the native classifier.
         title, signature: what people call the raw file, and a tensor by which it is recognised.
-        infer_fields: (shapes of the tensors, fields asked for, whether a classifier is loaded, notes to extend) -> fields of
-            HFViTConfig.
+        infer_fields: (shapes, fields asked for, whether a classifier is loaded, notes to extend) -> fields of HFViTConfig.
     """
 
     rules: list

@@ -36,9 +36,8 @@ RULES = [
     WeightConverter(r"out\.kernel", "o_proj.weight", [Apply(lambda t: t.flatten(0, 1).T)]),
 ]
 for name in ("query", "key", "value"):
-    part = f"{name[0]}_proj"
-    RULES.append(WeightConverter(rf"{name}\.kernel", f"{part}.weight", [Apply(lambda t: t.flatten(1).T)]))
-    RULES.append(WeightConverter(rf"{name}\.bias", f"{part}.bias", [Apply(lambda t: t.flatten())]))
+    RULES.append(WeightConverter(rf"{name}\.kernel", f"{name[0]}_proj.weight", [Apply(lambda t: t.flatten(1).T)]))
+    RULES.append(WeightConverter(rf"{name}\.bias", f"{name[0]}_proj.bias", [Apply(lambda t: t.flatten())]))
 for name in ("mlp.fc1", "mlp.fc2", "classifier", "pre_logits", "pooler.dense"):
     RULES.append(WeightConverter(rf"{name}\.kernel", f"{name}.weight", [Transpose()]))
 
@@ -54,17 +53,11 @@ def infer_jax(shapes: dict, asked: dict, is_classifier: bool, notes: list) -> di
     width = next(shape[1] for name, shape in shapes.items() if re.match(rf"{first}\.Mlp\w+\.Dense_0\.kernel", name))
     has_probe, class_token = "MAPHead_0.probe" in shapes, "cls" in shapes
     positions = shapes.get("pos_embedding") or shapes.get("Transformer.posembed_input.pos_embedding")
-    fields = dict(
-        num_channels=num_channels,
-        patch_size=patch,
-        hidden_size=hidden_size,
-        intermediate_size=width,
-        num_hidden_layers=count_layers(shapes, r"Transformer\.encoderblock_(\d+)\."),
-        num_attention_heads=heads,
-        use_class_token=class_token,
-        pooling="map" if has_probe else "cls" if class_token else "mean",
-        position_embedding="learned" if positions else "sincos2d",
-    )
+    depth = count_layers(shapes, r"Transformer\.encoderblock_(\d+)\.")
+    fields = dict(num_channels=num_channels, patch_size=patch, hidden_size=hidden_size, intermediate_size=width)
+    fields |= dict(num_hidden_layers=depth, num_attention_heads=heads, use_class_token=class_token)
+    fields |= dict(pooling="map" if has_probe else "cls" if class_token else "mean")
+    fields |= dict(position_embedding="learned" if positions else "sincos2d")
     if positions:
         fields["image_size"] = infer_image_size(
             positions[1], (int(class_token), 0), patch, notes, asked=asked.get("image_size")

@@ -8,9 +8,8 @@ import transformers
 from transformers import AutoConfig
 from transformers.core_model_loading import revert_weight_conversion
 
-from hf_vit.formats.config_json import COMMON_FIELDS
 from hf_vit.formats.conversions import JoinHeads
-from hf_vit.formats.families import FAMILIES
+from hf_vit.formats.families import COMMON_FIELDS, FAMILIES
 from hf_vit.formats.family import ANY, PLAIN_VIT, Family, NativeClass
 from hf_vit.model.configuration_hf_vit import as_pair
 from hf_vit.model.loading import silence_load_report
@@ -26,11 +25,9 @@ def to_transformers(model):
     natives = {name: family.classifier if is_classifier else family.base for name, family in FAMILIES.items()}
     natives = {name: native for name, native in natives.items() if native is not None}
     for fold_layerscale in (False, True):  # it is kept where a family has it, else multiplied into the layer before it
-        wrong = {
-            name: unsupported_fields(model, FAMILIES[name], native, fold_layerscale)
-            for name, native in natives.items()
-        }
+        wrong = {}
         for name, native in natives.items():
+            wrong[name] = unsupported_fields(model, FAMILIES[name], native, fold_layerscale)
             if not wrong[name]:
                 return build_native(model, name, native)
 
@@ -57,11 +54,10 @@ def unsupported_fields(model, family: Family, native: NativeClass, fold_layersca
             fields[bias] = True  # a bias of zero
     if model.is_classifier:
         fields["pooler_act"] = None  # not part of a classifier
-    wrong = [
-        f"{name}={value!r}"
-        for name, value in fields.items()
-        if supported[name] is not ANY and value not in supported[name]
-    ]
+    unfit = {
+        name: value for name, value in fields.items() if supported[name] is not ANY and value not in supported[name]
+    }
+    wrong = [f"{name}={value!r}" for name, value in unfit.items()]
     if family.square_only:
         sizes = {name: as_pair(getattr(config, name)) for name in ("image_size", "patch_size")}
         wrong += [f"{name}={size}" for name, size in sizes.items() if size[0] != size[1]]

@@ -15,8 +15,6 @@ from hf_vit.formats.timm_processor import timm_input_size
 
 
 DINOV3_HEADS = {4096: 32}
-
-
 RULES = [
     WeightRenaming(r"^timm_model\.", ""),
     WeightRenaming(r"^blocks\.", "layers."),
@@ -49,12 +47,11 @@ GATED_MLP_RULES = [  # fc1 holds both halves in timm, but for DINOv3, and w12 in
     WeightRenaming(r"mlp\.(?:w3|fc2)\.", "mlp.down_proj."),
     *split_fused(r"mlp\.fc1", "mlp.gate_proj", "mlp.up_proj"),
 ]
+POSITIONS, REGISTERS = "embeddings.position_embeddings", "embeddings.register_tokens"
 LEARNED_POSITION_RULE = WeightConverter(
-    ["^pos_embed", "^reg_token", "^register_tokens"],
-    ["embeddings.position_embeddings", "embeddings.register_tokens"],
-    [AlignPositions()],
+    ["^pos_embed", "^reg_token", "^register_tokens"], [POSITIONS, REGISTERS], [AlignPositions()]
 )
-REGISTER_RULE = WeightRenaming("^(?:reg_token|register_tokens)", "embeddings.register_tokens")
+REGISTER_RULE = WeightRenaming("^(?:reg_token|register_tokens)", REGISTERS)
 
 
 def extra_rules(config) -> list:
@@ -78,14 +75,12 @@ def infer_timm(shapes: dict, asked: dict, is_classifier: bool, notes: list, repo
     hidden_size, num_channels, *patch = shapes["patch_embed.proj.weight"]
     class_token, distillation_token = "cls_token" in names, "dist_token" in names
     num_registers = shapes.get("reg_token", shapes.get("register_tokens", (0, 0)))[1]
-    pooled_norm = "fc_norm.weight" in names
-    fields = mlp_fields(shapes, architecture)
+    clip_norm = "norm_pre.weight" in names
+    depth = count_layers(shapes, r"blocks\.(\d+)\.")
+    fields = dict(num_channels=num_channels, patch_size=patch, hidden_size=hidden_size, num_hidden_layers=depth)
+    fields |= mlp_fields(shapes, architecture)
     global_pool = repo_config.get("global_pool") or model_args.get("global_pool")
     fields |= dict(
-        num_channels=num_channels,
-        patch_size=patch,
-        hidden_size=hidden_size,
-        num_hidden_layers=count_layers(shapes, r"blocks\.(\d+)\."),
         patch_bias="patch_embed.proj.bias" in names,
         qkv_bias=bool({"blocks.0.attn.qkv.bias", "blocks.0.attn.q_bias"} & names),
         key_bias="blocks.0.attn.q_bias" not in names,
@@ -93,11 +88,11 @@ def infer_timm(shapes: dict, asked: dict, is_classifier: bool, notes: list, repo
         use_class_token=class_token,
         use_distillation_token=distillation_token,
         num_register_tokens=num_registers,
-        embedding_norm="norm_pre.weight" in names,
+        embedding_norm=clip_norm,
+        layer_norm_eps=1e-5 if clip_norm else 1e-6,  # CLIP's, against timm's default
         layerscale_value=1.0 if {"blocks.0.ls1.gamma", "blocks.0.gamma_1"} & names else None,
         pooling=infer_pooling(names, global_pool, is_classifier),
-        final_norm="pooled" if pooled_norm else "tokens" if "norm.weight" in names else "none",
-        layer_norm_eps=1e-5 if "norm_pre.weight" in names else 1e-6,  # CLIP's, against timm's default
+        final_norm="pooled" if "fc_norm.weight" in names else "tokens" if "norm.weight" in names else "none",
         position_embedding="learned" if "pos_embed" in names else "none",
     )
     published = DINOV3_HEADS if dinov3 else PUBLISHED_HEADS

@@ -29,17 +29,12 @@ RULES = [
 def infer_torchvision(shapes: dict, asked: dict, is_classifier: bool, notes: list) -> dict:
     hidden_size, num_channels, *patch = shapes["conv_proj.weight"]
     mlp = "encoder.layers.encoder_layer_0.mlp."
-    fields = dict(
-        num_channels=num_channels,
-        patch_size=patch,
-        hidden_size=hidden_size,
-        intermediate_size=(shapes.get(f"{mlp}0.weight") or shapes[f"{mlp}linear_1.weight"])[0],
-        num_hidden_layers=count_layers(shapes, r"encoder\.layers\.encoder_layer_(\d+)\."),
-        image_size=infer_image_size(
-            shapes["encoder.pos_embedding"][1], (1,), patch, notes, asked=asked.get("image_size")
-        ),
-        num_attention_heads=infer_num_heads(hidden_size, asked, notes),
-    )
+    width = (shapes.get(f"{mlp}0.weight") or shapes[f"{mlp}linear_1.weight"])[0]
+    depth, positions = count_layers(shapes, r"encoder\.layers\.encoder_layer_(\d+)\."), shapes["encoder.pos_embedding"]
+    fields = dict(num_channels=num_channels, patch_size=patch, hidden_size=hidden_size, intermediate_size=width)
+    fields["num_hidden_layers"] = depth
+    fields["image_size"] = infer_image_size(positions[1], (1,), patch, notes, asked=asked.get("image_size"))
+    fields["num_attention_heads"] = infer_num_heads(hidden_size, asked, notes)
     if "heads.pre_logits.weight" in shapes:
         fields["representation_size"] = shapes["heads.pre_logits.weight"][0]
     if "heads.head.weight" in shapes:

@@ -1,5 +1,7 @@
 """ViT of transformers, and the families that share its tensor names: DeiT, I-JEPA, MAE and MSN."""
 
+from dataclasses import replace
+
 from transformers.core_model_loading import WeightRenaming
 
 from hf_vit.formats.conversions import join_heads
@@ -50,21 +52,18 @@ VIT = Family(
     base=NativeClass("ViTModel", pooler_act=ANY),
     classifier=NativeClass("ViTForImageClassification", final_norm=("tokens", "pooled")),
 )
-DISTILLED, BOTH = dict(use_distillation_token=(True,)), ("cls", "cls_distillation")
-DEIT = Family(
-    VIT_RULES + join_heads(r"cls_classifier\.", r"distillation_classifier\."),
-    ignored=VIT_IGNORED,
+DISTILLED = dict(use_distillation_token=(True,))
+DEIT = replace(
+    VIT,
+    rules=VIT_RULES + join_heads(r"cls_classifier\.", r"distillation_classifier\."),
     prefix="deit",
-    fields=dict(pooler_act="pooler_act"),
     read_fields=read_deit,
     base=NativeClass("DeiTModel", **DISTILLED, pooler_act=ANY),
-    classifier=NativeClass("DeiTForImageClassification", **DISTILLED, pooling=BOTH),
+    classifier=NativeClass("DeiTForImageClassification", **DISTILLED, pooling=("cls", "cls_distillation")),
 )
-IJEPA = Family(
-    VIT_RULES,
-    ignored=VIT_IGNORED,
+IJEPA = replace(
+    VIT,
     prefix="ijepa",
-    fields=dict(pooler_act="pooler_act"),
     read_fields=read_ijepa,
     base=NativeClass("IJepaModel", use_class_token=(False,), pooling=("mean",)),
     classifier=NativeClass("IJepaForImageClassification", use_class_token=(False,), pooling=("mean",)),

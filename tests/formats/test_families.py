@@ -1,4 +1,4 @@
-"""Every public format loads with the numbers of its reference and goes back; every broken file is refused by name."""
+"""Every public format loads with the outputs of its reference and converts back; every broken file is refused by name."""
 
 import copy
 import json
@@ -65,7 +65,7 @@ def outcome(act):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The matrix of the README
+# The table of formats
 
 
 @pytest.mark.parametrize("case", parity.CASES, ids=ids(parity.CASES))
