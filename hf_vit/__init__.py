@@ -30,7 +30,7 @@ def _register():
         ViTImageProcessorPil,
     )
 
-    HFViTConfig.formats = importlib.import_module(".formats.checkpoints", __name__)
+    HFViTConfig.formats = importlib.import_module(".formats", __name__)
     modeling = importlib.import_module(".model.modeling_hf_vit", __name__)
     for auto_class, model_class in (
         (AutoModel, modeling.HFViTModel),

@@ -7,8 +7,7 @@ from torch import nn
 from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedConfig, ViTImageProcessorPil
 from transformers.utils import logging
 
-from hf_vit.formats.checkpoints import timm_input_size
-from hf_vit.formats.timm_processor import timm_processor
+from hf_vit.formats.timm_processor import timm_input_size, timm_processor
 from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair, labels_by_id
 from hf_vit.model.loading import base_of_adapter
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification

@@ -1,4 +1,4 @@
-"""The image processor that timm's `pretrained_cfg` describes: what timm does to an image before it scores it."""
+"""What `pretrained_cfg` in the config.json of a timm repo says of images: their size, and what timm does before it scores them."""
 
 import math
 
@@ -6,29 +6,47 @@ from PIL import Image
 from transformers import ViTImageProcessorPil
 from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
+from hf_vit.model.configuration_hf_vit import LARGEST
+
+
+def timm_input_size(repo_config: dict) -> list[int] | None:
+    """The (C, H, W) that the config.json of a timm repo states for its images; None if it states none.
+
+    Raises:
+        ValueError: if it is no size of an image.
+    """
+    size = (repo_config.get("pretrained_cfg") or {}).get("input_size")
+    is_size = isinstance(size, list) and len(size) == 3 and all(isinstance(side, int) and side > 0 for side in size)
+    if size is not None and not (is_size and max(size) <= LARGEST["image_size"]):
+        raise ValueError(
+            f"input_size in config.json is {size!r}; wanted three numbers, channels, height and width, of 1 to "
+            f"{LARGEST['image_size']:,}: is this config.json whole, and to be trusted?"
+        )
+    return size
+
 
 def timm_processor(cfg: dict, source: str) -> ViTImageProcessorPil:
-    """`pretrained_cfg` of a timm repo's config.json -> image processor; defaults and rules are those of timm 1.0
-    (`data/config.py`, `transforms_imagenet_eval` in `data/transforms_factory.py`).
+    """The image processor that `pretrained_cfg` describes.
 
-    crop_mode "center" resizes the shorter side to floor(size / crop_pct), "squash" both sides, and cuts out the middle. timm
-    always writes a crop_pct; a config without one says nothing of crops, and its images are stretched as a whole. timm rounds
-    half a pixel to even where the middle is cut out, image processors down: its part may lie one pixel further.
+    Defaults and rules are those of timm 1.0 (`data/config.py`, `transforms_imagenet_eval` in `data/transforms_factory.py`).
+    crop_mode "center" resizes the shorter side to floor(size / crop_pct), "squash" both sides; then the middle is cut out.
+    timm always writes a crop_pct; without one the whole image is stretched. When it centres the crop, timm rounds half a
+    pixel to even, image processors round it down: the crop of timm may lie one pixel further.
 
     Raises:
         ValueError: for values that timm does not have, "border", which pads, and "center" for a model that is not square.
     """
     sizes = cfg.get("input_size") or (3, 224, 224)
     height, width = sizes[-2:] if isinstance(sizes, (list, tuple)) else (sizes, sizes)
-    part, mode = cfg.get("crop_pct"), cfg.get("crop_mode") or "center"
+    crop_pct, mode = cfg.get("crop_pct"), cfg.get("crop_mode") or "center"
     wrong = None
     if not (isinstance(height, int) and isinstance(width, int) and min(height, width) > 0):
         wrong = f"input_size {sizes!r}; channels, height and width were wanted"
-    elif part is not None and not (isinstance(part, (int, float)) and 0 < part <= 1):
-        wrong = f"crop_pct {part!r}; a number above 0 and at most 1 was wanted"
+    elif crop_pct is not None and not (isinstance(crop_pct, (int, float)) and 0 < crop_pct <= 1):
+        wrong = f"crop_pct {crop_pct!r}; a number above 0 and at most 1 was wanted"
     elif mode not in ("center", "squash"):
         wrong = f"crop_mode {mode!r}; center and squash are known here"
-    elif part is not None and mode == "center" and height != width:
+    elif crop_pct is not None and mode == "center" and height != width:
         wrong = (
             f"crop_mode center for {height}x{width} pixels, which no image processor of transformers cuts as timm does"
         )
@@ -41,9 +59,9 @@ def timm_processor(cfg: dict, source: str) -> ViTImageProcessorPil:
             "with crop_pct 1 stretches the whole image"
         )
     size, center = {"height": height, "width": width}, {}
-    if part is not None and (mode, part) != ("squash", 1):
+    if crop_pct is not None and (mode, crop_pct) != ("squash", 1):
         center = {"do_center_crop": True, "crop_size": size}
-        resized = math.floor(height / part), math.floor(width / part)
+        resized = math.floor(height / crop_pct), math.floor(width / crop_pct)
         size = {"shortest_edge": resized[0]} if mode == "center" else dict(zip(size, resized, strict=True))
     return ViTImageProcessorPil(
         size=size,

@@ -1,4 +1,4 @@
-"""Every public format loads with the numbers of its reference and goes back; every broken file is refused by name."""
+"""Every public format loads with the outputs of its reference and converts back; every broken file is refused by name."""
 
 import copy
 import json
@@ -16,10 +16,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from hf_vit import HFViTBackbone, HFViTForImageClassification, HFViTModel
-from hf_vit.formats.checkpoints import infer_timm
+from hf_vit.formats.timm import infer_timm
 
 
-HOUSE = Path(__file__).parents[1]
+HOUSE = Path(__file__).parents[2]
 sys.path.insert(0, str(HOUSE / "recipes"))
 try:
     import parity
@@ -65,7 +65,7 @@ def outcome(act):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The matrix of the README
+# The table of formats
 
 
 @pytest.mark.parametrize("case", parity.CASES, ids=ids(parity.CASES))

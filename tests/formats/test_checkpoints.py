@@ -1,4 +1,4 @@
-"""Public ViT formats load with the same numbers as their native model, and every other difference is said or refused."""
+"""Public ViT formats load with the same numbers as their native model, and every other difference is logged or refused."""
 
 import gc
 import json

@@ -1,0 +1,146 @@
+"""The way back: the native transformers model that computes what ours computes."""
+
+import re
+from types import SimpleNamespace
+
+import torch
+import transformers
+from transformers import AutoConfig
+from transformers.core_model_loading import revert_weight_conversion
+
+from hf_vit.formats.conversions import JoinHeads
+from hf_vit.formats.families import COMMON_FIELDS, FAMILIES
+from hf_vit.formats.family import ANY, PLAIN_VIT, Family, NativeClass
+from hf_vit.model.configuration_hf_vit import as_pair
+from hf_vit.model.loading import silence_load_report
+
+
+# Never read: the mask of pre-training, and the norm behind which a CLIP classifier takes its tokens.
+UNUSED = r"(.*\.)?(mask_token|post_layernorm\.(weight|bias))"
+
+
+def to_transformers(model):
+    """See `HFViTPreTrainedModel.to_transformers`."""
+    is_classifier = model.is_classifier
+    natives = {name: family.classifier if is_classifier else family.base for name, family in FAMILIES.items()}
+    natives = {name: native for name, native in natives.items() if native is not None}
+    for fold_layerscale in (False, True):  # it is kept where a family has it, else multiplied into the layer before it
+        wrong = {}
+        for name, native in natives.items():
+            wrong[name] = unsupported_fields(model, FAMILIES[name], native, fold_layerscale)
+            if not wrong[name]:
+                return build_native(model, name, native)
+
+    def distance(name):  # a family that lacks the sizes alone is the closest
+        of_size = [field for field in wrong[name] if field.startswith(("image_size", "patch_size"))]
+        return len(wrong[name]), -len(of_size)
+
+    closest = min(wrong, key=distance)
+    raise ValueError(
+        f"no native transformers {'classifier' if is_classifier else 'model'} has {' and '.join(wrong[closest])} "
+        f"(the closest is {closest}); save_pretrained keeps the model as it is"
+    )
+
+
+def unsupported_fields(model, family: Family, native: NativeClass, fold_layerscale: bool) -> list[str]:
+    """What of the model's config the native class cannot express, as "field=value"."""
+    config = model.config
+    supported = PLAIN_VIT | (dict(layerscale_value=ANY) if fold_layerscale else {}) | native.supports
+    fields = {name: getattr(config, name) for name in supported}
+    if fields["position_embedding"].startswith("sincos"):
+        fields["position_embedding"] = "learned"  # a fixed table is a learned one with those values
+    for bias in ("patch_bias", "key_bias"):
+        if supported[bias] == (True,):
+            fields[bias] = True  # a bias of zero
+    if model.is_classifier:
+        fields["pooler_act"] = None  # not part of a classifier
+    unfit = {
+        name: value for name, value in fields.items() if supported[name] is not ANY and value not in supported[name]
+    }
+    wrong = [f"{name}={value!r}" for name, value in unfit.items()]
+    if family.square_only:
+        sizes = {name: as_pair(getattr(config, name)) for name in ("image_size", "patch_size")}
+        wrong += [f"{name}={size}" for name, size in sizes.items() if size[0] != size[1]]
+    return wrong + family.unsupported(config)
+
+
+def native_weights(model, supports: dict) -> dict[str, torch.Tensor]:
+    """Copies of the model's weights under our names, with what native fields do not express made part of them."""
+    config = model.config
+    weights = {key.removeprefix("vit."): tensor.detach().clone() for key, tensor in model.state_dict().items()}
+    zeros = torch.zeros_like(weights["layers.0.layernorm_before.bias"])  # (D,)
+    if config.position_embedding.startswith("sincos"):
+        embeddings = model.base_model.embeddings
+        prefix, patches = embeddings.interpolate_pos_encoding(config.grid_size)  # (1, 0 to 2, D), (1, N, D)
+        no_position = zeros.expand(1, embeddings.num_positioned - prefix.shape[1], -1)
+        weights["embeddings.position_embeddings"] = torch.cat([no_position, prefix, patches], dim=1)
+    if "num_register_tokens" in supports:  # native models without registers hold an empty tensor
+        weights.setdefault("embeddings.register_tokens", zeros.new_zeros(1, 0, config.hidden_size))
+    if not config.patch_bias and "patch_bias" not in supports:
+        weights["embeddings.patch_embeddings.projection.bias"] = zeros
+    for index in range(config.num_hidden_layers):
+        layer = f"layers.{index}"
+        if config.qkv_bias and not config.key_bias and "key_bias" not in supports:
+            weights[f"{layer}.attention.k_proj.bias"] = zeros
+        for scale, dense in (
+            ("layer_scale1", "attention.o_proj"),
+            ("layer_scale2", "mlp.down_proj" if config.gated_mlp else "mlp.fc2"),
+        ):
+            if "layerscale_value" in supports:
+                weights.setdefault(f"{layer}.{scale}.lambda1", torch.ones_like(zeros))
+            elif config.layerscale_value is not None:
+                factor = weights.pop(f"{layer}.{scale}.lambda1")  # (D,)
+                weights[f"{layer}.{dense}.weight"] *= factor.unsqueeze(1)  # (D, in)
+                weights[f"{layer}.{dense}.bias"] *= factor
+    return weights
+
+
+def native_config(config, name: str, native_class):
+    """The config of the native class, which is of the family `name`."""
+    family, known = FAMILIES[name], AutoConfig.for_model(name)
+    fields = {field: getattr(config, field) for field in COMMON_FIELDS if hasattr(known, field)}
+    fields |= {theirs: getattr(config, ours) for theirs, ours in family.fields.items()}
+    if "pooler_act" in fields:
+        fields["pooler_act"] = config.pooler_act or "tanh"
+    if "layerscale_value" in fields:
+        fields["layerscale_value"] = 1.0 if config.layerscale_value is None else float(config.layerscale_value)
+    if family.square_only:
+        fields |= {field: as_pair(fields[field])[0] for field in ("image_size", "patch_size")}
+    fields |= family.native_fields(config)
+    labels = dict(id2label=config.id2label, label2id=config.label2id, problem_type=config.problem_type)
+    if native_class.config_class.sub_configs:  # a CLIP classifier has the config of image and text
+        return native_class.config_class(vision_config=fields, **labels)
+    return AutoConfig.for_model(name, **fields, **labels)
+
+
+def build_native(model, name: str, native: NativeClass):
+    """The native model of the family `name` with copies of the model's weights."""
+    family, config = FAMILIES[name], model.config
+    two_heads = model.is_classifier and config.pooling == "cls_distillation"
+    native_class = getattr(transformers, "DeiTForImageClassificationWithTeacher" if two_heads else native.name)
+    rules = family.rules_for(config)
+    if not two_heads:
+        is_join = lambda rule: any(isinstance(op, JoinHeads) for op in getattr(rule, "operations", ()))
+        rules = [rule for rule in rules if not is_join(rule)]
+    weights, options = native_weights(model, native.supports), {}
+    if model.is_classifier:
+        weights["classifier.weight"] = family.native_head(weights["classifier.weight"], config)
+    elif model.pooler is None and name in ("vit", "deit"):
+        options["add_pooling_layer"] = False
+    stored = revert_weight_conversion(SimpleNamespace(_weight_conversions=rules, config=config), weights)
+    if model.is_classifier:
+        stored = {key if "classifier." in key else f"{family.prefix}.{key}": stored[key] for key in stored}
+    with silence_load_report():
+        result, info = native_class.from_pretrained(
+            None,
+            config=native_config(config, name, native_class),
+            state_dict=stored,
+            output_loading_info=True,
+            dtype=model.dtype,
+            attn_implementation=config._attn_implementation,
+            **options,
+        )
+    info["missing_keys"] = {key for key in info["missing_keys"] if not re.fullmatch(UNUSED, key)}
+    if any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")):
+        raise RuntimeError(f"{native_class.__name__} does not take the weights of this model: {info}")
+    return result.train(model.training).to(model.device)
