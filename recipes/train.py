@@ -60,8 +60,15 @@ from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
 from hf_vit import figures
-from hf_vit.data import datasets as data
-from hf_vit.data.augment import as_bytes, augment, mix, normalize
+from hf_vit.data.augment import augment, mix
+from hf_vit.data.image_dataset import FeatureDataset, ImageDataset
+from hf_vit.data.image_spec import image_spec_of, training_image_spec
+from hf_vit.data.loader import data_loader
+from hf_vit.data.normalization import denormalize, normalize
+from hf_vit.data.sampling import EPOCH_STRIDE, epoch_batches, sequential_batches
+from hf_vit.data.sources import EMBEDDED, dataset_license, load_splits
+from hf_vit.data.splits import class_weights, prepare_splits
+from hf_vit.data.streaming import ImageStream, prepare_stream
 from hf_vit.hub import sharing
 from hf_vit.system import environment, escapes, hardware, run_files
 from hf_vit.system.files import atomic_dir, checksum, write_text
@@ -79,7 +86,7 @@ def main():
     signals = resume.Signals()
     began = time.monotonic()
     args = presets.parse(sys.argv[1:])
-    if args.dataset_name not in data.EMBEDDED:
+    if args.dataset_name not in EMBEDDED:
         refuse_mistyped_path(args.dataset_name, "--dataset_name")
     for flag in ("model_name_or_path", "teacher_name_or_path"):
         refuse_mistyped_path(getattr(args, flag), f"--{flag}")
@@ -125,15 +132,15 @@ def main():
     columns["label_names"] = presets.read_names(args.label_names)
     reading_began = time.monotonic()
     with accelerator.main_process_first():
-        splits = data.load(args.dataset_name, args.dataset_config, args.streaming)
+        splits = load_splits(args.dataset_name, args.dataset_config, args.streaming)
         if args.streaming:
-            stream, eval_rows, labels, scored = data.prepare_stream(splits, **columns)
+            stream, eval_rows, labels, scored = prepare_stream(splits, **columns)
         else:
             sizes = {key: getattr(args, key) for key in ("eval_fraction", "train_fraction", "shots", "seed")}
-            splits, labels, scored = data.prepare(splits, **columns, **sizes)
+            splits, labels, scored = prepare_splits(splits, **columns, **sizes)
             stream, eval_rows = None, splits["eval"]
     # Before training: what cannot be written into the card must not end the run after it.
-    data_license = escapes.as_license(data.license_of(args.dataset_name)) if accelerator.is_main_process else None
+    data_license = escapes.as_license(dataset_license(args.dataset_name)) if accelerator.is_main_process else None
     model, processor = training.build_model(
         labels,
         args.model_name_or_path,
@@ -142,16 +149,16 @@ def main():
         presets.overrides(args.config_overrides),
         args.eval_crop,
     )
-    form = data.image_form(processor, model.config)
-    train_form = data.training_form(form, None if stream else splits["train"], args.crop, args.crop_scale)
+    form = image_spec_of(processor, model.config)
+    train_form = training_image_spec(form, None if stream else splits["train"], args.crop, args.crop_scale)
     say(f"reading {len(eval_rows) + (0 if stream else len(splits['train'])):,} images")
-    eval_images = data.Images(eval_rows, form, args.on_bad_image)
+    eval_images = ImageDataset(eval_rows, form, args.on_bad_image)
     if stream:
-        train_images = data.Stream(
+        train_images = ImageStream(
             stream, labels, train_form, args.seed, args.shuffle_buffer, args.on_bad_image, args.stream_lanes
         )
     else:
-        train_images = data.Images(splits["train"], train_form, args.on_bad_image, fill=True, seed=args.seed)
+        train_images = ImageDataset(splits["train"], train_form, args.on_bad_image, keep_full=True, seed=args.seed)
     reading_seconds = time.monotonic() - reading_began
     unscored = [label for index, label in enumerate(labels) if not (eval_images.labels == index).any()]
     if unscored:
@@ -182,19 +189,19 @@ def main():
         if sharded:
             raise ValueError("--cache_features trains a head, which FSDP has no need to split: use ddp.yaml")
         say(f"computing the features of {len(train_images):,} images")
-        share = data.batches_in_order(len(train_images), args.per_device_eval_batch_size, rank, world)
+        share = sequential_batches(len(train_images), args.per_device_eval_batch_size, rank, world)
         seen_by_head = training.predict(
-            model, data.loader(train_images, share, workers), form, accelerator, len(train_images), features=True,
+            model, data_loader(train_images, share, workers), form, accelerator, len(train_images), features=True,
             split=args.train_split,
         )  # fmt: skip
-        train_images = data.Features(train_images, *seen_by_head)
+        train_images = FeatureDataset(train_images, *seen_by_head)
     features_seconds = time.monotonic() - features_began
     teacher = None
     if args.teacher_name_or_path is not None:
         teacher = training.Teacher(args.teacher_name_or_path, labels, form, device)
     weights = None
     if args.balance == "weights":
-        weights = data.class_weights(train_images.labels, len(labels)).to(device)
+        weights = class_weights(train_images.labels, len(labels)).to(device)
 
     def loss_of(model, pixel_values, targets, **kwargs):
         """The loss of a batch (B, C, H, W) with targets (B, L), and its logits (B, L); of features (B, D), if they are cached."""
@@ -354,14 +361,14 @@ def main():
         def order():
             shares = train_images.labels.numpy() if args.balance == "sampling" else None
             for epoch in itertools.count(first // an_epoch):
-                steps = data.epoch_batches(
+                steps = epoch_batches(
                     len(train_images), together, args.seed, epoch, rank, world, shares, args.augment_repeats
                 )
                 for ids in itertools.islice(steps, max(0, first - epoch * an_epoch), None):
-                    ids = [epoch * data.PASS + number for number in ids]
+                    ids = [epoch * EPOCH_STRIDE + number for number in ids]
                     yield from (ids[start : start + batch] for start in starts)
 
-        for number, rows in enumerate(data.loader(train_images, order(), workers)):
+        for number, rows in enumerate(data_loader(train_images, order(), workers)):
             yield (first + number // accumulation) // an_epoch, rows
 
     def prepare(rows, epoch, step):
@@ -401,21 +408,23 @@ def main():
             return
         some = {name: samples[name] for name in ("images", "labels", "logits")}
         pixel_values = normalize(some["images"], form)
-        some["images"] = as_bytes(pixel_values, form)
+        some["images"] = denormalize(pixel_values, form)
         yield "predictions", figures.predictions(**some, names=labels)
         if "mistaken_images" in samples:
             wrong = {name: samples[f"mistaken_{name}"] for name in some}
-            wrong["images"] = as_bytes(normalize(wrong["images"], form), form)
+            wrong["images"] = denormalize(normalize(wrong["images"], form), form)
             yield "mistakes", figures.predictions(**wrong, names=labels)
         if not stream and not args.cache_features and form.processor is None:
             places = range(0, len(train_images), -(-len(train_images) // 4))
-            epochs = [train_images.__getitems__([epoch * data.PASS + place for place in places]) for epoch in range(5)]
+            epochs = [
+                train_images.__getitems__([epoch * EPOCH_STRIDE + place for place in places]) for epoch in range(5)
+            ]
             shown = [prepare(rows, epoch, epoch * an_epoch) for epoch, rows in enumerate(epochs)]
             rows = train_images.rows.select((epochs[0]["index"] % len(train_images)).tolist())
-            whole = data.Images(rows, replace(train_form, crop_scale=None)).cache
+            whole = ImageDataset(rows, replace(train_form, crop_scale=None)).cache
             titles = [[figures.shorten(labels[label], 14) for label in epochs[0]["labels"]]]
             titles += [figures.in_shares(targets, labels) for _, targets in shown]
-            versions = [as_bytes(inputs, form) for inputs, _ in shown]
+            versions = [denormalize(inputs, form) for inputs, _ in shown]
             yield "augmentations", figures.augmentations(whole, versions, titles)
         captions = figures.answers(some["logits"][:4], labels)
         yield from figures.of_model(best_model, some["images"][:4], pixel_values[:4].to(device), captions).items()
@@ -474,9 +483,9 @@ def main():
         nonlocal best
         trained = trained_for()
         with finished_model() as model:
-            share = data.batches_in_order(len(eval_images), args.per_device_eval_batch_size, rank, world)
+            share = sequential_batches(len(eval_images), args.per_device_eval_batch_size, rank, world)
             answers = training.predict(
-                model, data.loader(eval_images, share, workers), form, accelerator, len(eval_images),
+                model, data_loader(eval_images, share, workers), form, accelerator, len(eval_images),
                 stopped=lambda: signals.asked is not None, split=scored,
             )  # fmt: skip
             if answers is None:
@@ -700,7 +709,7 @@ def main():
             Image.fromarray(example.numpy()).save(run / "model" / "example.png")
         scored_images = details.pop("images")
         launch = f"accelerate launch --config_file recipes/accelerate/{'fsdp2' if sharded else 'ddp'}.yaml"
-        on_hub = lambda name: None if name in (None, *data.EMBEDDED) or Path(name).expanduser().exists() else name
+        on_hub = lambda name: None if name in (None, *EMBEDDED) or Path(name).expanduser().exists() else name
         results = {
             "metrics": details.pop("metrics"),
             "metrics_of": f"{scored}, "

@@ -24,9 +24,9 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from hf_vit.data.augment import normalize
-from hf_vit.data.crops import eval_resize
-from hf_vit.data.datasets import ImageForm, image_form, match_labels
+from hf_vit.data.columns import match_labels
+from hf_vit.data.image_spec import ImageSpec, eval_resize, image_spec_of
+from hf_vit.data.normalization import normalize
 from hf_vit.evaluation import metrics
 from hf_vit.formats.checkpoints import timm_input_size
 from hf_vit.formats.timm_processor import timm_processor
@@ -186,9 +186,9 @@ class Teacher:
         ValueError: if it does not know one of the labels.
     """
 
-    def __init__(self, checkpoint: str, labels: list[str], form: ImageForm, device):
+    def __init__(self, checkpoint: str, labels: list[str], form: ImageSpec, device):
         self.model = load_classifier(checkpoint, dtype=torch.float32).to(device).eval().requires_grad_(False)
-        self.own, self.students = image_form(load_processor(checkpoint), self.model.config), form
+        self.own, self.students = image_spec_of(load_processor(checkpoint), self.model.config), form
         try:
             columns = match_labels(torch.arange(len(labels)), labels, self.model.config.id2label)
         except ValueError as error:
@@ -258,7 +258,7 @@ def build_model(
     Weights are float32, whatever the checkpoint holds: most steps are too small to change a bfloat16 or float16 number
     ("Mixed Precision Training", arXiv 1710.03740, section 3.1). The head of a checkpoint is kept only where it was trained for
     these labels in this order. Its image processor says how images are resized and cut, unless `eval_crop` does
-    (`crops.eval_resize`).
+    (`image_spec.eval_resize`).
 
     Raises:
         ValueError: if a weight is not finite, or `overrides` ask for another type.
@@ -285,7 +285,7 @@ def build_model(
     channels = model.config.num_channels
     a_channel = lambda values: list(values) if len(values) == channels else [sum(values) / len(values)] * channels
     size, center = {"height": height, "width": width}, {}
-    resize = eval_resize(image_form(source, model.config), height, width, eval_crop)
+    resize = eval_resize(image_spec_of(source, model.config), height, width, eval_crop)
     if resize is not None:
         center = {"do_center_crop": True, "crop_size": size}
         size = {"shortest_edge": resize} if isinstance(resize, int) else dict(zip(size, resize, strict=True))
@@ -443,7 +443,7 @@ def check_weights(model: nn.Module, source: str):
         )
 
 
-def find_batch_size(model, compute_loss, form: ImageForm, batch_size: int, device, copies: int = 2) -> int:
+def find_batch_size(model, compute_loss, form: ImageSpec, batch_size: int, device, copies: int = 2) -> int:
     """`batch_size`, or where memory is short a part of it, half or less each time, whose forward and backward pass fits
     beside what else a step holds: another batch, three times while it is augmented, and copies of the trainable weights.
 
@@ -604,7 +604,7 @@ def predict(
 
     Args:
         batches: this process's share, dicts of `images` uint8 (b, C, H, W) and `index` (b,); shares do not overlap.
-        form: the `data.ImageForm` of the model's images.
+        form: the `ImageSpec` of the model's images.
         stopped: is asked before each batch; None is returned where it is True on any process.
         split: what the images are, for the error.
 
@@ -674,7 +674,7 @@ LOGITS_TOLERANCE = {"no": 1e-3, "fp16": 1e-2, "bf16": 6e-2}
 
 
 @torch.no_grad()
-def logits_apart(model, images: torch.Tensor, logits: torch.Tensor, form: ImageForm, accelerator) -> float:
+def logits_apart(model, images: torch.Tensor, logits: torch.Tensor, form: ImageSpec, accelerator) -> float:
     """How far the logits of a saved model are from those that were scored, in parts of the largest of these.
 
     Args:

@@ -27,9 +27,20 @@ from transformers import (
 )
 
 from hf_vit import HFViTConfig
-from hf_vit.data import datasets as data
-from hf_vit.data.augment import augment, normalize
-from hf_vit.data.images import Files
+from hf_vit.data import image_dataset, sources
+from hf_vit.data.augment import augment
+from hf_vit.data.columns import find_columns, match_labels
+from hf_vit.data.crops import crop_params
+from hf_vit.data.decoding import decode_image, decode_rows, open_image, stack_images
+from hf_vit.data.image_dataset import FeatureDataset, ImageDataset
+from hf_vit.data.image_files import AllowedFiles
+from hf_vit.data.image_spec import ImageSpec, image_spec_of, training_image_spec
+from hf_vit.data.loader import data_loader
+from hf_vit.data.normalization import normalize
+from hf_vit.data.sampling import EPOCH_STRIDE, epoch_batches, sequential_batches
+from hf_vit.data.sources import load_splits
+from hf_vit.data.splits import class_weights, prepare_splits, stratified_holdout
+from hf_vit.data.streaming import ImageStream, prepare_stream
 
 
 def picture(seed=0, size=(20, 14), mode="RGB"):
@@ -44,34 +55,34 @@ def dataset(labels, names=("cat", "dog"), **columns):
 
 
 def prepare(splits, train="train", fraction=0.25, **how):
-    return data.prepare(DatasetDict(splits), train_split=train, eval_fraction=fraction, **how)
+    return prepare_splits(DatasetDict(splits), train_split=train, eval_fraction=fraction, **how)
 
 
-def form_of(size=(8, 12), channels=3, processor=None):
+def spec_of(size=(8, 12), channels=3, processor=None):
     processor = processor or ViTImageProcessorPil(size={"height": size[0], "width": size[1]})
-    return data.image_form(processor, HFViTConfig(image_size=size, patch_size=4, num_channels=channels))
+    return image_spec_of(processor, HFViTConfig(image_size=size, patch_size=4, num_channels=channels))
 
 
 def test_columns_are_found_by_their_type():
     named = dataset([0, 1], note=["a", "b"]).rename_columns({"image": "photo", "label": "animal"})
-    assert data.find_columns(named, None, None) == ("photo", "animal")
+    assert find_columns(named, None, None) == ("photo", "animal")
 
 
 @pytest.mark.parametrize("column", ["image", "label"])
 def test_a_missing_column_is_an_error_that_lists_the_columns(column):
     lacking = dataset([0, 1], note=["a", "b"]).remove_columns(column)
     with pytest.raises(ValueError, match=r"--(image|label)_column.*note \(string\)"):
-        data.find_columns(lacking, None, None)
+        find_columns(lacking, None, None)
     with pytest.raises(ValueError, match=r"no such column.*note \(string\)"):
-        data.find_columns(lacking, "nothing", "nothing")
+        find_columns(lacking, "nothing", "nothing")
 
 
 def test_two_image_columns_must_be_told_apart():
     rows = {"first": [picture(0)], "second": [picture(1)], "label": [1]}
     both = Dataset.from_dict(rows, Features(first=Image(), second=Image(), label=ClassLabel(names=["a", "b"])))
     with pytest.raises(ValueError, match="2 columns"):
-        data.find_columns(both, None, None)
-    assert data.find_columns(both, "second", None) == ("second", "label")
+        find_columns(both, None, None)
+    assert find_columns(both, "second", None) == ("second", "label")
 
 
 def test_a_validation_split_goes_before_a_test_split():
@@ -92,9 +103,9 @@ def test_without_a_second_split_part_of_train_is_set_aside_by_class():
 
 
 def test_a_class_of_one_image_stays_in_train_and_too_few_images_are_an_error():
-    assert 12 not in data.set_aside(np.array([0] * 12 + [1]), 0.25, seed=0)
-    with pytest.raises(ValueError, match="no image can be set aside"):
-        data.set_aside(np.array([0, 1]), 0.1, seed=0)
+    assert 12 not in stratified_holdout(np.array([0] * 12 + [1]), 0.25, seed=0)
+    with pytest.raises(ValueError, match="no image can be held out"):
+        stratified_holdout(np.array([0, 1]), 0.1, seed=0)
 
 
 def test_text_labels_become_classes_and_unknown_ones_are_named():
@@ -123,14 +134,14 @@ def test_loading_knows_folders_files_and_the_embedded_set(tmp_path):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for index in range(2):
             picture().save(tmp_path / "photos" / name / f"{index}.png")
-    _, names, _ = prepare(data.load(str(tmp_path / "photos")), fraction=0.5)
+    _, names, _ = prepare(load_splits(str(tmp_path / "photos")), fraction=0.5)
     assert names == ["cat", "dog"]
     dataset([0, 1, 1]).to_parquet(tmp_path / "some.parquet")
-    assert len(data.load(str(tmp_path / "some.parquet"))["train"]) == 3
+    assert len(load_splits(str(tmp_path / "some.parquet"))["train"]) == 3
     (tmp_path / "some.txt").write_text("no data")
     with pytest.raises(ValueError, match=r"some.txt is no data file"):
-        data.load(str(tmp_path / "some.txt"))
-    embedded = data.load("fashion-mnist-mini")
+        load_splits(str(tmp_path / "some.txt"))
+    embedded = load_splits("fashion-mnist-mini")
     assert np.bincount(embedded["train"]["label"]).tolist() == [1000] * 10
     assert np.bincount(embedded["test"]["label"]).tolist() == [200] * 10
 
@@ -140,9 +151,9 @@ def test_a_broken_image_is_named_by_row_and_file(tmp_path):
         (tmp_path / name).mkdir()
         picture().save(tmp_path / name / f"{index}.png")
     (tmp_path / "dog" / "broken.png").write_bytes(b"this is no picture")
-    splits, _, _ = prepare(data.load(str(tmp_path)), train=None, eval_split="train")
+    splits, _, _ = prepare(load_splits(str(tmp_path)), train=None, eval_split="train")
     with pytest.raises(ValueError, match=r"row 2 \(.*broken.png\) cannot be read as an image"):
-        data.Images(splits["eval"], form_of())
+        ImageDataset(splits["eval"], spec_of())
 
 
 def test_a_broken_row_is_named_by_its_number_before_any_split():
@@ -152,7 +163,7 @@ def test_a_broken_row_is_named_by_its_number_before_any_split():
     broken = whole.remove_columns("image").add_column("image", images, feature=Image(decode=False))
     splits, _, _ = prepare({"train": broken}, fraction=0.25)
     with pytest.raises(ValueError, match="row 13 cannot be read as an image"):
-        [data.Images(splits[role], form_of()) for role in ("train", "eval")]
+        [ImageDataset(splits[role], spec_of()) for role in ("train", "eval")]
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
@@ -160,12 +171,12 @@ def test_decoded_and_normalised_images_equal_the_image_processor(mode):
     processor = ViTImageProcessorPil(
         size={"height": 8, "width": 12}, image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.4], do_convert_rgb=True
     )
-    form = form_of(processor=processor)
+    spec = spec_of(processor=processor)
     image = picture(1, mode=mode)
     rows = Dataset.from_dict({"image": [image], "label": [0]}, Features(image=Image(), label=ClassLabel(names=["x"])))
-    batch = data.Images(rows.cast_column("image", Image(decode=False)), form).__getitems__([0])
+    batch = ImageDataset(rows.cast_column("image", Image(decode=False)), spec).__getitems__([0])
     wanted = processor([image.convert("RGB")], return_tensors="pt")["pixel_values"]
-    torch.testing.assert_close(normalize(batch["images"], form), wanted, atol=1e-6, rtol=0)
+    torch.testing.assert_close(normalize(batch["images"], spec), wanted, atol=1e-6, rtol=0)
 
 
 def test_a_rotated_photo_is_turned_upright(tmp_path):
@@ -173,50 +184,50 @@ def test_a_rotated_photo_is_turned_upright(tmp_path):
     exif = PILImage.Exif()
     exif[0x0112] = 6  # the camera was turned by a quarter
     image.save(tmp_path / "turned.png", exif=exif)
-    decoded = data.decode({"bytes": (tmp_path / "turned.png").read_bytes(), "path": None}, form_of((12, 8)))
+    decoded = decode_image({"bytes": (tmp_path / "turned.png").read_bytes(), "path": None}, spec_of((12, 8)))
     np.testing.assert_array_equal(decoded, np.asarray(image.rotate(-90, expand=True)))
 
 
 def test_cached_images_equal_images_decoded_by_workers(monkeypatch):
     rows = dataset([0, 1, 0, 1, 1]).cast_column("image", Image(decode=False))
     batches = [[3, 1], [0, 4]]
-    cached = list(data.loader(data.Images(rows, form_of()), batches, num_workers=2))
-    monkeypatch.setattr(data, "CACHE_BYTES", 0)
-    images = data.Images(rows, form_of())
+    cached = list(data_loader(ImageDataset(rows, spec_of()), batches, num_workers=2))
+    monkeypatch.setattr(image_dataset, "CACHE_BYTES", 0)
+    images = ImageDataset(rows, spec_of())
     assert images.cache is None
-    for one, other in zip(cached, data.loader(images, batches, num_workers=2), strict=True):
+    for one, other in zip(cached, data_loader(images, batches, num_workers=2), strict=True):
         assert all(torch.equal(one[key], other[key]) for key in ("images", "labels", "index"))
 
 
 def test_an_epoch_shows_every_image_once_and_depends_on_seed_and_epoch_alone():
-    epoch = list(data.epoch_batches(12, 4, seed=1, epoch=3))
+    epoch = list(epoch_batches(12, 4, seed=1, epoch=3))
     assert sorted(itertools.chain(*epoch)) == list(range(12))
-    assert epoch == list(data.epoch_batches(12, 4, seed=1, epoch=3))
-    assert epoch != list(data.epoch_batches(12, 4, seed=1, epoch=4))
-    assert epoch != list(data.epoch_batches(12, 4, seed=2, epoch=3))
+    assert epoch == list(epoch_batches(12, 4, seed=1, epoch=3))
+    assert epoch != list(epoch_batches(12, 4, seed=1, epoch=4))
+    assert epoch != list(epoch_batches(12, 4, seed=2, epoch=3))
 
 
 def test_two_processes_see_the_batches_of_one():
-    whole = list(data.epoch_batches(21, 6, seed=0, epoch=0))
-    halves = [list(data.epoch_batches(21, 3, 0, 0, rank, 2)) for rank in range(2)]
+    whole = list(epoch_batches(21, 6, seed=0, epoch=0))
+    halves = [list(epoch_batches(21, 3, 0, 0, rank, 2)) for rank in range(2)]
     assert [a + b for a, b in zip(*halves, strict=True)] == whole
-    scored = [itertools.chain(*data.batches_in_order(10, 3, rank, 2)) for rank in range(2)]
+    scored = [itertools.chain(*sequential_batches(10, 3, rank, 2)) for rank in range(2)]
     assert sorted(itertools.chain(*scored)) == list(range(10))
 
 
 def test_fewer_images_than_a_batch_still_fill_one():
-    (batch,) = data.epoch_batches(3, 8, seed=0, epoch=0)
+    (batch,) = epoch_batches(3, 8, seed=0, epoch=0)
     assert len(batch) == 8
     assert {i % 3 for i in batch} == {0, 1, 2}
     assert len(set(batch)) == 8  # an image that comes again is another sample, augmented anew
 
 
 def test_labels_are_matched_by_name_and_others_refused():
-    matched = data.match_labels(torch.tensor([0, 1, 1]), ["cat", "dog"], {0: "dog", 1: "cat"})
+    matched = match_labels(torch.tensor([0, 1, 1]), ["cat", "dog"], {0: "dog", 1: "cat"})
     assert matched.tolist() == [1, 0, 0]
-    assert data.match_labels(torch.tensor([0]), ["cat"], {0: "dog", 1: "cat"}).tolist() == [1]
+    assert match_labels(torch.tensor([0]), ["cat"], {0: "dog", 1: "cat"}).tolist() == [1]
     with pytest.raises(ValueError, match=r"does not know 1 of the data set's 2 labels: \['eel'\]"):
-        data.match_labels(torch.tensor([0]), ["eel", "dog"], {0: "dog", 1: "cat"})
+        match_labels(torch.tensor([0]), ["eel", "dog"], {0: "dog", 1: "cat"})
 
 
 def test_scoring_without_a_split_to_score_and_missing_labels_are_errors():
@@ -230,7 +241,7 @@ def test_scoring_without_a_split_to_score_and_missing_labels_are_errors():
 def test_sixteen_bits_are_scaled_not_clipped(tmp_path):
     PILImage.fromarray(np.full((8, 12), 32768, dtype=np.uint16)).save(tmp_path / "deep.png")
     item = {"bytes": (tmp_path / "deep.png").read_bytes(), "path": None}
-    assert data.decode(item, form_of()).mean() == 127
+    assert decode_image(item, spec_of()).mean() == 127
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -257,7 +268,7 @@ def pictures(numbers):
 def known(splits, split="train", **how):
     """The (class, number) of each picture of a split; it is found by its pixels."""
     chosen, names, _ = prepare(splits, train=None, eval_split=split, **how)
-    images = data.Images(chosen["eval"], form_of())
+    images = ImageDataset(chosen["eval"], spec_of())
     numbers = [
         next(n for n in range(6) if np.array_equal(np.asarray(picture(n, (8, 12))), image.permute(1, 2, 0)))
         for image in images.cache
@@ -308,7 +319,7 @@ def table_of(numbers, column="image", kind=None):
 
 
 def test_a_folder_of_class_folders_keeps_its_splits(photos):
-    splits = data.load(str(photos))
+    splits = load_splits(str(photos))
     assert known(splits) == all_of(range(4))
     assert known(splits, "validation") == all_of([4, 5])
 
@@ -318,14 +329,14 @@ def test_a_table_names_images_below_itself_by_relative_or_absolute_paths(photos,
     beside = write_table(photos.parent / f"list{suffix}", range(4), "photos", separator)
     absolute = write_table(photos.parent / f"absolute{suffix}", range(4), photos, separator)
     for table in (beside, absolute):
-        assert known(data.load(table), label_column="kind") == all_of(range(4))
+        assert known(load_splits(table), label_column="kind") == all_of(range(4))
 
 
 def test_a_folder_of_tables_has_a_split_for_each(photos, tmp_path):
     shutil.copytree(photos, tmp_path / "photos")
     write_table(tmp_path / "train.csv", range(4), "photos")
     write_table(tmp_path / "val.csv", [4, 5], "photos")
-    splits = data.load(str(tmp_path))
+    splits = load_splits(str(tmp_path))
     assert known(splits, label_column="kind") == all_of(range(4))
     assert known(splits, "validation", label_column="kind") == all_of([4, 5])
 
@@ -334,10 +345,10 @@ def test_tar_shards_are_read_alone_or_as_a_folder(tmp_path):
     for name, numbers in (("train-0000", [0, 1]), ("train-0001", [2, 3]), ("val-0000", [4, 5])):
         write_tar(tmp_path / f"{name}.tar", pictures(numbers), [n % 2 for n in numbers])
     named = {"label_names": list(ANIMALS)}
-    splits = data.load(str(tmp_path))
+    splits = load_splits(str(tmp_path))
     assert known(splits, **named) == all_of(range(4))
     assert known(splits, "validation", **named) == all_of([4, 5])
-    assert known(data.load(str(tmp_path / "val-0000.tar")), **named) == all_of([4, 5])
+    assert known(load_splits(str(tmp_path / "val-0000.tar")), **named) == all_of([4, 5])
 
 
 def test_parquet_and_arrow_files_saved_folders_and_columns_of_bytes_are_read(tmp_path):
@@ -348,10 +359,10 @@ def test_parquet_and_arrow_files_saved_folders_and_columns_of_bytes_are_read(tmp
     (arrow,) = (tmp_path / "saved").glob("*.arrow")
     (tmp_path / "table.arrow").write_bytes(arrow.read_bytes())
     for name in ("table.parquet", "table.arrow", "saved", "both"):
-        assert known(data.load(str(tmp_path / name))) == all_of(range(4)), name
-    assert known(data.load(str(tmp_path / "both")), "test") == all_of([4, 5])
+        assert known(load_splits(str(tmp_path / name))) == all_of(range(4)), name
+    assert known(load_splits(str(tmp_path / "both")), "test") == all_of([4, 5])
     table_of(range(4), "png", Value("binary")).to_parquet(tmp_path / "bytes.parquet")
-    assert known(data.load(str(tmp_path / "bytes.parquet")), image_column="png") == all_of(range(4))
+    assert known(load_splits(str(tmp_path / "bytes.parquet")), image_column="png") == all_of(range(4))
 
 
 @pytest.mark.parametrize(
@@ -368,7 +379,7 @@ def test_parquet_and_arrow_files_saved_folders_and_columns_of_bytes_are_read(tmp
 )
 def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(name):
     with pytest.raises(ValueError, match=r"--dataset_name .*nowhere.*: there is no such folder or file here"):
-        data.load(name)
+        load_splits(name)
 
 
 def test_webdatasets_cls_is_a_label_column():
@@ -376,14 +387,14 @@ def test_webdatasets_cls_is_a_label_column():
         {"png": [{"bytes": pictures([0])[0], "path": None}], "cls": [1], "__key__": ["x"]},
         Features({"png": Image(), "cls": Value("int64"), "__key__": Value("string")}),
     )
-    assert data.find_columns(rows, None, None) == ("png", "cls")
+    assert find_columns(rows, None, None) == ("png", "cls")
 
 
 def test_a_column_of_text_or_numbers_holds_no_images():
     rows = dataset([0, 1], note=["a", "b"])
     for column, kind in (("note", "string"), ("label", "ClassLabel")):
         with pytest.raises(ValueError, match=rf"--image_column {column}: it holds no images; .*{column} \({kind}\)"):
-            data.find_columns(rows, column, None)
+            find_columns(rows, column, None)
 
 
 def test_a_table_whose_text_names_no_image_files_is_an_error(tmp_path):
@@ -391,7 +402,7 @@ def test_a_table_whose_text_names_no_image_files_is_an_error(tmp_path):
     with pytest.raises(
         ValueError, match=r"no column of type Image: name one with --image_column.*note \((large_)?string\)"
     ):
-        prepare(data.load(str(tmp_path / "list.csv")))
+        prepare(load_splits(str(tmp_path / "list.csv")))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -457,7 +468,7 @@ def test_more_shots_than_images_name_the_class_and_its_count():
 
 def test_class_weights_are_inverse_counts_with_mean_one():
     labels = torch.tensor([0, 0, 0, 2])
-    weights = data.class_weights(labels, 4)
+    weights = class_weights(labels, 4)
     torch.testing.assert_close(weights, torch.tensor([4 / (2 * 3), 0, 4 / 2, 0]))
     assert weights[labels].mean() == 1
 
@@ -492,20 +503,20 @@ def test_every_mode_of_image_decodes_as_pil_converts_it(mode, kind, how, channel
     if how:
         image = image.convert("RGBA")
     wanted = np.asarray(image.convert({1: "L", 3: "RGB"}[channels])).reshape(8, 12, channels)
-    np.testing.assert_array_equal(data.decode(item, form_of(channels=channels)), wanted)
+    np.testing.assert_array_equal(decode_image(item, spec_of(channels=channels)), wanted)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(("dtype", "kind"), [(np.uint16, "PNG"), (np.uint16, "TIFF"), (np.int32, "TIFF")])
 def test_sixteen_bits_become_eight_in_every_channel(dtype, kind, channels):
     deep = np.random.default_rng(0).integers(0, 65536, (8, 12)).astype(dtype)
-    decoded = data.decode(item_of(PILImage.fromarray(deep), kind), form_of(channels=channels))
+    decoded = decode_image(item_of(PILImage.fromarray(deep), kind), spec_of(channels=channels))
     np.testing.assert_array_equal(decoded, np.repeat(deep[..., None] // 257, channels, axis=2))
 
 
 def test_floating_point_pixels_are_refused():
     with pytest.raises(ValueError, match="floating-point numbers of no stated range"):
-        data.decode(item_of(PILImage.fromarray(np.ones((8, 12), np.float32)), "TIFF"), form_of())
+        decode_image(item_of(PILImage.fromarray(np.ones((8, 12), np.float32)), "TIFF"), spec_of())
 
 
 PROCESSORS = {
@@ -526,9 +537,9 @@ PROCESSORS = {
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_each_kind_of_image_processor_is_followed_to_the_pixel(name, size):
     processor, image = PROCESSORS[name](), picture(1, size)
-    form = data.image_form(processor, HFViTConfig())
+    spec = image_spec_of(processor, HFViTConfig())
     wanted = processor(image, do_rescale=False, do_normalize=False, return_tensors="np")["pixel_values"][0]
-    np.testing.assert_array_equal(data.decode(item_of(image), form).transpose(2, 0, 1), wanted)
+    np.testing.assert_array_equal(decode_image(item_of(image), spec).transpose(2, 0, 1), wanted)
 
 
 @pytest.mark.parametrize(
@@ -542,13 +553,13 @@ def test_each_kind_of_image_processor_is_followed_to_the_pixel(name, size):
     ids=["ConvNeXt", "MobileViT", "not normalised", "rescaled otherwise"],
 )
 def test_an_image_processor_that_does_more_makes_the_pixels_itself(processor):
-    form = data.image_form(processor, HFViTConfig())
-    assert form.processor is processor
+    spec = image_spec_of(processor, HFViTConfig())
+    assert spec.processor is processor
     images = [picture(number, (37, 53)) for number in range(3)]
     wanted = processor(images, return_tensors="pt")["pixel_values"]
-    rows = data.Images(undecoded([item_of(image) for image in images]), form)
+    rows = ImageDataset(undecoded([item_of(image) for image in images]), spec)
     assert rows.cache is None
-    got = torch.cat([normalize(batch["images"], form) for batch in data.loader(rows, [[0, 1], [2]], 0)])
+    got = torch.cat([normalize(batch["images"], spec) for batch in data_loader(rows, [[0, 1], [2]], 0)])
     torch.testing.assert_close(got, wanted, atol=1e-6, rtol=0)
 
 
@@ -560,9 +571,9 @@ def undecoded(items, labels=None, names=ANIMALS):
 
 
 def test_a_large_jpeg_is_scored_as_pillow_decodes_and_resizes_it():
-    photo, form = item_of(smooth(480, 320), "JPEG"), form_of((16, 24))
+    photo, spec = item_of(smooth(480, 320), "JPEG"), spec_of((16, 24))
     opened = PILImage.open(BytesIO(photo["bytes"]))
-    np.testing.assert_array_equal(data.decode(photo, form), np.asarray(opened.resize((24, 16), form.resample)))
+    np.testing.assert_array_equal(decode_image(photo, spec), np.asarray(opened.resize((24, 16), spec.resample)))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -594,7 +605,7 @@ JPEGS = {
 def test_a_jpeg_has_the_very_pixels_that_pillow_reads(mode, how, channels, shrunk_to):
     item = item_of(grainy(mode=mode), "JPEG", **how)
     wanted = PILImage.open(BytesIO(item["bytes"])).convert({1: "L", 3: "RGB"}[channels])
-    opened = data.open_image(item, channels)
+    opened = open_image(item, channels)
     assert opened.mode == wanted.mode
     np.testing.assert_array_equal(np.asarray(opened), np.asarray(wanted))
     assert shrunk_to == [(37, 53)]
@@ -608,16 +619,16 @@ def test_a_jpeg_is_turned_as_its_camera_was_held(mode, orientation, shrunk_to):
     item = item_of(grainy(mode=mode), "JPEG", exif=exif)
     wanted = ImageOps.exif_transpose(PILImage.open(BytesIO(item["bytes"])))
     assert wanted.size == ((53, 37) if orientation < 5 else (37, 53))
-    np.testing.assert_array_equal(np.asarray(data.open_image(item, 3)), np.asarray(wanted.convert("RGB")))
+    np.testing.assert_array_equal(np.asarray(open_image(item, 3)), np.asarray(wanted.convert("RGB")))
     assert len(shrunk_to) == 1
-    height, width = data.decode(item, dataclasses.replace(form_of((12, 8)), draft=True)).shape[:2]
+    height, width = decode_image(item, dataclasses.replace(spec_of((12, 8)), fast_resize=True)).shape[:2]
     assert (height, width) == (12, 8)
 
 
 def test_a_jpeg_of_four_inks_is_read_by_pillow(shrunk_to):
     item = item_of(grainy(mode="CMYK"), "JPEG")
     wanted = PILImage.open(BytesIO(item["bytes"])).convert("RGB")
-    np.testing.assert_array_equal(np.asarray(data.open_image(item, 3)), np.asarray(wanted))
+    np.testing.assert_array_equal(np.asarray(open_image(item, 3)), np.asarray(wanted))
     assert shrunk_to == []
 
 
@@ -625,7 +636,7 @@ def test_of_several_pictures_in_one_jpeg_the_first_is_taken(shrunk_to):
     item = item_of(grainy(), "MPO", save_all=True, append_images=[picture(1, (37, 53))])
     with PILImage.open(BytesIO(item["bytes"])) as several:
         assert (several.format, several.n_frames) == ("MPO", 2)
-        np.testing.assert_array_equal(np.asarray(data.open_image(item, 3)), np.asarray(several))
+        np.testing.assert_array_equal(np.asarray(open_image(item, 3)), np.asarray(several))
     assert shrunk_to == [(37, 53)]
 
 
@@ -633,8 +644,8 @@ def test_a_jpeg_on_disk_is_decoded_as_one_in_memory(tmp_path, shrunk_to):
     item = item_of(grainy(), "JPEG")
     (tmp_path / "photo.jpg").write_bytes(item["bytes"])
     rows = [{"row": 0, "image": {"bytes": None, "path": "photo.jpg"}}]
-    (beside,), _ = data.decode_rows(rows, form_of(), files=Files(str(tmp_path)))
-    np.testing.assert_array_equal(beside, data.decode(item, form_of()))
+    (beside,), _ = decode_rows(rows, spec_of(), files=AllowedFiles(str(tmp_path)))
+    np.testing.assert_array_equal(beside, decode_image(item, spec_of()))
     assert len(shrunk_to) == 2
 
 
@@ -656,19 +667,19 @@ def test_a_damaged_jpeg_is_read_where_pillow_reads_it_and_to_its_pixels(content)
         unknown = isinstance(error, PIL.UnidentifiedImageError)
         wanted = "no known format" if unknown else re.escape(str(error).partition("(")[0])
         with pytest.raises((OSError, ValueError), match=wanted):
-            data.open_image(item, 3)
+            open_image(item, 3)
     else:
-        np.testing.assert_array_equal(np.asarray(data.open_image(item, 3)), wanted)
+        np.testing.assert_array_equal(np.asarray(open_image(item, 3)), wanted)
 
 
-@pytest.mark.parametrize("how", [{}, {"draft": True}, {"crop_scale": 0.9}])
+@pytest.mark.parametrize("how", [{}, {"fast_resize": True}, {"crop_scale": 0.9}])
 @pytest.mark.parametrize("part", [0.2, 0.6, 0.95])
 def test_a_jpeg_that_was_cut_off_is_an_error_that_names_its_row_and_file(part, how):
     whole = encoded(grainy((64, 64)), "JPEG")
     good, bad = ({"bytes": one, "path": "some.jpg"} for one in (whole, whole[: int(part * len(whole))]))
-    form = dataclasses.replace(form_of(), **how)
-    numbers = data.numbers_of(torch.arange(2), form, seed=0)
-    images, sentences = data.decode_rows([{"image": good, "row": 4}, {"image": bad, "row": 7}], form, numbers)
+    spec = dataclasses.replace(spec_of(), **how)
+    params = crop_params(torch.arange(2), spec, seed=0)
+    images, sentences = decode_rows([{"image": good, "row": 4}, {"image": bad, "row": 7}], spec, params)
     assert [image is None for image in images] == [False, True]
     (sentence,) = sentences
     assert sentence.startswith("row 7 (some.jpg) cannot be read as an image: ")
@@ -685,10 +696,10 @@ SAME_AS_PILLOW = [getattr(PILImage.Resampling, name) for name in ("NEAREST", "BO
 @pytest.mark.parametrize("size", [(37, 53), (5, 7), (8, 12), (200, 13)])
 @pytest.mark.parametrize("resample", [PILImage.Resampling.BILINEAR, PILImage.Resampling.BICUBIC])
 def test_torch_resizes_a_training_image_within_two_of_pillow(resample, size, channels):
-    form = dataclasses.replace(form_of(channels=channels), resample=int(resample))
+    spec = dataclasses.replace(spec_of(channels=channels), resample=int(resample))
     item = item_of(picture(2, size))
-    exact = data.decode(item, form).astype(int)
-    fast = data.decode(item, dataclasses.replace(form, draft=True)).astype(int)
+    exact = decode_image(item, spec).astype(int)
+    fast = decode_image(item, dataclasses.replace(spec, fast_resize=True)).astype(int)
     assert exact.shape == fast.shape == (8, 12, channels)
     assert np.abs(fast - exact).max() <= (0 if size == (8, 12) else 2)
 
@@ -698,34 +709,36 @@ def test_torch_and_not_pillow_resizes_training_images_and_pillow_the_others(monk
     monkeypatch.setattr(
         torch.nn.functional, "interpolate", lambda *args, **how: calls.append(how["mode"]) or interpolate(*args, **how)
     )
-    form = form_of()
-    assert form.resample == PILImage.Resampling.BILINEAR
-    data.decode(item_of(picture(2, (37, 53))), form)
+    spec = spec_of()
+    assert spec.resample == PILImage.Resampling.BILINEAR
+    decode_image(item_of(picture(2, (37, 53))), spec)
     assert calls == []
     for resample in (PILImage.Resampling.BILINEAR, PILImage.Resampling.BICUBIC):
-        data.decode(item_of(picture(2, (37, 53))), dataclasses.replace(form, draft=True, resample=int(resample)))
+        decode_image(
+            item_of(picture(2, (37, 53))), dataclasses.replace(spec, fast_resize=True, resample=int(resample))
+        )
     assert calls == ["bilinear", "bicubic"]
 
 
 @pytest.mark.parametrize("size", [(37, 53), (5, 7)])
 @pytest.mark.parametrize("resample", SAME_AS_PILLOW, ids=lambda resample: resample.name)
 def test_other_resamplings_of_a_training_image_are_pillows_to_the_pixel(resample, size):
-    form = dataclasses.replace(form_of(), resample=int(resample), draft=True)
+    spec = dataclasses.replace(spec_of(), resample=int(resample), fast_resize=True)
     wanted = picture(2, size).resize((12, 8), resample)
-    np.testing.assert_array_equal(data.decode(item_of(picture(2, size)), form), np.asarray(wanted))
+    np.testing.assert_array_equal(decode_image(item_of(picture(2, size)), spec), np.asarray(wanted))
 
 
-@pytest.mark.parametrize("draft", [False, True])
+@pytest.mark.parametrize("fast_resize", [False, True])
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(
     "size", [(14, 12), (13, 11), (12, 10), (9, 20), (21, 9), (10, 15), (30, 21), (31, 20), (1, 1), (13, 12), (14, 13)]
 )
-def test_the_middle_is_cut_out_as_pillow_does_with_black_where_the_image_ends(size, channels, draft):
+def test_the_middle_is_cut_out_as_pillow_does_with_black_where_the_image_ends(size, channels, fast_resize):
     image, (height, width) = picture(1, size), size
     top, left = (height - 14) // 2, (width - 12) // 2
     wanted = np.asarray(image.convert({1: "L", 3: "RGB"}[channels]).crop((left, top, left + 12, top + 14)))
-    form = data.ImageForm(14, 12, channels, 2, (0.5,) * channels, (0.5,) * channels, resize=size, draft=draft)
-    np.testing.assert_array_equal(data.decode(item_of(image), form), wanted.reshape(14, 12, channels))
+    spec = ImageSpec(14, 12, channels, 2, (0.5,) * channels, (0.5,) * channels, resize=size, fast_resize=fast_resize)
+    np.testing.assert_array_equal(decode_image(item_of(image), spec), wanted.reshape(14, 12, channels))
 
 
 def test_a_batch_is_one_piece_of_memory_however_its_images_lie():
@@ -733,15 +746,15 @@ def test_a_batch_is_one_piece_of_memory_however_its_images_lie():
     laid = [images[0], images[1].copy(order="F"), np.tile(images[2], (2, 2, 1))[:8, :12], images[3]]
     laid[3] = np.ascontiguousarray(images[3].transpose(2, 0, 1)).transpose(1, 2, 0)
     assert sum(image.flags.c_contiguous for image in laid) == 1
-    batch = data.as_batch(laid)
+    batch = stack_images(laid)
     assert (batch.shape, batch.dtype, batch.is_contiguous()) == ((4, 3, 8, 12), torch.uint8, True)
     assert torch.equal(batch, torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2))
 
 
-@pytest.mark.parametrize("how", [dict(resize=(16, 20)), dict(resize=(5, 20)), dict(draft=True), {}])
+@pytest.mark.parametrize("how", [dict(resize=(16, 20)), dict(resize=(5, 20)), dict(fast_resize=True), {}])
 def test_a_decoded_batch_is_one_piece_of_memory(how, monkeypatch):
-    monkeypatch.setattr(data, "CACHE_BYTES", 0)
-    images = data.Images(undecoded([item_of(grainy(), "JPEG")] * 3), dataclasses.replace(form_of(), **how))
+    monkeypatch.setattr(image_dataset, "CACHE_BYTES", 0)
+    images = ImageDataset(undecoded([item_of(grainy(), "JPEG")] * 3), dataclasses.replace(spec_of(), **how))
     batch = images.__getitems__([0, 2])["images"]
     assert (batch.shape, batch.is_contiguous()) == ((2, 3, 8, 12), True)
 
@@ -752,14 +765,14 @@ def test_a_decoded_batch_is_one_piece_of_memory(how, monkeypatch):
 
 @pytest.mark.parametrize("rows", [[0, 2, 3], [0, 1, 2, 3, 4], [1, 2], [4]])
 def test_features_stand_in_the_place_of_their_images(rows):
-    images = data.Images(undecoded(good_items(5), labels=[0, 1, 1, 0, 1]), form_of(), fill=True)
+    images = ImageDataset(undecoded(good_items(5), labels=[0, 1, 1, 0, 1]), spec_of(), keep_full=True)
     table, labels = torch.randn(len(rows), 7), images.labels
-    features = data.Features(images, table, torch.tensor(rows))
+    features = FeatureDataset(images, table, torch.tensor(rows))
     count = len(rows)
     assert len(features) == count
     order = list(range(count))[::-1]
     ids = [*order, count]  # the first one comes a second time
-    for batch in (features.__getitems__(ids), *data.loader(features, [ids], num_workers=2)):
+    for batch in (features.__getitems__(ids), *data_loader(features, [ids], num_workers=2)):
         places = [*order, 0]
         assert torch.equal(batch["images"], table[places])
         assert torch.equal(batch["labels"], labels[torch.tensor(rows)[places]])
@@ -772,11 +785,11 @@ def test_features_keep_the_number_of_each_row_and_what_was_skipped(monkeypatch):
     items[1] = {"bytes": b"no picture", "path": None}
     for cached in (True, False):
         if not cached:
-            monkeypatch.setattr(data, "CACHE_BYTES", 0)
-        images = data.Images(undecoded(items), form_of(), on_bad="skip", fill=True)
-        batches = list(data.loader(images, data.batches_in_order(len(images), 2), num_workers=0))
+            monkeypatch.setattr(image_dataset, "CACHE_BYTES", 0)
+        images = ImageDataset(undecoded(items), spec_of(), on_bad_image="skip", keep_full=True)
+        batches = list(data_loader(images, sequential_batches(len(images), 2), num_workers=0))
         seen = sorted(set(torch.cat([batch["index"] for batch in batches]).tolist()))
-        features = data.Features(images, torch.randn(4, 7), torch.tensor(seen))
+        features = FeatureDataset(images, torch.randn(4, 7), torch.tensor(seen))
         assert features.row_numbers(torch.arange(4)) == [0, 2, 3, 4]
         assert features.labels.tolist() == [0, 0, 1, 0]
         assert len(features.skipped) == 1
@@ -815,14 +828,14 @@ def one_bad(request, monkeypatch):
 def test_training_stops_at_a_bad_image_and_names_row_file_and_remedy(one_bad, cached, monkeypatch):
     rows, named = one_bad
     if not cached:
-        monkeypatch.setattr(data, "CACHE_BYTES", 0)
+        monkeypatch.setattr(image_dataset, "CACHE_BYTES", 0)
     where = r"row 2 \(.*some.jpg\) cannot" if named else "row 2 cannot"
     with pytest.raises(ValueError, match=rf"{where} be read as an image: .*; .*--on_bad_image skip"):
-        list(data.loader(data.Images(rows, form_of()), [[0, 1], [2, 3]], num_workers=0))
+        list(data_loader(ImageDataset(rows, spec_of()), [[0, 1], [2, 3]], num_workers=0))
 
 
 def test_a_bad_image_is_taken_out_of_the_cache_and_counted(one_bad):
-    images = data.Images(one_bad[0], form_of(), on_bad="skip")
+    images = ImageDataset(one_bad[0], spec_of(), on_bad_image="skip")
     assert len(images) == len(images.cache) == 3
     assert images.rows["row"][:] == [0, 1, 3]
     assert images.labels.tolist() == [0, 1, 1]
@@ -833,51 +846,51 @@ def test_a_bad_image_is_taken_out_of_the_cache_and_counted(one_bad):
 def assert_own(batch, items, labels):
     """Each place of a batch holds the image and the label that its index says."""
     for image, label, index in zip(batch["images"], batch["labels"], (batch["index"] % len(items)), strict=True):
-        np.testing.assert_array_equal(image.permute(1, 2, 0), data.decode(items[index], form_of()))
+        np.testing.assert_array_equal(image.permute(1, 2, 0), decode_image(items[index], spec_of()))
         assert label == labels[index]
 
 
 def test_without_a_cache_another_image_takes_the_place_in_training_and_none_in_scoring(one_bad, monkeypatch):
-    monkeypatch.setattr(data, "CACHE_BYTES", 0)
+    monkeypatch.setattr(image_dataset, "CACHE_BYTES", 0)
     rows, ids = one_bad[0], [[1, 2, 7, 0], [2, 3]]  # 7 is 3, for the second time
-    training = data.Images(rows, form_of(), on_bad="skip", fill=True)
-    batches = list(data.loader(training, ids, num_workers=0))
+    training = ImageDataset(rows, spec_of(), on_bad_image="skip", keep_full=True)
+    batches = list(data_loader(training, ids, num_workers=0))
     assert [len(batch["images"]) for batch in batches] == [4, 2]
     for batch, wanted in zip(batches, ids, strict=True):
         assert set(batch["index"].tolist()) == set(wanted) - {2}
         assert_own(batch, rows["image"][:], rows["label"][:])
     assert len(training.skipped) == 1  # though it came twice
-    scoring = data.Images(rows, form_of(), on_bad="skip")
-    batches = list(data.loader(scoring, ids, num_workers=0))
+    scoring = ImageDataset(rows, spec_of(), on_bad_image="skip")
+    batches = list(data_loader(scoring, ids, num_workers=0))
     assert [batch["index"].tolist() for batch in batches] == [[1, 7, 0], [3]]
     for batch in batches:
         assert_own(batch, rows["image"][:], rows["label"][:])
 
 
 def test_a_batch_of_bad_images_alone_stops_training_and_is_left_out_of_scoring(monkeypatch):
-    monkeypatch.setattr(data, "CACHE_BYTES", 0)
+    monkeypatch.setattr(image_dataset, "CACHE_BYTES", 0)
     rows = undecoded([*good_items(2), BAD["text"], BAD["text"]])
     batches = [[0, 1], [2, 3]]
-    scored = list(data.loader(data.Images(rows, form_of(), on_bad="skip"), batches, num_workers=0))
+    scored = list(data_loader(ImageDataset(rows, spec_of(), on_bad_image="skip"), batches, num_workers=0))
     assert [batch["index"].tolist() for batch in scored] == [[0, 1]]
     with pytest.raises(ValueError, match="no image of a whole batch of 2 can be read; row 2"):
-        list(data.loader(data.Images(rows, form_of(), on_bad="skip", fill=True), batches, num_workers=0))
+        list(data_loader(ImageDataset(rows, spec_of(), on_bad_image="skip", keep_full=True), batches, num_workers=0))
 
 
 def test_a_data_set_of_bad_images_alone_is_an_error():
     with pytest.raises(ValueError, match="none of the 2 images can be read; row 0"):
-        data.Images(undecoded([BAD["text"]] * 2), form_of(), on_bad="skip")
+        ImageDataset(undecoded([BAD["text"]] * 2), spec_of(), on_bad_image="skip")
 
 
 def test_worker_processes_report_bad_images(monkeypatch):
-    monkeypatch.setattr(data, "CACHE_BYTES", 0)
+    monkeypatch.setattr(image_dataset, "CACHE_BYTES", 0)
     rows = undecoded([*good_items(3), BAD["text"]])
-    images = data.Images(rows, form_of(), on_bad="skip", fill=True)
-    batches = list(data.loader(images, [[0, 3], [2, 1]], num_workers=2))
+    images = ImageDataset(rows, spec_of(), on_bad_image="skip", keep_full=True)
+    batches = list(data_loader(images, [[0, 3], [2, 1]], num_workers=2))
     assert [batch["index"].tolist() for batch in batches] == [[0, 0], [2, 1]]
     assert len(images.skipped) == 1
     with pytest.raises(ValueError, match=r"^row 3 .*--on_bad_image skip"):
-        list(data.loader(data.Images(rows, form_of(), fill=True), [[0, 3], [2, 1]], num_workers=2))
+        list(data_loader(ImageDataset(rows, spec_of(), keep_full=True), [[0, 3], [2, 1]], num_workers=2))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -885,7 +898,7 @@ def test_worker_processes_report_bad_images(monkeypatch):
 
 
 def ids_of(*how, **more):
-    return list(itertools.chain(*data.epoch_batches(*how, **more)))
+    return list(itertools.chain(*epoch_batches(*how, **more)))
 
 
 @pytest.mark.parametrize("counts", [(30, 6), (37, 2, 1), (11, 5, 4, 3, 2, 2, 1, 1, 1, 1)])
@@ -909,7 +922,7 @@ def test_an_image_that_is_drawn_again_gets_a_further_id(counts, batch_size):
 
 @pytest.mark.parametrize(("count", "repeats"), [(50, 2), (50, 4), (3, 2)])
 def test_repeated_images_stand_in_their_batch_with_other_ids_and_apart(count, repeats):
-    batches = list(data.epoch_batches(count, 8, 0, 0, repeats=repeats))
+    batches = list(epoch_batches(count, 8, 0, 0, repeats=repeats))
     assert len(batches) == max(1, count // 8)
     for ids in map(np.array, batches):
         assert len(set(ids.tolist())) == len(ids) == 8
@@ -924,21 +937,21 @@ def test_repeated_images_stand_in_their_batch_with_other_ids_and_apart(count, re
 
 @pytest.mark.parametrize("how", [{"repeats": 3}, {"labels": np.repeat([0, 1], (30, 6))}])
 def test_two_processes_see_the_batches_of_one_however_images_are_drawn(how):
-    whole = list(data.epoch_batches(36, 8, 0, 1, **how))
-    halves = [list(data.epoch_batches(36, 4, 0, 1, rank, 2, **how)) for rank in range(2)]
+    whole = list(epoch_batches(36, 8, 0, 1, **how))
+    halves = [list(epoch_batches(36, 4, 0, 1, rank, 2, **how)) for rank in range(2)]
     assert [a + b for a, b in zip(*halves, strict=True)] == whole
 
 
 def test_augmentation_and_order_are_stable_under_the_number_of_workers(monkeypatch):
-    monkeypatch.setattr(data, "CACHE_BYTES", 0)
+    monkeypatch.setattr(image_dataset, "CACHE_BYTES", 0)
     photos = undecoded([item_of(grainy(), "JPEG")] * 6)
-    images = data.Images(photos, data.training_form(form_of(), photos, "resized"), fill=True, seed=1)
-    order = [[2 * data.PASS + number for number in ids] for ids in data.epoch_batches(6, 3, seed=1, epoch=2)]
+    images = ImageDataset(photos, training_image_spec(spec_of(), photos, "resized"), keep_full=True, seed=1)
+    order = [[2 * EPOCH_STRIDE + number for number in ids] for ids in epoch_batches(6, 3, seed=1, epoch=2)]
 
     def epoch(workers):
-        batches = data.loader(images, order, workers)
+        batches = data_loader(images, order, workers)
         how = dict(flip=True, auto_augment="rand", jitter=0.3, erase=0.5)
-        return torch.cat([augment(rows["images"], rows["index"], 1, 2, form_of(), **how) for rows in batches])
+        return torch.cat([augment(rows["images"], rows["index"], 1, 2, spec_of(), **how) for rows in batches])
 
     assert torch.equal(epoch(0), epoch(2))
 
@@ -968,11 +981,11 @@ def shards(request, tmp_path_factory):
     return folder
 
 
-def stream_of(folder, seed=0, on_bad="stop", buffer=6, lanes=4, **how):
-    rows, _, names, _ = data.prepare_stream(
-        data.load(str(folder), streaming=True), **{"label_names": list(ANIMALS), **how}
+def stream_of(folder, seed=0, on_bad_image="stop", buffer=6, lanes=4, **how):
+    rows, _, names, _ = prepare_stream(
+        load_splits(str(folder), streaming=True), **{"label_names": list(ANIMALS), **how}
     )
-    return data.Stream(rows, names, form_of(), seed, buffer, on_bad, lanes)
+    return ImageStream(rows, names, spec_of(), seed, buffer, on_bad_image, lanes)
 
 
 def batches_of(stream, count, batch_size, rank=0, world=1, step=0):
@@ -991,10 +1004,10 @@ def seen_in(stream, *how, **where):
 
 
 def test_a_streams_splits_are_the_training_stream_and_a_whole_split_to_score(shards):
-    _, held, names, scored = data.prepare_stream(data.load(str(shards), streaming=True), label_names=list(ANIMALS))
+    _, held, names, scored = prepare_stream(load_splits(str(shards), streaming=True), label_names=list(ANIMALS))
     assert (names, scored) == (list(ANIMALS), "validation")
     assert held["row"][:] == [0, 1, 2, 3]
-    images = data.Images(held, form_of())
+    images = ImageDataset(held, spec_of())
     assert images.labels.tolist() == [0, 1, 0, 1]
     assert_own(images.__getitems__([0, 1, 2, 3]), good_items(4), [0, 1, 0, 1])
 
@@ -1014,7 +1027,7 @@ def test_each_pass_of_a_stream_shows_every_image_once_with_an_id_of_its_own(shar
         assert sorted(numbers[start : start + COUNT]) == list(range(COUNT))
     assert [number % 2 for number in numbers] == [label for _, (_, label) in seen]
     assert len({index for index, _ in seen}) == 3 * COUNT
-    pairs = {(number, index % data.PASS) for number, (index, _) in zip(numbers, seen, strict=True)}
+    pairs = {(number, index % EPOCH_STRIDE) for number, (index, _) in zip(numbers, seen, strict=True)}
     assert len(pairs) == COUNT  # the place of an image is the same in each pass
 
 
@@ -1075,7 +1088,7 @@ def test_a_stream_of_bare_numbers_needs_label_names_and_one_of_classes_does_not(
 def test_a_stream_without_a_split_to_score_is_an_error(tmp_path):
     tar = write_tar(tmp_path / "train.tar", pictures([0, 1]), [0, 1])
     with pytest.raises(ValueError, match=r"--streaming needs the split 'train' and another one to score.*has train"):
-        data.prepare_stream(data.load(tar, streaming=True), label_names=list(ANIMALS))
+        prepare_stream(load_splits(tar, streaming=True), label_names=list(ANIMALS))
 
 
 def test_bad_images_of_a_stream_stop_it_or_are_skipped(tmp_path):
@@ -1085,7 +1098,7 @@ def test_bad_images_of_a_stream_stop_it_or_are_skipped(tmp_path):
     write_tar(tmp_path / "validation.tar", pictures([0]), [0])
     with pytest.raises(ValueError, match=r"row 5 .*cannot be read as an image.*--on_bad_image skip"):
         batches_of(stream_of(tmp_path), 2, 4)
-    stream = stream_of(tmp_path, on_bad="skip")
+    stream = stream_of(tmp_path, on_bad_image="skip")
     batches = batches_of(stream, 2, 4)
     assert [len(batch["images"]) for batch in batches] == [4, 4]
     assert {index for batch in batches for index in batch["index"].tolist()} == set(range(8)) - {5}
@@ -1093,7 +1106,7 @@ def test_bad_images_of_a_stream_stop_it_or_are_skipped(tmp_path):
         assert_own(batch, good_items(8), [n % 2 for n in range(8)])
     assert len(stream.skipped) == 1
     with pytest.raises(ValueError, match="no image of a whole batch can be read; row 5"):
-        batches_of(stream_of(tmp_path, on_bad="skip"), 8, 1)
+        batches_of(stream_of(tmp_path, on_bad_image="skip"), 8, 1)
 
 
 def test_a_stream_of_tables_reads_the_files_they_name(photos, tmp_path):
@@ -1109,7 +1122,7 @@ def test_an_image_inside_an_archive_is_read_where_it_lies(tmp_path):
     with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
         archive.writestr("cat/0.png", pictures([0])[0])
     rows = [{"row": 0, "image": {"bytes": None, "path": f"zip://cat/0.png::{tmp_path / 'photos.zip'}"}}]
-    (inside,), _ = data.decode_rows(rows, form_of(), files=Files(str(tmp_path)))
+    (inside,), _ = decode_rows(rows, spec_of(), files=AllowedFiles(str(tmp_path)))
     np.testing.assert_array_equal(inside, np.asarray(picture(0, (8, 12))))
 
 
@@ -1117,7 +1130,7 @@ def test_a_streamed_jpeg_is_not_decoded_and_packed_again_on_its_way(tmp_path):
     jpeg = encoded(picture(0, (64, 64)), "JPEG", quality=95)
     for name in ("train", "validation"):
         write_tar(tmp_path / f"{name}.tar", [jpeg], [0])
-    rows, held, _, _ = data.prepare_stream(data.load(str(tmp_path), streaming=True), label_names=list(ANIMALS))
+    rows, held, _, _ = prepare_stream(load_splits(str(tmp_path), streaming=True), label_names=list(ANIMALS))
     assert [row["image"]["bytes"] for row in rows] == [jpeg]
     assert held[0]["image"]["bytes"] == jpeg
 
@@ -1126,7 +1139,7 @@ def test_a_streams_split_to_score_is_read_anew_when_its_file_has_changed(tmp_pat
     for count in (1, 3):
         for name, numbers in (("train", [0, 1]), ("validation", range(count))):
             table_of(numbers).to_parquet(tmp_path / f"{name}.parquet")
-        held = data.prepare_stream(data.load(str(tmp_path), streaming=True))[1]
+        held = prepare_stream(load_splits(str(tmp_path), streaming=True))[1]
         assert len(held) == count
 
 
@@ -1134,14 +1147,14 @@ def test_a_file_of_no_split_beside_others_is_an_error_that_names_it(tmp_path):
     for name in ("train", "test", "holdout"):
         (tmp_path / f"{name}.csv").write_text("image,label\na.png,cat\nb.png,dog\n")
     with pytest.raises(ValueError, match=r"holdout.csv are of no split; wanted names that begin with train"):
-        data.load(str(tmp_path))
+        load_splits(str(tmp_path))
 
 
 def test_labels_that_a_model_names_twice_are_matched_by_place_or_refused():
     labels, twice = torch.tensor([0, 2]), {0: "crane", 1: "ibis", 2: "crane"}
-    assert data.match_labels(labels, ["crane", "ibis", "crane"], twice).tolist() == [0, 2]
+    assert match_labels(labels, ["crane", "ibis", "crane"], twice).tolist() == [0, 2]
     with pytest.raises(ValueError, match="several of its labels crane"):
-        data.match_labels(labels, ["crane", "ibis", "rail"], twice)
+        match_labels(labels, ["crane", "ibis", "rail"], twice)
 
 
 def class_folders(folder, *names, count=3, suffix=".png"):
@@ -1153,7 +1166,7 @@ def class_folders(folder, *names, count=3, suffix=".png"):
 
 def test_folders_of_splits_may_be_written_with_capitals(tmp_path):
     class_folders(tmp_path, "Training/cat", "Training/dog", "Testing/cat", "Testing/dog")
-    splits, names, scored = prepare(data.load(str(tmp_path)))
+    splits, names, scored = prepare(load_splits(str(tmp_path)))
     assert (names, scored, len(splits["train"]), len(splits["eval"])) == (["cat", "dog"], "test", 6, 6)
 
 
@@ -1161,31 +1174,31 @@ def test_folders_of_splits_may_be_written_with_capitals(tmp_path):
 def test_a_stray_file_beside_class_folders_is_no_data_set(stray, tmp_path):
     class_folders(tmp_path, "cat", "dog")
     (tmp_path / stray).write_text("a,b\n1,2\n")
-    assert len(data.load(str(tmp_path))["train"]) == 6
+    assert len(load_splits(str(tmp_path))["train"]) == 6
 
 
 def test_a_table_beside_the_images_it_names_is_the_data_set(tmp_path):
     class_folders(tmp_path, "images")
     (tmp_path / "list.csv").write_text("file,class\nimages/0.png,cat\nimages/1.png,dog\n")
-    splits, names, _ = prepare(data.load(str(tmp_path)), train=None, eval_split="train")
+    splits, names, _ = prepare(load_splits(str(tmp_path)), train=None, eval_split="train")
     assert (names, len(splits["eval"])) == (["cat", "dog"], 2)
 
 
 def test_a_broken_archive_is_named(tmp_path):
     (tmp_path / "train-0.tar").write_bytes(b"no archive")
     with pytest.raises(ValueError, match=r"train-0.tar cannot be read as webdataset"):
-        data.load(str(tmp_path))
+        load_splits(str(tmp_path))
 
 
 def test_pictures_of_formats_that_are_not_read_are_counted(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(data.logger, "propagate", True)
+    monkeypatch.setattr(sources.logger, "propagate", True)
     class_folders(tmp_path, "cat", "dog")
     for index in range(2):
         (tmp_path / "cat" / f"{index}.heic").touch()
-    data.load(str(tmp_path))
+    load_splits(str(tmp_path))
     assert "2 .heic files are not read" in caplog.text
 
 
 def test_each_class_of_two_has_an_image_that_is_scored():
-    aside = data.set_aside(np.array([0] * 50 + [1] * 3 + [2]), 0.1, seed=0)
+    aside = stratified_holdout(np.array([0] * 50 + [1] * 3 + [2]), 0.1, seed=0)
     assert np.bincount(np.array([0] * 50 + [1] * 3 + [2])[aside], minlength=3).tolist() == [5, 1, 0]
