@@ -19,7 +19,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from datasets import load_dataset
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -28,6 +27,7 @@ from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import epoch_batches
+from hf_vit.data.sources import load_splits
 from hf_vit.data.splits import prepare_splits
 from hf_vit.system.files import atomic_dir, checksummed_dir, verify_checksums, write_text
 from hf_vit.training import arguments as presets
@@ -841,7 +841,7 @@ time.sleep(600)
 def uncached(photos, monkeypatch):
     """The training images, which workers decode anew each time; and ids of 12 batches."""
     monkeypatch.setattr(image_dataset, "CACHE_BYTES", 0)
-    splits, _, _ = prepare_splits(load_dataset(str(photos)))
+    splits, _, _ = prepare_splits(load_splits(str(photos)))
     form = ImageSpec(16, 16, 3, 2, (0.5,) * 3, (0.5,) * 3)
     return ImageDataset(splits["train"], form), [[first, first + 12] for first in range(12)]
 

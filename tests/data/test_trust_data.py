@@ -199,10 +199,10 @@ def test_a_row_from_the_hub_names_files_of_its_own_repository(path, allowed):
     files = hub_files("alice/own")
     path = path.replace("COPY", files.folder)
     if allowed:
-        assert files.locate(path) == path
+        assert files.resolve(path) == path
     else:
         with pytest.raises(ValueError, match=r"only files in .* and files of the data set alice/own are"):
-            files.locate(path)
+            files.resolve(path)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # `datasets` leaves metadata.csv open
