@@ -23,14 +23,13 @@ def find_columns(data: Dataset, image_column: str | None, label_column: str | No
     )
     if image_column is None:
         image_column = _only_column(data, Image, "--image_column", columns)
-    elif image_column not in data.features:
-        raise ValueError(f"--image_column {image_column}: there is no such column{columns}")
-    elif not _holds_images(data.features[image_column]):
-        raise ValueError(f"--image_column {image_column}: it holds no images{columns}")
     if label_column is None:
         label_column = _only_column(data, ClassLabel, "--label_column", columns, image_column)
-    elif label_column not in data.features:
-        raise ValueError(f"--label_column {label_column}: there is no such column{columns}")
+    for flag, name in (("--image_column", image_column), ("--label_column", label_column)):
+        if name not in data.features:
+            raise ValueError(f"{flag} {name}: there is no such column{columns}")
+    if not _holds_images(data.features[image_column]):
+        raise ValueError(f"--image_column {image_column}: it holds no images{columns}")
     if not isinstance(data.features[label_column], (ClassLabel, Value)):
         raise ValueError(f"--label_column {label_column}: it holds neither text nor numbers{columns}")
     return image_column, label_column

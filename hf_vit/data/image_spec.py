@@ -66,15 +66,8 @@ def image_spec_of(processor, config) -> ImageSpec:
     )
     if not is_plain:
         return ImageSpec(0, 0, channels, 0, (), (), processor=processor)
-    return ImageSpec(
-        final_size["height"],
-        final_size["width"],
-        channels,
-        int(settings["resample"]),
-        tuple(settings["image_mean"]),
-        tuple(settings["image_std"]),
-        resize,
-    )
+    mean, std = tuple(settings["image_mean"]), tuple(settings["image_std"])
+    return ImageSpec(final_size["height"], final_size["width"], channels, int(settings["resample"]), mean, std, resize)
 
 
 def training_image_spec(spec: ImageSpec, images: Dataset | None, crop: str, crop_scale: float = 0.35) -> ImageSpec:

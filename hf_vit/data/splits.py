@@ -94,17 +94,14 @@ def stratified_holdout(labels: np.ndarray, fraction: float, seed: int) -> np.nda
     Raises:
         ValueError: if no class has two images.
     """
-    rng = np.random.default_rng(seed)
-    rows = []
-    for label in np.unique(labels):
-        of_class = rng.permutation(np.flatnonzero(labels == label))
-        rows.append(of_class[: min(max(1, round(fraction * len(of_class))), len(of_class) - 1)])
-    if sum(map(len, rows)) == 0:
+    classes, counts = np.unique(labels, return_counts=True)
+    if counts.max() == 1:
         raise ValueError(
-            f"no image can be held out to score: none of the {len(np.unique(labels))} classes has more than one of the "
+            f"no image can be held out to score: none of the {len(classes)} classes has more than one of the "
             f"{len(labels)} training images; add images, or name --eval_split"
         )
-    return np.sort(np.concatenate(rows))
+    wanted = [min(max(1, round(fraction * count)), count - 1) for count in counts.tolist()]
+    return _sample_per_class(labels, wanted, np.random.default_rng(seed))
 
 
 def stratified_subset(
@@ -115,15 +112,22 @@ def stratified_subset(
     Raises:
         ValueError: if a class has fewer than `shots` images.
     """
-    rng = np.random.default_rng([seed, 1])
-    rows = []
-    for label in np.unique(labels):
-        of_class = rng.permutation(np.flatnonzero(labels == label))
-        if shots is not None and shots > len(of_class):
+    classes, counts = np.unique(labels, return_counts=True)
+    for label, count in zip(classes, counts, strict=True):
+        if shots is not None and shots > count:
             raise ValueError(
-                f"--shots {shots}: the class {names[label]!r} has only {len(of_class)} training images; take fewer shots"
+                f"--shots {shots}: the class {names[label]!r} has only {count} training images; take fewer shots"
             )
-        rows.append(of_class[: shots if shots is not None else max(1, round(fraction * len(of_class)))])
+    wanted = [shots if shots is not None else max(1, round(fraction * count)) for count in counts.tolist()]
+    return _sample_per_class(labels, wanted, np.random.default_rng([seed, 1]))
+
+
+def _sample_per_class(labels: np.ndarray, wanted: list[int], rng: np.random.Generator) -> np.ndarray:
+    """Sorted row numbers of `wanted` random images of each class."""
+    rows = [
+        rng.permutation(np.flatnonzero(labels == label))[:number]
+        for label, number in zip(np.unique(labels), wanted, strict=True)
+    ]
     return np.sort(np.concatenate(rows))
 
 
