@@ -29,9 +29,10 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers.utils import logging
 
 from hf_vit import HFViTForImageClassification, figures
-from hf_vit.data import datasets as data
-from hf_vit.data.augment import as_bytes, normalize
-from hf_vit.data.images import opened, read_file
+from hf_vit.data.decoding import decode_image, stack_images
+from hf_vit.data.image_files import open_pillow, read_file
+from hf_vit.data.image_spec import image_spec_of
+from hf_vit.data.normalization import denormalize, normalize
 from hf_vit.evaluation.classifiers import load_processor, model_folder
 from hf_vit.hub import sharing
 from hf_vit.system.escapes import inline, printable
@@ -56,7 +57,7 @@ def uploaded(payload) -> str | None:
     if payload is None:
         return None
     try:
-        with opened(read_file(payload.path)):
+        with open_pillow(read_file(payload.path)):
             return payload.path
     except Exception as error:  # a payload may hold anything
         raise no_image(error) from error
@@ -81,14 +82,14 @@ class Viewer:
         self.config, self.lock = self.model.config, threading.Lock()
         if self.config.num_channels not in (1, 3):
             raise ValueError(f"{source} takes {self.config.num_channels} channels; the page shows images of 1 or 3")
-        self.form = data.image_form(load_processor(source), self.config)
+        self.form = image_spec_of(load_processor(source), self.config)
 
     def look(self, file: str | None, layer: int, head: int, title: str):
         """The best classes with their probabilities, and the image under a map; nothing where there is no image."""
         if file is None:
             return None, None
         try:
-            pixels = data.as_batch([data.decode({"bytes": read_file(file), "path": file}, self.form)])  # (1, C, H, W)
+            pixels = stack_images([decode_image({"bytes": read_file(file), "path": file}, self.form)])  # (1, C, H, W)
         except Exception as error:
             raise no_image(error) from error
         pixel_values = normalize(pixels, self.form)
@@ -98,7 +99,7 @@ class Viewer:
         with self.lock:  # its hooks would hear the pass of another visitor
             maps = self.model.attention_maps(pixel_values, int(layer) - 1, METHODS[title])[0]  # (h, w), or (A, h, w)
         heat = maps[int(head) - 1] if title in ALONE else maps
-        return classes, figures.overlay(as_bytes(pixel_values, self.form)[0], heat, smallest=384)
+        return classes, figures.overlay(denormalize(pixel_values, self.form)[0], heat, smallest=384)
 
     def column(self, photo):
         """This model's part of the page, which changes with the image and with what is chosen."""

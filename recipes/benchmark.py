@@ -57,7 +57,14 @@ from transformers import ViTConfig, ViTForImageClassification, get_scheduler
 from hf_vit import HFViTConfig, HFViTForImageClassification
 from hf_vit.data import crops
 from hf_vit.data import datasets as data
-from hf_vit.data.augment import normalize
+from hf_vit.data.columns import select_image_and_label
+from hf_vit.data.image_dataset import ImageDataset
+from hf_vit.data.image_spec import ImageSpec, image_spec_of, training_image_spec
+from hf_vit.data.loader import data_loader
+from hf_vit.data.normalization import normalize
+from hf_vit.data.sampling import EPOCH_STRIDE, epoch_batches
+from hf_vit.data.sources import load_splits
+from hf_vit.data.splits import prepare_splits
 from hf_vit.evaluation.classifiers import load_processor
 from hf_vit.system import environment, hardware
 from hf_vit.training.arguments import parse_overrides
@@ -131,9 +138,9 @@ def trained_for(run: dict) -> float:
     return [line["seconds"] for line in run["lines"] if "loss" in line][-1]
 
 
-def square_form(side: int) -> data.ImageForm:
+def square_form(side: int) -> ImageSpec:
     """Square RGB images of `side` pixels, as the usual examples normalise them."""
-    return data.ImageForm(side, side, 3, int(Image.Resampling.BILINEAR), (0.5,) * 3, (0.5,) * 3)
+    return ImageSpec(side, side, 3, int(Image.Resampling.BILINEAR), (0.5,) * 3, (0.5,) * 3)
 
 
 def as_overrides(fields: dict) -> str:
@@ -379,7 +386,7 @@ def photos(folder: Path, width: int, height: int, count: int) -> Dataset:
     return Dataset.from_dict(rows, Features(image=datasets.Image(), label=ClassLabel(names=["a", "b"])))
 
 
-def reference_rows(rows: Dataset, form: data.ImageForm) -> Dataset:
+def reference_rows(rows: Dataset, form: ImageSpec) -> Dataset:
     """Rows whose images are decoded, converted, cut where the form says so, resized and normalised one by one, as they are asked
     for."""
     mean, std = (np.array(values, dtype=np.float32) for values in (form.mean, form.std))
@@ -413,7 +420,7 @@ def loader_part(repeats: int) -> dict:
     form, small = square_form(224), square_form(28)
     measured, kept = [], data.CACHE_BYTES
     with tempfile.TemporaryDirectory() as folder:
-        embedded = data.load("fashion-mnist-mini")["train"]
+        embedded = load_splits("fashion-mnist-mini")["train"]
         kinds = [
             ("photos of 4000x3000, JPEG", photos(Path(folder), 4000, 3000, 2 * BATCH), form, False),
             ("photos of 500x375, JPEG", photos(Path(folder), 500, 375, 1024), form, False),
@@ -421,19 +428,19 @@ def loader_part(repeats: int) -> dict:
         ]
         for name, rows, wanted, cached in kinds:
             data.CACHE_BYTES = 2**40 if cached else 0  # photos as if they were too many to keep
-            numbered = data.rename(rows, ("image", "label")).add_column("row", np.arange(len(rows)))
+            numbered = select_image_and_label(rows, ("image", "label")).add_column("row", np.arange(len(rows)))
             filling = time.perf_counter()
-            train_form = data.training_form(wanted, numbered, "resized")
-            images = data.Images(numbered, train_form)
+            train_form = training_image_spec(wanted, numbered, "resized")
+            images = ImageDataset(numbered, train_form)
             filled = time.perf_counter() - filling
             theirs = reference_rows(rows, train_form)
             epochs = itertools.count()
 
             def as_bytes(images=images, epochs=epochs):
                 epoch = next(epochs)
-                batches = data.epoch_batches(len(images), BATCH, 0, epoch)
-                ids = ([epoch * data.PASS + number for number in batch] for batch in batches)
-                for batch in data.loader(images, ids, WORKERS):
+                batches = epoch_batches(len(images), BATCH, 0, epoch)
+                ids = ([epoch * EPOCH_STRIDE + number for number in batch] for batch in batches)
+                for batch in data_loader(images, ids, WORKERS):
                     yield batch["images"]
 
             def through_bytes(batches=as_bytes):
@@ -562,7 +569,7 @@ def race(reference, ours, repeats: int, target: float) -> dict:
 def half(folder: Path, part: int) -> Path:
     """Half of the embedded training images, and its test images, as a saved data set."""
     place = folder / f"half-{part}"
-    splits = data.load("fashion-mnist-mini")
+    splits = load_splits("fashion-mnist-mini")
     splits["train"] = splits["train"].select(range(part, len(splits["train"]), 2))
     splits.save_to_disk(str(place))
     return place
@@ -579,7 +586,7 @@ def pretrained(folder: Path, images: Path) -> Path:
 
 def accuracy_part(repeats: int) -> dict:
     form = square_form(28)
-    splits, target = data.load("fashion-mnist-mini"), 0.85
+    splits, target = load_splits("fashion-mnist-mini"), 0.85
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         labels = splits["train"].features["label"].names
@@ -600,7 +607,7 @@ def accuracy_part(repeats: int) -> dict:
         scratch = race(native, from_scratch, repeats, target)
         first, second = half(folder, 0), half(folder, 1)
         start = pretrained(folder, first)
-        rest = data.load(str(second))
+        rest = load_splits(str(second))
         whole = HFViTForImageClassification.from_pretrained(start).to_transformers()
 
         def native_tuned(learning_rate, seed):
@@ -621,7 +628,7 @@ def budget_part(repeats: int) -> dict:
     demo = RECIPES / "configs" / "demo.yaml"
     preset = yaml.safe_load(demo.read_text())
     config = HFViTConfig(**parse_overrides(preset["config_overrides"]), num_labels=10)
-    form, splits = square_form(config.image_size), data.load(preset["dataset_name"])
+    form, splits = square_form(config.image_size), load_splits(preset["dataset_name"])
 
     def reference(learning_rate, seed, epochs):
         torch.manual_seed(seed)
@@ -729,8 +736,8 @@ def merging_part(repeats: int) -> dict:
         train(Path(folder, "run"), **QUICK, config_overrides=as_overrides(fields), eval_epochs=7)
         model = HFViTForImageClassification.from_pretrained(Path(folder, "run", "model")).to(DEVICE).eval()
         processor = load_processor(str(Path(folder, "run", "model")))
-    form = data.image_form(processor, model.config)
-    images = data.Images(data.prepare(data.load("fashion-mnist-mini"), train_split=None)[0]["eval"], form)
+    form = image_spec_of(processor, model.config)
+    images = ImageDataset(prepare_splits(load_splits("fashion-mnist-mini"), train_split=None)[0]["eval"], form)
     pixel_values, found = normalize(images.cache, form).to(DEVICE), {}
 
     @torch.no_grad()

@@ -15,8 +15,10 @@ from PIL import Image
 from transformers.utils import logging
 
 import hf_vit  # noqa: F401, makes the Auto classes know the model
-from hf_vit.data import datasets as data
-from hf_vit.data.images import files_of, read_bytes, read_file
+from hf_vit.data.decoding import open_image
+from hf_vit.data.image_files import allowed_files, read_file, read_image_bytes
+from hf_vit.data.sources import EMBEDDED, load_splits
+from hf_vit.data.splits import prepare_splits
 from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
 from hf_vit.system import run_files
 from hf_vit.system.escapes import printable, printable_lines
@@ -28,7 +30,7 @@ SHADES = " .:-=+*#%@"
 
 def read(path: str, channels: int) -> Image.Image:
     try:
-        return data.open_image({"bytes": read_file(path), "path": path}, channels)
+        return open_image({"bytes": read_file(path), "path": path}, channels)
     except (ValueError, OSError) as error:
         raise ValueError(
             f"{path} cannot be read as an image ({error}); wanted image files, or one folder or data set alone"
@@ -37,14 +39,16 @@ def read(path: str, channels: int) -> Image.Image:
 
 def gather(arguments: list[str], channels: int, count: int = 6) -> list[tuple[str, Image.Image]]:
     """Images with what is known of them: a file name, or the true label in a data set."""
-    if len(arguments) == 1 and (arguments[0] in data.EMBEDDED or Path(arguments[0]).is_dir()):
-        splits = data.load(arguments[0])
+    if len(arguments) == 1 and (arguments[0] in EMBEDDED or Path(arguments[0]).is_dir()):
+        splits = load_splits(arguments[0])
         shown = next((name for name in ("test", "validation", "val") if name in splits), next(iter(splits)))
-        splits, labels, _ = data.prepare(splits, train_split=None, eval_split=shown)
+        splits, labels, _ = prepare_splits(splits, train_split=None, eval_split=shown)
         chosen = splits["eval"].shuffle(seed=1).select(range(min(count, len(splits["eval"]))))
-        items = [{"bytes": read_bytes(item, files_of(chosen)), "path": item["path"]} for item in chosen["image"]]
+        items = [
+            {"bytes": read_image_bytes(item, allowed_files(chosen)), "path": item["path"]} for item in chosen["image"]
+        ]
         names = [labels[label] for label in chosen["label"]]
-        return [(name, data.open_image(item, channels)) for name, item in zip(names, items, strict=True)]
+        return [(name, open_image(item, channels)) for name, item in zip(names, items, strict=True)]
     return [(Path(name).name, read(name, channels)) for name in arguments]
 
 

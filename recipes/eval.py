@@ -18,7 +18,13 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers.utils import logging
 
 import hf_vit
-from hf_vit.data import datasets as data
+from hf_vit.data.columns import match_labels
+from hf_vit.data.image_dataset import ImageDataset
+from hf_vit.data.image_spec import image_spec_of
+from hf_vit.data.loader import data_loader
+from hf_vit.data.sampling import sequential_batches
+from hf_vit.data.sources import EMBEDDED, load_splits
+from hf_vit.data.splits import prepare_splits
 from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
 from hf_vit.evaluation.probes import probe
 from hf_vit.evaluation.scores import classification_report, compute_metrics
@@ -57,7 +63,7 @@ def main():
         "--output_file", help="JSON file for metrics, intervals, the table of classes and the confusion matrix"
     )
     args = parser.parse_args()
-    if args.dataset_name not in data.EMBEDDED:
+    if args.dataset_name not in EMBEDDED:
         refuse_mistyped_path(args.dataset_name, "--dataset_name")
     args.model_name_or_path = refuse_mistyped_path(model_folder(args.model_name_or_path), "--model_name_or_path")
 
@@ -68,8 +74,8 @@ def main():
     datasets.disable_progress_bars()
     logging.disable_progress_bar()
     with accelerator.main_process_first():
-        splits, labels, scored = data.prepare(
-            data.load(args.dataset_name, args.dataset_config),
+        splits, labels, scored = prepare_splits(
+            load_splits(args.dataset_name, args.dataset_config),
             train_split=args.probe_split,
             eval_split=args.split,
             image_column=args.image_column,
@@ -87,23 +93,23 @@ def main():
                 f"--token_merging is for models of hf_vit, not a {type(model).__name__}: leave it out, or score our copy"
             )
         model.set_token_merging(args.token_merging)
-    form = data.image_form(load_processor(args.model_name_or_path), model.config)
+    form = image_spec_of(load_processor(args.model_name_or_path), model.config)
 
     def predict(rows, split, **what):
         """The images of `rows`, and what `predict` says of them; every process has its share."""
-        images = data.Images(rows, form, args.on_bad_image)
-        batches = data.batches_in_order(
+        images = ImageDataset(rows, form, args.on_bad_image)
+        batches = sequential_batches(
             len(images), args.per_device_eval_batch_size, accelerator.process_index, accelerator.num_processes
         )
         values, seen = predict(
-            model, data.loader(images, batches, args.num_workers), form, accelerator, len(images), split=split, **what
+            model, data_loader(images, batches, args.num_workers), form, accelerator, len(images), split=split, **what
         )
         return images.labels[seen], values, len(rows) - len(seen)
 
     truth, logits, skipped = predict(splits["eval"], scored)
     metrics, details = {}, {}
     try:
-        matched = data.match_labels(truth, labels, model.config.id2label)
+        matched = match_labels(truth, labels, model.config.id2label)
         metrics = compute_metrics(logits, matched)
         details = classification_report(
             logits, matched, [model.config.id2label[i] for i in range(model.config.num_labels)]

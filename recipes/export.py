@@ -46,8 +46,15 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
 from hf_vit import HFViTForImageClassification
-from hf_vit.data import datasets as data
-from hf_vit.data.augment import normalize
+from hf_vit.data.columns import match_labels
+from hf_vit.data.image_dataset import ImageDataset
+from hf_vit.data.image_spec import image_spec_of
+from hf_vit.data.loader import data_loader
+from hf_vit.data.normalization import normalize
+from hf_vit.data.sampling import sequential_batches
+from hf_vit.data.sources import load_splits
+from hf_vit.data.splits import prepare_splits
+from hf_vit.data.streaming import prepare_stream
 from hf_vit.evaluation.classifiers import load_processor, model_folder
 from hf_vit.evaluation.scores import classification_report, compute_metrics
 from hf_vit.hub import sharing
@@ -244,11 +251,11 @@ def samples(config, pixel_values: torch.Tensor | None = None) -> list[torch.Tens
     return chosen
 
 
-def predict(file: Path, images: data.Images) -> tuple[torch.Tensor, torch.Tensor]:
+def predict(file: Path, images: ImageDataset) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits (n, L) of an ONNX file for all images that can be read, and their labels (n,)."""
     computed = session(file)
-    batches = data.loader(images, data.batches_in_order(len(images), BATCH), num_workers=min(4, os.cpu_count() or 1))
-    pairs = [(computed(normalize(batch["images"], images.form)), batch["labels"]) for batch in batches]
+    batches = data_loader(images, sequential_batches(len(images), BATCH), num_workers=min(4, os.cpu_count() or 1))
+    pairs = [(computed(normalize(batch["images"], images.spec)), batch["labels"]) for batch in batches]
     logits, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     return logits, labels
 
@@ -270,13 +277,13 @@ def run_folder(path: str) -> Path | None:
 
 
 def rows_to_score(args, run: Path | None):
-    """Rows of images as `data.prepare` gives them, their class names, whose they are, and what to do with broken ones; None
+    """Rows of images as `prepare_splits` gives them, their class names, whose they are, and what to do with broken ones; None
     where no data are named.
 
     Of a run they are the very rows that it scored, unless other data or another split is asked for.
 
     Raises:
-        ValueError: as `data.prepare`; and if the data of a run are no longer those that it scored.
+        ValueError: as `prepare_splits`; and if the data of a run are no longer those that it scored.
     """
     asked = argparse.Namespace(**vars(args))
     if args.dataset_name is None and run is not None:
@@ -289,9 +296,9 @@ def rows_to_score(args, run: Path | None):
     columns["label_names"] = read_label_names(asked.label_names)
     as_trained = asked is not args and args.split is None and args.dataset_name is None
     streaming = as_trained and asked.streaming
-    splits = data.load(asked.dataset_name, asked.dataset_config, streaming)
+    splits = load_splits(asked.dataset_name, asked.dataset_config, streaming)
     if streaming:
-        _, rows, labels, scored = data.prepare_stream(
+        _, rows, labels, scored = prepare_stream(
             splits, train_split=asked.train_split, eval_split=asked.eval_split, **columns
         )
     elif as_trained:
@@ -299,10 +306,10 @@ def rows_to_score(args, run: Path | None):
             name: getattr(asked, name)
             for name in ("train_split", "eval_split", "eval_fraction", "train_fraction", "shots", "seed")
         }
-        splits, labels, scored = data.prepare(splits, **columns, **sizes)
+        splits, labels, scored = prepare_splits(splits, **columns, **sizes)
         rows = splits["eval"]
     else:
-        splits, labels, scored = data.prepare(splits, train_split=None, eval_split=args.split, **columns)
+        splits, labels, scored = prepare_splits(splits, train_split=None, eval_split=args.split, **columns)
         rows = splits["eval"]
     if as_trained:
         was = json.loads((run / "results.json").read_text())["data"]
@@ -368,10 +375,10 @@ def export(checkpoint: str, folder: Path, found) -> dict:
     names = [config.id2label[index] for index in range(config.num_labels)]
     if found is not None:
         rows, labels, source, on_bad_image = found
-        data.match_labels(torch.zeros(0, dtype=torch.long), labels, config.id2label)  # before minutes are spent
-        images = data.Images(rows, data.image_form(load_processor(checkpoint), config), on_bad_image)
-        first = next(data.loader(images, data.batches_in_order(len(images), 3), 0), None)
-        pixel_values = None if first is None else normalize(first["images"], images.form)
+        match_labels(torch.zeros(0, dtype=torch.long), labels, config.id2label)  # before minutes are spent
+        images = ImageDataset(rows, image_spec_of(load_processor(checkpoint), config), on_bad_image)
+        first = next(data_loader(images, sequential_batches(len(images), 3), 0), None)
+        pixel_values = None if first is None else normalize(first["images"], images.spec)
 
     full, small, saved = folder / "onnx" / "model.onnx", folder / "onnx" / "model_quantized.onnx", folder / "model.pt2"
     full.parent.mkdir()
@@ -399,7 +406,7 @@ def export(checkpoint: str, folder: Path, found) -> dict:
         answers = {}
         for file in (full, small):
             logits, truth = predict(file, images)
-            truth = data.match_labels(truth, labels, config.id2label)
+            truth = match_labels(truth, labels, config.id2label)
             files.setdefault(file, {}).update(accuracy(logits, truth, names))
             answers[file] = logits.argmax(dim=1)
         files[small]["answers_as_float32"] = (answers[full] == answers[small]).float().mean().item()

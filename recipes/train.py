@@ -41,7 +41,7 @@ from accelerate.utils import gather_object
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file
 
-from hf_vit.data.datasets import EMBEDDED
+from hf_vit.data.sources import EMBEDDED
 from hf_vit.hub import pictures
 from hf_vit.hub.sharing import write_card
 from hf_vit.system.files import write_text

@@ -40,7 +40,8 @@ import torch
 import yaml
 from datasets import ClassLabel, Image
 
-from hf_vit.data import datasets as data
+from hf_vit.data.sources import dataset_license, load_splits
+from hf_vit.data.splits import prepare_splits, stratified_subset
 from hf_vit.system import environment
 from hf_vit.system.files import atomic_dir, write_text
 from hf_vit.training.run_folder import FINISHED
@@ -115,10 +116,10 @@ def halves(
         if (there := json.loads(record.read_text())) != asked:
             raise ValueError(f"{folder} holds halves of {there}, and {asked} was asked for: name another --output_dir")
         return first, second
-    splits = data.load(name)
+    splits = load_splits(name)
     if "test" not in splits:
         raise ValueError(f"{name} has the splits {', '.join(splits)}; wanted one called test, to score both halves on")
-    splits, names, _ = data.prepare(splits, eval_split="test", image_column=image_column, label_column=label_column)
+    splits, names, _ = prepare_splits(splits, eval_split="test", image_column=image_column, label_column=label_column)
     if len(names) < 4:
         raise ValueError(f"{name} has {len(names)} classes ({', '.join(names)}); wanted 4 or more, two for each half")
 
@@ -127,12 +128,12 @@ def halves(
         labels = np.asarray(rows["label"])
         kept = np.flatnonzero(labels % 2 == odd)
         if split == "train" and odd:
-            kept = kept[data.subset(labels[kept], names, 1.0, shots, seed=0)]
+            kept = kept[stratified_subset(labels[kept], names, 1.0, shots, seed=0)]
         rows = rows.select(kept).select_columns("image").cast_column("image", Image())
         return rows.add_column("label", (labels[kept] // 2).tolist(), feature=ClassLabel(names=names[odd::2]))
 
     found = {(split, odd): part(split, odd) for split in ("train", "eval") for odd in (0, 1)}
-    license = data.license_of(name)
+    license = dataset_license(name)
     with atomic_dir(folder) as aside:
         for odd, half in enumerate((first, second)):
             (aside / half.name).mkdir()

@@ -28,9 +28,16 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers.utils import logging
 
 from hf_vit import HFViTForImageClassification, figures
-from hf_vit.data import datasets as data
-from hf_vit.data.augment import as_bytes, normalize
-from hf_vit.data.images import read_file
+from hf_vit.data.columns import match_labels
+from hf_vit.data.decoding import decode_rows, stack_images
+from hf_vit.data.image_dataset import ImageDataset
+from hf_vit.data.image_files import read_file
+from hf_vit.data.image_spec import image_spec_of
+from hf_vit.data.loader import data_loader
+from hf_vit.data.normalization import denormalize, normalize
+from hf_vit.data.sampling import sequential_batches
+from hf_vit.data.sources import load_splits
+from hf_vit.data.splits import prepare_splits
 from hf_vit.evaluation.classifiers import load_processor, model_folder
 from hf_vit.evaluation.prediction import predict
 from hf_vit.evaluation.scores import classification_report, compute_metrics, surest_mistakes
@@ -60,22 +67,22 @@ def parse() -> argparse.Namespace:
     return args
 
 
-def score(args, model, form) -> tuple[data.Images, dict]:
+def score(args, model, form) -> tuple[ImageDataset, dict]:
     """The images of a data set, and the pictures of how the model does on them."""
     accelerator = Accelerator()
     hardware.use_all_cores()
-    splits, names, scored = data.prepare(
-        data.load(args.dataset_name, args.dataset_config),
+    splits, names, scored = prepare_splits(
+        load_splits(args.dataset_name, args.dataset_config),
         train_split=None, eval_split=args.split, image_column=args.image_column, label_column=args.label_column,
     )  # fmt: skip
-    images = data.Images(splits["eval"], form)
+    images = ImageDataset(splits["eval"], form)
     model.to(accelerator.device)
-    share = data.batches_in_order(len(images), 64)
-    logits, rows = predict(model, data.loader(images, share, 0), form, accelerator, len(images))
+    share = sequential_batches(len(images), 64)
+    logits, rows = predict(model, data_loader(images, share, 0), form, accelerator, len(images))
     model.cpu()
     known = [model.config.id2label[index] for index in range(model.config.num_labels)]
     try:
-        truth = data.match_labels(images.labels[rows], names, model.config.id2label)
+        truth = match_labels(images.labels[rows], names, model.config.id2label)
     except ValueError as error:
         print(f"not scored: {error}")
         return images, {}
@@ -91,7 +98,7 @@ def score(args, model, form) -> tuple[data.Images, dict]:
     }
     for name, some in shown.items():
         if len(some):
-            pictures = as_bytes(normalize(images.__getitems__(rows[some].tolist())["images"], form), form)
+            pictures = denormalize(normalize(images.__getitems__(rows[some].tolist())["images"], form), form)
             drawn[name] = figures.predictions(pictures, truth[some], logits[some], known)
     return images, drawn
 
@@ -114,21 +121,21 @@ def main():
                 f"--label {args.label} is no class of the model; wanted one of {', '.join(config.label2id)}"
             )
         gradient = {"labels": config.label2id[args.label]}
-    form = data.image_form(load_processor(source), config)
+    form = image_spec_of(load_processor(source), config)
     if args.images:
         rows = [
             {"row": row, "image": {"bytes": read_file(file), "path": file}} for row, file in enumerate(args.images)
         ]
-        read, bad = data.decode_rows(rows, form)
+        read, bad = decode_rows(rows, form)
         if bad:
             raise ValueError("; ".join(bad))
-        pixels = data.as_batch(read)
+        pixels = stack_images(read)
     else:
         images, drawn = score(args, model, form)
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))[: args.count]
         pixels = images.__getitems__(order.tolist())["images"]
     pixel_values = normalize(pixels, form)  # (n, C, H, W)
-    pictures = as_bytes(pixel_values, form)
+    pictures = denormalize(pixel_values, form)
 
     with torch.no_grad():
         captions = figures.prediction_captions(

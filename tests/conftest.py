@@ -103,16 +103,16 @@ def pixels():
 @pytest.fixture
 def shrunk_to(monkeypatch):
     """The size (height, width) of each image that simplejpeg decodes."""
-    from hf_vit.data import datasets as data
+    import simplejpeg
 
-    sizes, decode_jpeg = [], data.simplejpeg.decode_jpeg
+    sizes, decode_jpeg = [], simplejpeg.decode_jpeg
 
     def noted(*args, **how):
         pixels = decode_jpeg(*args, **how)
         sizes.append(pixels.shape[:2])
         return pixels
 
-    monkeypatch.setattr(data.simplejpeg, "decode_jpeg", noted)
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", noted)
     return sizes
 
 

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from hf_vit import HFViTConfig, HFViTForImageClassification
-from hf_vit.data import datasets as data
+from hf_vit.data.sampling import epoch_batches
 from hf_vit.training.optimizers import learning_rate
 
 
@@ -46,7 +46,6 @@ signal.alarm(90)  # and ends it
 import accelerate, torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from hf_vit.data import datasets as data
 from hf_vit.system import hardware
 
 rank, passes = os.environ.get("RANK", "0"), 0
@@ -85,7 +84,7 @@ def prepare(self, model, *others):
 
 augments = importlib.import_module("hf_vit.data.augment")
 real_augment, augments.augment = augments.augment, augment
-real_read, data.Stream._read = data.Stream._read, read
+real_read, ImageStream._read_shards = ImageStream._read_shards, read
 real_prepare, accelerate.Accelerator.prepare = accelerate.Accelerator.prepare, prepare
 hardware.use_all_cores = lambda: None  # threads that wait for each other starve on a busy machine
 sys.argv = sys.argv[1:]
@@ -249,9 +248,7 @@ def test_one_two_and_four_processes_see_the_same_ids_in_the_same_order(count, re
     labels = labels if labels is None else labels[:count]
 
     def order(world):
-        ranks = [
-            list(data.epoch_batches(count, 8 // world, 3, 1, rank, world, labels, repeats)) for rank in range(world)
-        ]
+        ranks = [list(epoch_batches(count, 8 // world, 3, 1, rank, world, labels, repeats)) for rank in range(world)]
         return [list(chain(*parts)) for parts in zip(*ranks, strict=True)]
 
     assert order(2) == order(4) == order(1)

@@ -15,7 +15,7 @@ import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 
-from hf_vit.data import datasets as data
+from hf_vit.data.sources import load_splits
 from hf_vit.system import environment
 
 
@@ -182,7 +182,7 @@ def test_another_computation_is_refused(tiny_model, pixels):
 def run(tmp_path_factory):
     """A run of two steps on a part of train, a fifth of it scored."""
     folder = tmp_path_factory.mktemp("runs")
-    rows = data.load("fashion-mnist-mini")["train"].select(range(0, 10_000, 40))
+    rows = load_splits("fashion-mnist-mini")["train"].select(range(0, 10_000, 40))
     rows.to_parquet(folder / "some.parquet")
     flags = [
         "--dataset_name", "some.parquet", "--preset", "tiny-patch16-224", "--output_dir", "run", "--max_train_steps", "2",
@@ -272,7 +272,7 @@ def refusal(monkeypatch, tmp_path, *flags) -> str:
 
 
 def test_a_run_whose_data_changed_is_refused(run, tmp_path, monkeypatch):
-    data.load("fashion-mnist-mini")["train"].select(range(0, 10_000, 50)).to_parquet(tmp_path / "some.parquet")
+    load_splits("fashion-mnist-mini")["train"].select(range(0, 10_000, 50)).to_parquet(tmp_path / "some.parquet")
     monkeypatch.chdir(tmp_path)
     said = refusal(monkeypatch, tmp_path, run, "--output_dir", "out")
     assert "part of train" in said

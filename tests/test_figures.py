@@ -18,8 +18,9 @@ from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 
 from hf_vit import HFViTForImageClassification, HFViTModel, figures
-from hf_vit.data import datasets as data
-from hf_vit.data.augment import as_bytes, normalize
+from hf_vit.data.decoding import decode_image, stack_images
+from hf_vit.data.image_spec import ImageSpec, image_spec_of
+from hf_vit.data.normalization import denormalize, normalize
 from hf_vit.evaluation import metrics
 from hf_vit.evaluation.classifiers import load_processor
 from hf_vit.evaluation.scores import surest_mistakes
@@ -240,10 +241,10 @@ def test_bins_of_confidence_hold_what_a_loop_counts_up_to_their_borders(bins, dt
 @pytest.mark.parametrize(("mean", "std"), [((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), ((0.5,), (0.5,)), ((0.286,), (0.353,))])  # fmt: skip
 def test_bytes_come_back_from_normalised_images(mean, std):
     images = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).repeat(2, len(mean), 1, 1)
-    form = data.ImageForm(16, 16, len(mean), 2, mean, std)
-    assert torch.equal(as_bytes(normalize(images, form), form), images)
-    assert as_bytes(torch.full((1, len(mean), 1, 1), 9.0), form).unique().tolist() == [255]
-    assert as_bytes(torch.full((1, len(mean), 1, 1), -9.0), form).unique().tolist() == [0]
+    form = ImageSpec(16, 16, len(mean), 2, mean, std)
+    assert torch.equal(denormalize(normalize(images, form), form), images)
+    assert denormalize(torch.full((1, len(mean), 1, 1), 9.0), form).unique().tolist() == [255]
+    assert denormalize(torch.full((1, len(mean), 1, 1), -9.0), form).unique().tolist() == [0]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -310,8 +311,8 @@ def test_visualize_follows_the_class_and_the_layers_asked_for(demo_run, photos, 
     assert titles(drawn["layers"]) == ["layer 1", "layer 2"]
     assert titles(drawn["heads"]) == [f"head {head}" for head in range(1, 5)]
     model = HFViTForImageClassification.from_pretrained(demo_run / "model")
-    form = data.image_form(load_processor(str(demo_run / "model")), model.config)
-    image = data.as_batch([data.decode({"bytes": (photos / "grey.png").read_bytes(), "path": None}, form)])
+    form = image_spec_of(load_processor(str(demo_run / "model")), model.config)
+    image = stack_images([decode_image({"bytes": (photos / "grey.png").read_bytes(), "path": None}, form)])
     maps = model.attention_maps(normalize(image, form), [0, 1], "grad_cam", labels=model.config.label2id["Bag"])[0]
     for heat, axes in zip(maps, drawn["layers"].axes[1:], strict=True):
         np.testing.assert_array_equal(axes.images[0].get_array(), figures.overlay(image[0], heat))

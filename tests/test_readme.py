@@ -14,7 +14,7 @@ from hub import Hub
 from PIL import Image
 from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTImageProcessorPil, ViTModel
 
-from hf_vit.data import datasets as data
+from hf_vit.data.sources import load_splits
 
 
 HOUSE = Path(__file__).parents[1]
@@ -67,7 +67,7 @@ def test_python_blocks_run(block, desk, monkeypatch, capsys):
     monkeypatch.chdir(desk)
     exec(compile(block, "README.md", "exec"), {})
     if "print(" in block:
-        assert capsys.readouterr().out.strip() in data.load("fashion-mnist-mini")["test"].features["label"].names
+        assert capsys.readouterr().out.strip() in load_splits("fashion-mnist-mini")["test"].features["label"].names
 
 
 @pytest.mark.parametrize(("commands", "count"), list(zip(COMMANDS, (9, 7), strict=True)), ids=["README", "recipes"])

@@ -24,8 +24,12 @@ from datasets import load_dataset
 from PIL import Image
 from safetensors.torch import load_file
 
-from hf_vit.data import augment
-from hf_vit.data import datasets as data
+from hf_vit.data import augment, image_dataset, loader
+from hf_vit.data.image_dataset import ImageDataset
+from hf_vit.data.image_spec import ImageSpec
+from hf_vit.data.loader import data_loader
+from hf_vit.data.sampling import epoch_batches
+from hf_vit.data.splits import prepare_splits
 from hf_vit.system import files
 from hf_vit.system.files import atomic_dir, checksummed_dir, verify_checksums, write_text
 from hf_vit.training import checkpoints, run_folder
@@ -245,7 +249,7 @@ def flip(path, place=-1):
 def said(monkeypatch):
     """The warnings of resuming and of the data."""
     warnings = []
-    for module in (checkpoints, run_folder, data):
+    for module in (checkpoints, run_folder, loader):
         monkeypatch.setattr(module.logger, "warning", warnings.append)
     return warnings
 
@@ -336,11 +340,11 @@ def test_what_lies_beyond_the_step_that_a_run_goes_on_from_goes(tmp_path):
 
 def test_order_and_augmentation_differ_between_epochs_and_not_between_lives():
     """resumed in the middle of an epoch, and of the next one (T17) | order and augmentation are functions of seed, epoch and image: none comes twice, none is left out."""
-    epochs = [list(data.epoch_batches(24, 4, 0, epoch)) for epoch in (0, 1, 0)]
+    epochs = [list(epoch_batches(24, 4, 0, epoch)) for epoch in (0, 1, 0)]
     assert epochs[0] == epochs[2] != epochs[1]
     assert sorted(chain(*epochs[0])) == sorted(chain(*epochs[1])) == list(range(24))
-    assert list(islice(data.epoch_batches(24, 4, 0, 1), 3, None)) == epochs[1][3:]
-    form = data.ImageForm(16, 16, 3, 2, (0.5,) * 3, (0.5,) * 3)
+    assert list(islice(epoch_batches(24, 4, 0, 1), 3, None)) == epochs[1][3:]
+    form = ImageSpec(16, 16, 3, 2, (0.5,) * 3, (0.5,) * 3)
     pixels, index = torch.randint(256, (4, 3, 16, 16), dtype=torch.uint8), torch.tensor(epochs[1][3])
     how = dict(crop="resized", shift=2, flip=True, auto_augment="rand", jitter=0.3, erase=0.5)
     first, second, again = (augment.augment(pixels, index, 0, epoch, form, **how) for epoch in (0, 1, 0))
@@ -685,11 +689,11 @@ def test_sigterm_before_the_first_step_leaves_at_once_and_saves_nothing(train, t
     """SIGTERM while the data are read | exit code 75 at once; there is nothing to save, and nothing is."""
     reading = """
 import time
-from hf_vit.data import datasets as data
-def load(*args):
+from hf_vit.data import sources
+def load_splits(*args):
     print("reads", flush=True)
     time.sleep(600)
-data.load = load
+sources.load_splits = load_splits
 """
 
     def stop(process):
@@ -705,13 +709,13 @@ def test_sigterm_while_scoring_is_answered_before_the_next_batch_and_the_scoring
     """SIGTERM while a validation set is scored | the scoring is broken off, exit code 75; the next life scores first."""
     scoring = """
 import time
-from hf_vit.data import datasets
-normalize = datasets.normalize
+from hf_vit.data.image_spec import ImageSpec
+normalize = ImageSpec.normalize
 def slow(*args):
     print("scores", flush=True)
     time.sleep(1)
     return normalize(*args)
-datasets.normalize = slow
+ImageSpec.normalize = slow
 """
     run = tmp_path / "run"
 
@@ -777,7 +781,7 @@ def test_a_step_without_a_finite_loss_is_skipped_counted_and_noted(train, tmp_pa
     assert 0 < results["train_seconds"] <= results["total_seconds"] < 3600
     noted = [line for line in log_of(run) if line.get("skipped")]
     assert [line["step"] for line in noted] == [5]
-    assert noted[0]["rows"] == list(data.epoch_batches(24, 4, 0, 0))[4]
+    assert noted[0]["rows"] == list(epoch_batches(24, 4, 0, 0))[4]
     losses = [line["loss"] for line in log_of(run) if "loss" in line]
     assert len(losses) == 6
     assert np.isfinite(losses).all()
@@ -790,7 +794,7 @@ def test_one_bad_step_too_many_stops_the_run_and_says_where_to_look(train, tmp_p
     run = tmp_path / "run"
     printed = train(run, "--max_skipped_steps", 0, before=NOT_A_NUMBER, code=1)
     assert "error: the loss or its gradient was not finite in step 5: learning rate 0.000" in printed
-    rows = list(data.epoch_batches(24, 4, 0, 0))[4]
+    rows = list(epoch_batches(24, 4, 0, 0))[4]
     assert f"rows {', '.join(map(str, rows))} of the training images" in printed
     assert "the same command goes on from step 4" in printed
     last = newest_checkpoint(run)
@@ -844,10 +848,10 @@ time.sleep(600)
 @pytest.fixture
 def uncached(photos, monkeypatch):
     """The training images, which workers decode anew each time; and ids of 12 batches."""
-    monkeypatch.setattr(data, "CACHE_BYTES", 0)
-    splits, _, _ = data.prepare(load_dataset(str(photos)))
-    form = data.ImageForm(16, 16, 3, 2, (0.5,) * 3, (0.5,) * 3)
-    return data.Images(splits["train"], form), [[first, first + 12] for first in range(12)]
+    monkeypatch.setattr(image_dataset, "CACHE_BYTES", 0)
+    splits, _, _ = prepare_splits(load_dataset(str(photos)))
+    form = ImageSpec(16, 16, 3, 2, (0.5,) * 3, (0.5,) * 3)
+    return ImageDataset(splits["train"], form), [[first, first + 12] for first in range(12)]
 
 
 def kill(worker):
@@ -858,9 +862,9 @@ def kill(worker):
 def test_a_killed_worker_is_replaced_and_every_batch_comes_once_in_order(uncached, said):
     """a decoding worker killed (out of memory) | named and replaced; every batch comes once, in order."""
     images, ids = uncached
-    wanted = list(data.loader(images, ids, 0))
+    wanted = list(data_loader(images, ids, 0))
     got = []
-    for batch in data.loader(images, ids, 2):
+    for batch in data_loader(images, ids, 2):
         if not got:
             kill(active_children()[0])
         got.append(batch)
@@ -874,7 +878,7 @@ def test_a_worker_killed_while_its_batch_is_fetched_is_replaced_too(uncached, sa
     """The connection is then cut before anyone sees that the worker is dead."""
     images, ids = uncached
     got = []
-    for batch in data.loader(images, ids, 2):
+    for batch in data_loader(images, ids, 2):
         if not got:
             time.sleep(0.5)  # so that finished batches lie ready
             worker = active_children()[0]
@@ -887,12 +891,12 @@ def test_a_worker_killed_while_its_batch_is_fetched_is_replaced_too(uncached, sa
 
 def test_workers_that_die_again_and_again_stop_the_run_with_advice(uncached, monkeypatch, said):
     """decoding workers killed again and again | an error that advises a smaller --num_workers."""
-    monkeypatch.setattr(data, "MOST_DEATHS", 1)
+    monkeypatch.setattr(loader, "MAX_REPLACEMENTS", 1)
     images, ids = uncached
 
     def kill_one_of_each_set():
         seen = []
-        for _ in data.loader(images, ids, 2):
+        for _ in data_loader(images, ids, 2):
             new = [worker for worker in active_children() if worker not in seen]
             for worker in new[:1]:
                 kill(worker)
@@ -906,7 +910,7 @@ def test_workers_that_die_again_and_again_stop_the_run_with_advice(uncached, mon
 def test_workers_leave_signals_to_the_training_loop(uncached, said):
     """Ctrl-C, or a signal to all processes of the run | decoding workers go on until the training loop has answered."""
     images, ids = uncached
-    batches = data.loader(images, ids, 2)
+    batches = data_loader(images, ids, 2)
     got = [next(batches), next(batches)]  # one of each worker
     workers = set(active_children())
     assert len(workers) == 2

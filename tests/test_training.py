@@ -28,8 +28,9 @@ from transformers import (
 )
 
 from hf_vit import HFViTConfig, HFViTForImageClassification
-from hf_vit.data import datasets as data
-from hf_vit.data.augment import mix, normalize
+from hf_vit.data.augment import mix
+from hf_vit.data.image_spec import ImageSpec
+from hf_vit.data.normalization import normalize
 from hf_vit.evaluation import classifiers
 from hf_vit.evaluation.classifiers import load_classifier, load_processor
 from hf_vit.evaluation.prediction import classification_head, predict
@@ -138,7 +139,7 @@ def test_predictions_keep_their_rows_and_the_model_its_mode(model):
     torch.nn.init.normal_(model.classifier.weight)
     model.train()
     pixels = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
-    form = data.ImageForm(16, 16, 3, 2, (0.5,) * 3, (0.5,) * 3)
+    form = ImageSpec(16, 16, 3, 2, (0.5,) * 3, (0.5,) * 3)
     batches = [{"images": pixels[rows], "index": torch.tensor(rows)} for rows in ([4, 0], [2], [1, 3])]
     logits, seen = predict(model, batches, form, Accelerator(cpu=True), 5)
     assert seen.tolist() == [0, 1, 2, 3, 4]
@@ -474,7 +475,7 @@ def teacher(tmp_path, tiny_fields, randomize):
     return make
 
 
-FORM = data.ImageForm(16, 16, 3, 2, (0.5, 0.45, 0.4), (0.25, 0.2, 0.3))
+FORM = ImageSpec(16, 16, 3, 2, (0.5, 0.45, 0.4), (0.25, 0.2, 0.3))
 
 
 @pytest.mark.parametrize(("size", "tolerance"), [(16, 1e-5), (32, 0.01), (8, 0.01)])
@@ -493,7 +494,7 @@ def test_a_teacher_sees_the_students_pixels_as_its_own_processor_makes_them(teac
 def test_a_teachers_labels_are_matched_by_name_and_others_left_out(teacher):
     native, _, folder = teacher(names=("c", "x", "a", "b"))
     pixels = torch.randn(3, 3, 16, 16)
-    same = data.ImageForm(16, 16, 3, 2, (0.1, 0.4, 0.3), (0.3, 0.2, 0.4))
+    same = ImageSpec(16, 16, 3, 2, (0.1, 0.4, 0.3), (0.3, 0.2, 0.4))
     found = Teacher(folder, ["a", "b", "c"], same, torch.device("cpu"))(pixels)
     torch.testing.assert_close(found, native(pixels).logits[:, [2, 3, 0]], check_stride=False)
 
@@ -509,7 +510,7 @@ def test_a_teacher_may_be_a_saved_run(tiny_model, tmp_path):
     ours = tiny_model(id2label={0: "a", 1: "b", 2: "c"})
     ours.save_pretrained(tmp_path)
     ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(tmp_path)
-    form, pixels = data.ImageForm(16, 16, 3, 2, (0.5,) * 3, (0.5,) * 3), torch.randn(2, 3, 16, 16)
+    form, pixels = ImageSpec(16, 16, 3, 2, (0.5,) * 3, (0.5,) * 3), torch.randn(2, 3, 16, 16)
     asked = Teacher(str(tmp_path), ["b", "a"], form, torch.device("cpu"))
     torch.testing.assert_close(asked(pixels), ours(pixels).logits[:, [1, 0]], check_stride=False)
 

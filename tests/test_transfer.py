@@ -15,7 +15,7 @@ from datasets import ClassLabel, Dataset, Features, Image
 from hub import Hub
 from PIL import Image as PILImage
 
-from hf_vit.data import datasets as data
+from hf_vit.data.sources import dataset_license, load_splits
 
 
 HOUSE = Path(__file__).parents[1]
@@ -52,7 +52,7 @@ def saved(folder, classes, license=None):
 def content(folder):
     """By split: the class names, and (number of the image, its class name) of each row."""
     found = {}
-    for split, rows in data.load(str(folder)).items():
+    for split, rows in load_splits(str(folder)).items():
         names = rows.features["label"].names
         numbers = [np.asarray(image)[0, 0, 0].item() for image in rows["image"]]
         found[split] = (names, list(zip(numbers, [names[label] for label in rows["label"]], strict=True)))
@@ -70,7 +70,7 @@ def test_the_halves_share_no_class_and_keep_every_test_image(tmp_path):
             assert all(NAMES[number % 5] == label for number, label in rows)
     assert sorted(number for half in (first, second) for number, _ in half["test"][1]) == list(range(15))
     assert sorted(label for _, label in second["train"][1]) == ["bee", "bee", "dog", "dog"]
-    assert {data.license_of(str(folder)) for folder in folders} == {"mit"}
+    assert {dataset_license(str(folder)) for folder in folders} == {"mit"}
     assert [folder.name for folder in folders] == ["data-even", "data-odd"]
     assert f"bee, dog of {name}" in (folders[1] / "README.md").read_text()
 
@@ -79,7 +79,7 @@ def test_the_halves_are_drawn_alike_and_written_once(tmp_path):
     name = saved(tmp_path / "data", 4)
     one, other = (transfer.halves(tmp_path / place, name, shots=3) for place in ("one", "other"))
     assert [content(folder) for folder in one] == [content(folder) for folder in other]
-    assert {data.license_of(str(folder)) for folder in one} == {None}
+    assert {dataset_license(str(folder)) for folder in one} == {None}
     times = lambda: {file: file.stat().st_mtime_ns for file in (tmp_path / "one").rglob("*")}
     before = times()
     assert transfer.halves(tmp_path / "one", name, shots=3) == one

@@ -18,8 +18,14 @@ from safetensors.torch import load_file, save_file
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 
 from hf_vit import HFViTConfig, HFViTForImageClassification
-from hf_vit.data import datasets as data
-from hf_vit.data.augment import normalize
+from hf_vit.data.decoding import decode_image
+from hf_vit.data.image_dataset import ImageDataset
+from hf_vit.data.image_spec import ImageSpec, image_spec_of
+from hf_vit.data.loader import data_loader
+from hf_vit.data.normalization import normalize
+from hf_vit.data.sampling import epoch_batches, sequential_batches
+from hf_vit.data.sources import load_splits
+from hf_vit.data.splits import prepare_splits
 from hf_vit.evaluation.classifiers import load_classifier, load_processor
 from hf_vit.evaluation.prediction import LOGITS_TOLERANCE, logits_difference, predict
 from hf_vit.evaluation.scores import compute_metrics
@@ -33,7 +39,7 @@ from hf_vit.training.optimizers import build_optimizers, is_finite
 
 HOUSE = Path(__file__).parents[1]
 TRAIN = HOUSE / "recipes" / "train.py"
-FORM = data.ImageForm(16, 16, 3, 2, (0.5,) * 3, (0.5,) * 3)
+FORM = ImageSpec(16, 16, 3, 2, (0.5,) * 3, (0.5,) * 3)
 NAMES = ["eel", "cat", "dog"]
 
 
@@ -267,7 +273,7 @@ def test_a_timm_repo_is_scored_on_what_timm_shows_it(side, part, mode, interpola
     cfg = {"input_size": [3, side, side], "crop_pct": part, "crop_mode": mode, "interpolation": interpolation}
     cfg |= {"mean": [0.5] * 3, "std": [0.5] * 3}
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_tiny_patch16_224", "pretrained_cfg": cfg}))
-    form = data.image_form(load_processor(str(tmp_path)), HFViTConfig())
+    form = image_spec_of(load_processor(str(tmp_path)), HFViTConfig())
     assert form.processor is None
     rng, resample = np.random.default_rng(0), Image.Resampling[interpolation.upper()]
     compared = 0
@@ -281,7 +287,7 @@ def test_a_timm_repo_is_scored_on_what_timm_shows_it(side, part, mode, interpola
         file = tmp_path / "image.png"
         image.save(file)
         item = {"bytes": file.read_bytes(), "path": None}
-        np.testing.assert_array_equal(data.decode(item, form), wanted)
+        np.testing.assert_array_equal(decode_image(item, form), wanted)
         compared += 1
     assert compared >= 2
 
@@ -407,25 +413,25 @@ def test_a_run_warns_if_its_saved_model_does_not_give_the_logits_that_were_score
 
 @pytest.fixture(scope="module")
 def clothes():
-    """51 embedded images of each of ten classes to train on, and 2,000 to score, as `data.prepare` gives them."""
-    return data.prepare(data.load("fashion-mnist-mini"), train_split="train", shots=51, seed=0)
+    """51 embedded images of each of ten classes to train on, and 2,000 to score, as `prepare_splits` gives them."""
+    return prepare_splits(load_splits("fashion-mnist-mini"), train_split="train", shots=51, seed=0)
 
 
 def fine_tuned(checkpoint, splits, labels, seed, steps=60):
     """Accuracy of a checkpoint after some steps of AdamW at 1e-4, on images of 16 pixels, which take a quarter of the time."""
     torch.manual_seed(seed)
     model, processor = build_model(labels, str(checkpoint), None, 16, {})
-    form = data.image_form(processor, model.config)
-    images, scored = (data.Images(splits[name], form) for name in ("train", "eval"))
+    form = image_spec_of(processor, model.config)
+    images, scored = (ImageDataset(splits[name], form) for name in ("train", "eval"))
     (optimizer,) = build_optimizers(model, "adamw", 1e-4, 0.05, (0.9, 0.999))
-    batches = (ids for epoch in range(steps) for ids in data.epoch_batches(len(images), 32, seed, epoch))
+    batches = (ids for epoch in range(steps) for ids in epoch_batches(len(images), 32, seed, epoch))
     for _, ids in zip(range(steps), batches, strict=False):
         batch = images.__getitems__(ids)
         logits = model.train()(normalize(batch["images"], form).to(model.dtype)).logits
         classification_loss(logits, soft_targets(batch["labels"], len(labels), 0.1)).backward()
         optimizer.step()
         optimizer.zero_grad()
-    batches = data.loader(scored, data.batches_in_order(len(scored), 500), 0)
+    batches = data_loader(scored, sequential_batches(len(scored), 500), 0)
     logits, rows = predict(model.float(), batches, form, Accelerator(cpu=True), len(scored))
     return compute_metrics(logits, scored.labels[rows])["accuracy"]
 

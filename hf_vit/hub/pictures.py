@@ -7,7 +7,7 @@ import torch
 from matplotlib.figure import Figure
 
 from hf_vit import figures
-from hf_vit.data.augment import as_bytes, normalize
+from hf_vit.data.normalization import denormalize, normalize
 
 
 def draw_run(
@@ -37,11 +37,11 @@ def run_pictures(log, scores, samples, labels, spec, model, examples) -> Iterato
         return
     drawn = {name: samples[name] for name in ("images", "labels", "logits")}
     pixel_values = normalize(drawn["images"], spec)
-    drawn["images"] = as_bytes(pixel_values, spec)
+    drawn["images"] = denormalize(pixel_values, spec)
     yield "predictions", figures.predictions(**drawn, names=labels)
     if "mistaken_images" in samples:
         mistakes = {name: samples[f"mistaken_{name}"] for name in drawn}
-        mistakes["images"] = as_bytes(normalize(mistakes["images"], spec), spec)
+        mistakes["images"] = denormalize(normalize(mistakes["images"], spec), spec)
         yield "mistakes", figures.predictions(**mistakes, names=labels)
     if examples is not None:
         images, classes, versions = examples
@@ -49,7 +49,7 @@ def run_pictures(log, scores, samples, labels, spec, model, examples) -> Iterato
         titles += [figures.target_captions(targets, labels) for _, targets in versions]
         yield (
             "augmentations",
-            figures.augmentations(images, [as_bytes(inputs, spec) for inputs, _ in versions], titles),
+            figures.augmentations(images, [denormalize(inputs, spec) for inputs, _ in versions], titles),
         )
     captions = figures.prediction_captions(drawn["logits"][:4], labels)
     device = next(model.parameters()).device

@@ -10,8 +10,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from hf_vit.data import datasets
 from hf_vit.data.augment import augment, mix
+from hf_vit.data.image_dataset import ImageDataset
+from hf_vit.data.image_spec import image_spec_of, training_image_spec
+from hf_vit.data.loader import data_loader
+from hf_vit.data.sampling import EPOCH_STRIDE, epoch_batches
+from hf_vit.data.sources import EMBEDDED, dataset_license, load_splits
+from hf_vit.data.splits import prepare_splits
+from hf_vit.data.streaming import ImageStream, prepare_stream
 from hf_vit.system.escapes import as_license
 from hf_vit.system.hardware import own_cores
 from hf_vit.training.arguments import TrainArguments, parse_overrides, read_label_names
@@ -57,29 +63,29 @@ def read_data(args: TrainArguments, accelerator, print_main):
     columns["label_names"] = read_label_names(args.label_names)
     began = time.monotonic()
     with accelerator.main_process_first():
-        splits = datasets.load(args.dataset_name, args.dataset_config, args.streaming)
+        splits = load_splits(args.dataset_name, args.dataset_config, args.streaming)
         if args.streaming:
-            stream, eval_rows, labels, scored = datasets.prepare_stream(splits, **columns)
+            stream, eval_rows, labels, scored = prepare_stream(splits, **columns)
             splits = {"eval": eval_rows}
         else:
             sizes = {name: getattr(args, name) for name in ("eval_fraction", "train_fraction", "shots", "seed")}
-            splits, labels, scored = datasets.prepare(splits, **columns, **sizes)
+            splits, labels, scored = prepare_splits(splits, **columns, **sizes)
     # Read before training: a licence that the card cannot hold must not end the run after it.
-    data_license = as_license(datasets.license_of(args.dataset_name)) if accelerator.is_main_process else None
+    data_license = as_license(dataset_license(args.dataset_name)) if accelerator.is_main_process else None
     overrides = parse_overrides(args.config_overrides)
     checkpoint, preset = args.model_name_or_path, args.preset
     model, processor = build_model(labels, checkpoint, preset, args.image_size, overrides, args.eval_crop)
-    spec = datasets.image_form(processor, model.config)
+    spec = image_spec_of(processor, model.config)
     train_rows = None if args.streaming else splits["train"]
-    train_spec = datasets.training_form(spec, train_rows, args.crop, args.crop_scale)
+    train_spec = training_image_spec(spec, train_rows, args.crop, args.crop_scale)
     print_main(f"reading {len(splits['eval']) + (0 if args.streaming else len(train_rows)):,} images")
-    eval_images = datasets.Images(splits["eval"], spec, args.on_bad_image)
+    eval_images = ImageDataset(splits["eval"], spec, args.on_bad_image)
     if args.streaming:
-        train_images = datasets.Stream(
+        train_images = ImageStream(
             stream, labels, train_spec, args.seed, args.shuffle_buffer, args.on_bad_image, args.stream_lanes
         )
     else:
-        train_images = datasets.Images(train_rows, train_spec, args.on_bad_image, fill=True, seed=args.seed)
+        train_images = ImageDataset(train_rows, train_spec, args.on_bad_image, keep_full=True, seed=args.seed)
     seconds = time.monotonic() - began
     unscored = [label for index, label in enumerate(labels) if not (eval_images.labels == index).any()]
     if unscored:
@@ -155,7 +161,7 @@ class TrainBatches:
         def order():
             shares = images.labels.numpy() if self.args.balance == "sampling" else None
             for epoch in itertools.count(first_step // self.steps_per_epoch):
-                steps = datasets.epoch_batches(
+                steps = epoch_batches(
                     len(images),
                     self.per_process,
                     self.args.seed,
@@ -166,10 +172,10 @@ class TrainBatches:
                     self.args.augment_repeats,
                 )
                 for ids in itertools.islice(steps, max(0, first_step - epoch * self.steps_per_epoch), None):
-                    ids = [epoch * datasets.PASS + number for number in ids]
+                    ids = [epoch * EPOCH_STRIDE + number for number in ids]
                     yield from (ids[start : start + size] for start in starts)
 
-        for number, rows in enumerate(datasets.loader(images, order(), num_workers(self.args))):
+        for number, rows in enumerate(data_loader(images, order(), num_workers(self.args))):
             yield (first_step + number // self.accumulation) // self.steps_per_epoch, rows
 
     def augmented(self, rows: dict, epoch: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -220,11 +226,11 @@ class TrainBatches:
         images = self.data.train_images
         places = range(0, len(images), -(-len(images) // num_images))
         epochs = [
-            images.__getitems__([epoch * datasets.PASS + place for place in places]) for epoch in range(num_epochs)
+            images.__getitems__([epoch * EPOCH_STRIDE + place for place in places]) for epoch in range(num_epochs)
         ]
         versions = [self.augmented(rows, epoch, epoch * self.steps_per_epoch) for epoch, rows in enumerate(epochs)]
         rows = images.rows.select((epochs[0]["index"] % len(images)).tolist())
-        whole = datasets.Images(rows, replace(self.data.train_spec, crop_scale=None)).cache
+        whole = ImageDataset(rows, replace(self.data.train_spec, crop_scale=None)).cache
         return whole, epochs[0]["labels"], versions
 
 
@@ -252,4 +258,4 @@ class Prefetcher:
 
 def on_hub(name: str | None) -> str | None:
     """The Hub id of a data set or model; None for what lies on this machine."""
-    return None if name is None or name in datasets.EMBEDDED or Path(name).expanduser().exists() else name
+    return None if name is None or name in EMBEDDED or Path(name).expanduser().exists() else name

@@ -6,7 +6,7 @@ from importlib.metadata import version
 import numpy as np
 import torch
 
-from hf_vit.data.images import files_of, read_bytes
+from hf_vit.data.image_files import allowed_files, read_image_bytes
 from hf_vit.system.environment import environment_info
 
 
@@ -19,7 +19,7 @@ def life(step: int, device_type: str, processes: int, precision: str, teacher, s
 
     Args:
         teacher: the model, or None.
-        splits: {name: rows as `data.prepare` gives them}.
+        splits: {name: rows as `prepare_splits` gives them}.
     """
     now = environment_info(device_type, processes, precision)
     return {
@@ -46,11 +46,11 @@ def checksum_of_images(rows) -> str:
     It sees another order, another encoding, and images that were replaced, if they are many: of a large set where one in a hundred
     is another, with a probability of 92% (1 - 0.99^256). Names, times and places of files do not matter.
     """
-    found, files = hashlib.sha256(), files_of(rows)
+    found, files = hashlib.sha256(), allowed_files(rows)
     places = np.random.default_rng(0).permutation(len(rows))[:NUM_IMAGES].tolist()
     for row in rows.__getitems__(places):
         try:
-            content = read_bytes(row["image"], files)
+            content = read_image_bytes(row["image"], files)
         except (OSError, ValueError):  # is stopped at or skipped where it is decoded
             content = b""
         found.update(hashlib.sha256(content).digest())

@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from hf_vit.data.datasets import ImageForm, image_form, match_labels
+from hf_vit.data.columns import match_labels
+from hf_vit.data.image_spec import ImageSpec, image_spec_of
 from hf_vit.evaluation.classifiers import load_classifier, load_processor
 
 
@@ -50,9 +51,9 @@ class Teacher:
         ValueError: if it does not know one of the labels.
     """
 
-    def __init__(self, checkpoint: str, labels: list[str], form: ImageForm, device):
+    def __init__(self, checkpoint: str, labels: list[str], form: ImageSpec, device):
         self.model = load_classifier(checkpoint, dtype=torch.float32).to(device).eval().requires_grad_(False)
-        self.own, self.students = image_form(load_processor(checkpoint), self.model.config), form
+        self.own, self.students = image_spec_of(load_processor(checkpoint), self.model.config), form
         try:
             columns = match_labels(torch.arange(len(labels)), labels, self.model.config.id2label)
         except ValueError as error:

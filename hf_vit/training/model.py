@@ -9,8 +9,7 @@ from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import nn
 from transformers import ViTImageProcessorPil
 
-from hf_vit.data.crops import eval_resize
-from hf_vit.data.datasets import ImageForm, image_form
+from hf_vit.data.image_spec import ImageSpec, eval_resize, image_spec_of
 from hf_vit.evaluation.classifiers import check_weights, load_processor
 from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification, HFViTLayer
@@ -57,7 +56,7 @@ def build_model(
     channels = model.config.num_channels
     per_channel = lambda values: list(values) if len(values) == channels else [sum(values) / len(values)] * channels
     size, center = {"height": height, "width": width}, {}
-    resize = eval_resize(image_form(source, model.config), height, width, eval_crop)
+    resize = eval_resize(image_spec_of(source, model.config), height, width, eval_crop)
     if resize is not None:
         center = {"do_center_crop": True, "crop_size": size}
         size = {"shortest_edge": resize} if isinstance(resize, int) else dict(zip(size, resize, strict=True))
@@ -136,7 +135,7 @@ def check_first_image_size(side: int | None, config: HFViTConfig):
         )
 
 
-def find_batch_size(model, compute_loss, form: ImageForm, batch_size: int, device, copies: int = 2) -> int:
+def find_batch_size(model, compute_loss, form: ImageSpec, batch_size: int, device, copies: int = 2) -> int:
     """The largest divisor of `batch_size`, halved or less each time, whose forward and backward pass fits in memory.
 
     It must fit beside what else a step holds: the next batch, three times while it is augmented, and `copies` of the

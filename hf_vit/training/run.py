@@ -14,7 +14,10 @@ from accelerate.utils import DistributedType, gather_object
 from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
-from hf_vit.data import datasets
+from hf_vit.data.image_dataset import FeatureDataset
+from hf_vit.data.loader import data_loader
+from hf_vit.data.sampling import sequential_batches
+from hf_vit.data.splits import class_weights
 from hf_vit.evaluation.prediction import classification_head, predict
 from hf_vit.system import hardware, run_files
 from hf_vit.system.escapes import printable_lines
@@ -168,8 +171,8 @@ def print_main(accelerator, text: str):
 def predict_images(args, accelerator, model, images, spec, split: str, features=False, stopped=lambda: False):
     """Logits or features of all images; every process predicts its share."""
     rank, world = accelerator.process_index, accelerator.num_processes
-    share = datasets.batches_in_order(len(images), args.per_device_eval_batch_size, rank, world)
-    loader = datasets.loader(images, share, num_workers(args))
+    share = sequential_batches(len(images), args.per_device_eval_batch_size, rank, world)
+    loader = data_loader(images, share, num_workers(args))
     return predict(model, loader, spec, accelerator, len(images), features, stopped, split)
 
 
@@ -197,7 +200,7 @@ def build_run(args: TrainArguments, accelerator, signals: Signals, began: float)
             raise ValueError("--cache_features trains a head, which FSDP has no need to split: use ddp.yaml")
         say(f"computing the features of {len(data.train_images):,} images")
         features = predict_images(args, accelerator, model, data.train_images, data.spec, args.train_split, True)
-        data.train_images = datasets.Features(data.train_images, *features)
+        data.train_images = FeatureDataset(data.train_images, *features)
     feature_seconds = time.monotonic() - features_began
 
     criterion = build_criterion(args, accelerator, data)
@@ -250,7 +253,7 @@ def build_criterion(args: TrainArguments, accelerator, data: RunData) -> Criteri
     if args.teacher_name_or_path is not None:
         teacher = Teacher(args.teacher_name_or_path, data.labels, data.spec, accelerator.device)
     if args.balance == "weights":
-        weights = datasets.class_weights(data.train_images.labels, len(data.labels)).to(accelerator.device)
+        weights = class_weights(data.train_images.labels, len(data.labels)).to(accelerator.device)
     return Criterion(args, weights, teacher, accelerator.autocast)
 
 

@@ -24,11 +24,18 @@ from PIL import Image as PILImage
 from transformers import CLIPImageProcessorPil, ViTImageProcessorPil
 
 from hf_vit import HFViTConfig
-from hf_vit.data import crops, images
-from hf_vit.data import datasets as data
-from hf_vit.data.images import Files, files_on_hub
+from hf_vit.data import crops, image_dataset
+from hf_vit.data.columns import find_columns, select_image_and_label
+from hf_vit.data.crops import crop_params
+from hf_vit.data.decoding import decode_image, decode_rows
+from hf_vit.data.image_dataset import ImageDataset
+from hf_vit.data.image_files import FORMATS, AllowedFiles, allowed_files, hub_files
+from hf_vit.data.image_spec import ImageSpec, image_spec_of, training_image_spec
+from hf_vit.data.sources import load_splits
+from hf_vit.data.splits import class_weights, prepare_splits
+from hf_vit.data.streaming import prepare_stream
 from hf_vit.evaluation.classifiers import load_processor
-from hf_vit.formats.timm_processor import timm_input_size
+from hf_vit.formats import checkpoints
 from hf_vit.system import memory
 
 
@@ -42,8 +49,8 @@ def encoded(image, kind="PNG", **how):
     return file.getvalue()
 
 
-def form_of(processor=None):
-    return data.image_form(processor or ViTImageProcessorPil(size={"height": 8, "width": 8}), HFViTConfig())
+def spec_of(processor=None):
+    return image_spec_of(processor or ViTImageProcessorPil(size={"height": 8, "width": 8}), HFViTConfig())
 
 
 @pytest.fixture
@@ -137,8 +144,8 @@ def test_a_row_of_a_data_set_names_files_of_that_data_set_alone(path, home, serv
     kinds = Features(image=Image(), label=ClassLabel(names=["cat"]))
     table = Dataset.from_dict(rows, kinds).data.table
     pyarrow.parquet.write_table(table, home / "data" / "train.parquet")  # `to_parquet` would read what is named
-    split = data.rename(data.load(str(home / "data" / "train.parquet"))["train"], ("image", "label"))
-    (pixels,), bad = data.decode_rows([{**split[0], "row": 0}], form_of(), files=images.files_of(split))
+    split = select_image_and_label(load_splits(str(home / "data" / "train.parquet"))["train"], ("image", "label"))
+    (pixels,), bad = decode_rows([{**split[0], "row": 0}], spec_of(), files=allowed_files(split))
     if NAMED[path] == "read":
         np.testing.assert_array_equal(pixels, np.asarray(picture()))
     else:
@@ -155,16 +162,16 @@ def test_a_table_that_names_private_images_stops_the_run_and_says_which(suffix, 
         text = "file,label\n" + ",".join(row.values()) if suffix == ".csv" else json.dumps(row)
         (home / "data" / f"{name}{suffix}").write_text(text)
     if suffix == ".csv":
-        splits = data.load(str(home / "data"), streaming=streaming)
+        splits = load_splits(str(home / "data"), streaming=streaming)
     else:
-        splits = data.load(str(home / "data" / "train.jsonl"), streaming=streaming)
+        splits = load_splits(str(home / "data" / "train.jsonl"), streaming=streaming)
         splits["validation"] = splits["train"]
     if streaming:
-        rows = data.prepare_stream(splits, label_names=["cat"])[1]
+        rows = prepare_stream(splits, label_names=["cat"])[1]
     else:
-        rows = data.prepare(splits, train_split=None)[0]["eval"]
+        rows = prepare_splits(splits, train_split=None)[0]["eval"]
     with pytest.raises(ValueError, match=r"row 0 \(.*private/x.png\) .* only files in .*/data are"):
-        data.Images(rows, form_of())
+        ImageDataset(rows, spec_of())
 
 
 @pytest.mark.parametrize(
@@ -189,13 +196,13 @@ def test_a_table_that_names_private_images_stops_the_run_and_says_which(suffix, 
     }.items(),
 )
 def test_a_row_from_the_hub_names_files_of_its_own_repository(path, allowed):
-    files = files_on_hub("alice/own")
+    files = hub_files("alice/own")
     path = path.replace("COPY", files.folder)
     if allowed:
-        assert files.locate(path) == path
+        assert files.resolve(path) == path
     else:
         with pytest.raises(ValueError, match=r"only files in .* and files of the data set alice/own are"):
-            files.locate(path)
+            files.resolve(path)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # `datasets` leaves metadata.csv open
@@ -207,21 +214,21 @@ def test_links_that_a_scan_of_the_users_own_folder_finds_are_followed(home, stre
             (home / "linked" / split / name).mkdir(parents=True)
             (home / "linked" / split / name / "0.png").symlink_to(home / "private" / "x.png")
     (home / "shortcut").symlink_to(home / "linked")
-    splits = data.load("shortcut", streaming=streaming)
-    rows = data.prepare_stream(splits)[1] if streaming else data.prepare(splits)[0]["eval"]
-    assert len(data.Images(rows, form_of())) == 2
+    splits = load_splits("shortcut", streaming=streaming)
+    rows = prepare_stream(splits)[1] if streaming else prepare_splits(splits)[0]["eval"]
+    assert len(ImageDataset(rows, spec_of())) == 2
     for split in ("train", "validation"):  # where a table chooses among the links, they are not
         (home / "linked" / split / "metadata.csv").write_text("file_name,label\ncat/0.png,cat\ndog/0.png,dog\n")
-    rows = data.prepare(data.load("shortcut"))[0]["eval"]
+    rows = prepare_splits(load_splits("shortcut"))[0]["eval"]
     with pytest.raises(ValueError, match="it names the file"):
-        data.Images(rows, form_of())
+        ImageDataset(rows, spec_of())
 
 
 def test_a_label_column_of_images_is_not_decoded_to_find_labels(home):
     item = {"bytes": None, "path": str(home / "private" / "x.png")}
     rows = Dataset.from_dict({"image": [item], "label": [item]}, Features(image=Image(), label=Image()))
     with pytest.raises(ValueError, match=r"label\w*: it holds neither text nor numbers"):
-        data.find_columns(rows, "image", "label")
+        find_columns(rows, "image", "label")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -237,21 +244,21 @@ def test_a_format_that_the_handbook_does_not_promise_is_not_opened_whatever_its_
     monkeypatch.setattr(subprocess, "check_call", lambda *_, **__: pytest.fail("Ghostscript was started"))
     (tmp_path / "x.jpg").write_bytes(encoded(picture(), kind))
     rows = [{"row": 3, "image": {"bytes": None, "path": "x.jpg"}}]
-    for form in (form_of(), data.training_form(form_of(), None, "resized")):
-        numbers = data.numbers_of(torch.arange(1), form, 0)
-        _, (sentence,) = data.decode_rows(rows, form, numbers, Files(str(tmp_path)))
+    for spec in (spec_of(), training_image_spec(spec_of(), None, "resized")):
+        params = crop_params(torch.arange(1), spec, 0)
+        _, (sentence,) = decode_rows(rows, spec, params, AllowedFiles(str(tmp_path)))
         assert sentence.endswith("no known format: wanted JPEG, PNG, WEBP, GIF, BMP, TIFF")
 
 
-@pytest.mark.parametrize("kind", [*images.FORMATS, "MPO"])
+@pytest.mark.parametrize("kind", [*FORMATS, "MPO"])
 def test_the_promised_formats_are_opened(kind):
     again = {"save_all": True, "append_images": [picture(1)]} if kind == "MPO" else {}
-    assert data.decode({"bytes": encoded(picture(), kind, **again), "path": None}, form_of()).shape == (8, 8, 3)
+    assert decode_image({"bytes": encoded(picture(), kind, **again), "path": None}, spec_of()).shape == (8, 8, 3)
 
 
 def test_the_page_refuses_other_formats_devices_and_addresses_with_data(tmp_path, monkeypatch):
     gradio = pytest.importorskip("gradio")
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "recipes"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "recipes"))
     import app
 
     (tmp_path / "x.jpg").write_bytes(encoded(picture(), "EPS"))
@@ -277,10 +284,11 @@ def test_a_long_thin_image_takes_little_memory(shape):
     """196 bytes of PNG, 1 x 60,000 pixels, which a shorter side of 224 would make 3,000,000,000 | only its middle is resized"""
     shorter = {"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224}, "do_center_crop": True}
     code = (
-        "import resource, sys; from hf_vit import HFViTConfig, data; from transformers import ViTImageProcessorPil; "
-        f"form = data.image_form(ViTImageProcessorPil(**{shorter}), HFViTConfig()); "
+        "import resource, sys; from hf_vit import HFViTConfig; from hf_vit.data.decoding import decode_image; "
+        "from hf_vit.data.image_spec import image_spec_of; from transformers import ViTImageProcessorPil; "
+        f"spec = image_spec_of(ViTImageProcessorPil(**{shorter}), HFViTConfig()); "
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; "
-        "pixels = data.decode({'bytes': sys.stdin.buffer.read(), 'path': None}, form); "
+        "pixels = decode_image({'bytes': sys.stdin.buffer.read(), 'path': None}, spec); "
         "print(*pixels.shape, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
     result = subprocess.run([sys.executable, "-c", code], input=line(*shape)["bytes"], capture_output=True, check=True)
@@ -291,24 +299,25 @@ def test_a_long_thin_image_takes_little_memory(shape):
 
 def test_the_middle_of_a_long_image_is_what_it_is_of_the_whole(monkeypatch):
     photo = PILImage.fromarray(np.random.default_rng(0).integers(0, 256, (30, 90, 3), dtype=np.uint8))
-    wanted = crops.resize_center(photo, 20, 16, 12, PILImage.Resampling.BILINEAR).astype(int)
-    monkeypatch.setattr(crops, "MOST_PIXELS", 100)
-    found = crops.resize_center(photo, 20, 16, 12, PILImage.Resampling.BILINEAR)
+    spec = ImageSpec(16, 12, 3, int(PILImage.Resampling.BILINEAR), (0.5,) * 3, (0.5,) * 3, resize=20)
+    wanted = crops.resize_center_crop(photo, spec).astype(int)
+    monkeypatch.setattr(crops, "MAX_PIXELS", 100)
+    found = crops.resize_center_crop(photo, spec)
     assert np.abs(found - wanted).max() <= 1
 
 
 def test_a_processor_that_makes_the_pixels_itself_is_not_given_a_line():
-    form = form_of(CLIPImageProcessorPil(do_center_crop=False, size={"shortest_edge": 224}))
-    assert form.processor is not None
+    spec = spec_of(CLIPImageProcessorPil(do_center_crop=False, size={"shortest_edge": 224}))
+    assert spec.processor is not None
     with pytest.raises(ValueError, match=r"its 1 x 60000 pixels would be resized to 3,010,560,000; at most"):
-        data.decode(line(1, 60_000), form)
+        decode_image(line(1, 60_000), spec)
 
 
 def test_a_photo_of_a_hundred_megapixels_is_read_and_one_of_two_hundred_is_not():
     with pytest.warns(PILImage.DecompressionBombWarning):
-        assert data.decode(line(10_000, 10_000), form_of()).shape == (8, 8, 3)
+        assert decode_image(line(10_000, 10_000), spec_of()).shape == (8, 8, 3)
     with pytest.raises(ValueError, match="exceeds limit of 178956970 pixels"):
-        data.decode(line(20_000, 10_000), form_of())
+        decode_image(line(20_000, 10_000), spec_of())
 
 
 WRONG = {
@@ -324,7 +333,7 @@ def test_an_image_processor_with_a_number_that_no_model_has_is_refused(name, val
     asked = {**ViTImageProcessorPil().to_dict(), "do_center_crop": True, "crop_size": {"height": 8, "width": 8}}
     processor = SimpleNamespace(to_dict=lambda: {**asked, name: value})
     with pytest.raises(ValueError, match=rf"the image processor's {name} is .*wanted .*preprocessor_config.json"):
-        data.image_form(processor, HFViTConfig())
+        image_spec_of(processor, HFViTConfig())
 
 
 @pytest.mark.parametrize("size", [[3, 10**9, 16], [3, 16], "16", [3, 0, 16], [3, 16.5, 16], 16])
@@ -334,7 +343,7 @@ def test_a_timm_repository_with_an_impossible_input_size_is_refused(size, tmp_pa
     with pytest.raises(ValueError, match=r"input_size in config.json is"):
         load_processor(str(tmp_path))
     with pytest.raises(ValueError, match=r"input_size in config.json is"):
-        timm_input_size({"pretrained_cfg": cfg})
+        checkpoints.timm_input_size({"pretrained_cfg": cfg})
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -347,16 +356,16 @@ def split_of(broken, labels=(0, 0, 0, 1, 1)):
     ]
     kinds = Features(image=Image(), label=ClassLabel(names=["cat", "dog"]))
     rows = Dataset.from_dict({"image": items, "label": list(labels)}, kinds)
-    return data.prepare(DatasetDict(test=rows), train_split=None)[0]["eval"]
+    return prepare_splits(DatasetDict(test=rows), train_split=None)[0]["eval"]
 
 
 def test_skipping_does_not_erase_a_class(caplog, monkeypatch):
     with pytest.raises(ValueError, match=r"no image of 1 classes can be read, .* leave them out: dog; row 3 "):
-        data.Images(split_of({3, 4}), form_of(), on_bad="skip")
-    monkeypatch.setattr(data.logger, "propagate", True)
-    left = data.Images(split_of({0, 4}), form_of(), on_bad="skip")
+        ImageDataset(split_of({3, 4}), spec_of(), on_bad_image="skip")
+    monkeypatch.setattr(image_dataset.logger, "propagate", True)
+    left = ImageDataset(split_of({0, 4}), spec_of(), on_bad_image="skip")
     assert "skipped: dog 1 of 2, cat 1 of 3" in caplog.text
-    assert torch.equal(data.class_weights(left.labels, 2), torch.tensor([3 / 4, 3 / 2]))  # of the images that are left
+    assert torch.equal(class_weights(left.labels, 2), torch.tensor([3 / 4, 3 / 2]))  # of the images that are left
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -370,8 +379,8 @@ def test_a_stream_started_again_finds_its_split_to_score_in_the_cache(tmp_path):
         rows = [{"bytes": encoded(picture(row)), "path": None} for row in range(2)]
         Dataset.from_dict({"image": rows, "label": [0, 1]}, kinds).to_parquet(tmp_path / f"{name}.parquet")
     code = (
-        "from hf_vit import data; import sys; "
-        "print(data.prepare_stream(data.load(sys.argv[1], streaming=True))[1].cache_files[0]['filename'])"
+        "import sys; from hf_vit.data.sources import load_splits; from hf_vit.data.streaming import prepare_stream; "
+        "print(prepare_stream(load_splits(sys.argv[1], streaming=True))[1].cache_files[0]['filename'])"
     )
     start = lambda: (
         subprocess.run(
@@ -422,8 +431,8 @@ def test_images_are_kept_only_in_a_share_of_the_memory_that_is_available(monkeyp
     rows = split_of({})
     size = 5 * 8 * 8 * 3
     for available, kept in ((4 * size, True), (4 * size - 1, False)):
-        monkeypatch.setattr(data, "available_memory", lambda available=available: available)
-        assert (data.Images(rows, form_of()).cache is not None) == kept
+        monkeypatch.setattr(image_dataset, "available_memory", lambda available=available: available)
+        assert (ImageDataset(rows, spec_of()).cache is not None) == kept
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -470,19 +479,19 @@ def fuzz(folder):
     """Count what is read and what is refused; anything but ValueError and OSError ends the process."""
     os.chdir(folder)
     rng, counts = random.Random(0), [0, 0]
-    whole = [encoded(picture(), kind) for kind in (*images.FORMATS, "EPS", "ICO", "PPM")]
+    whole = [encoded(picture(), kind) for kind in (*FORMATS, "EPS", "ICO", "PPM")]
     center = ViTImageProcessorPil(
         size={"shortest_edge": 12}, do_center_crop=True, crop_size={"height": 8, "width": 8}, do_convert_rgb=True
     )
-    forms = [form_of(), form_of(center), data.training_form(form_of(), None, "resized")]
+    specs = [spec_of(), spec_of(center), training_image_spec(spec_of(), None, "resized")]
     for number in range(2400):
         content = mutated(rng, whole[number % len(whole)])
         if number % 8 == 7:
             sides = (rng.choice((1, 2, 300, 3000, 60_000, 2**31 - 1)) for _ in range(2))
             content = png(*sides, rng.choice((1, 8, 16)), rng.choice((0, 2, 3, 4, 6)))
-        form = forms[number % len(forms)]
+        spec = specs[number % len(specs)]
         with counting(counts):
-            data.decode({"bytes": content, "path": None}, form, data.numbers_of(torch.tensor([number]), form, 0)[0])
+            decode_image({"bytes": content, "path": None}, spec, crop_params(torch.tensor([number]), spec, 0)[0])
     values = [
         None,
         True,
@@ -504,8 +513,8 @@ def fuzz(folder):
         Path("preprocessor_config.json").write_text(json.dumps(asked))
         with counting(counts):
             processor = load_processor(folder)
-            form = data.image_form(processor, HFViTConfig())
-            data.decode_rows([{"row": 0, "image": {"bytes": whole[0], "path": None}}], form)
+            spec = image_spec_of(processor, HFViTConfig())
+            decode_rows([{"row": 0, "image": {"bytes": whole[0], "path": None}}], spec)
     print(*counts)
 
 

@@ -10,13 +10,15 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 import torch
+from hf_vit.training.parts import loss_of
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from hf_vit.data import ImageForm, augment
-from hf_vit.training import loss_of
+from hf_vit.data import augment
+from hf_vit.data.image_spec import ImageSpec
+from hf_vit.data.normalization import normalize, standardize_
 
 
-FORM = ImageForm(16, 16, 3, 2, (0.5, 0.4, 0.3), (0.25, 0.2, 0.3))
+SPEC = ImageSpec(16, 16, 3, 2, (0.5, 0.4, 0.3), (0.25, 0.2, 0.3))
 INDEX = torch.arange(64)
 GREY = 1 / 255 + 1e-5  # one grey level
 POLICIES = {"three": augment.three_augment, "trivial": augment.trivial_augment, "rand": augment.rand_augment}
@@ -75,9 +77,9 @@ def modes(policies=("none", *POLICIES), crops=("none", "simple", "resized")):
 def test_what_an_image_gets_does_not_depend_on_its_batch(auto_augment, crop):
     batch = images()
     how = dict(crop=crop, shift=2, flip=True, auto_augment=auto_augment, jitter=0.3, erase=0.5)
-    whole = augment.augment(batch, INDEX, 1, 2, FORM, **how)
+    whole = augment.augment(batch, INDEX, 1, 2, SPEC, **how)
     order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
-    parts = [augment.augment(batch[i], INDEX[i], 1, 2, FORM, **how) for i in order.split(13)]
+    parts = [augment.augment(batch[i], INDEX[i], 1, 2, SPEC, **how) for i in order.split(13)]
     torch.testing.assert_close(torch.cat(parts), whole[order], atol=1e-5, rtol=0)
     assert torch.equal(batch, images())  # and it is not changed in place
 
@@ -85,8 +87,8 @@ def test_what_an_image_gets_does_not_depend_on_its_batch(auto_augment, crop):
 @modes(crops=("none",))
 def test_an_image_alone_is_augmented_as_in_a_batch(auto_augment, crop):
     batch, how = images(8), dict(auto_augment=auto_augment, crop=crop)
-    whole = augment.augment(batch, INDEX[:8], 0, 0, FORM, **how)
-    alone = [augment.augment(batch[i : i + 1], INDEX[i : i + 1], 0, 0, FORM, **how) for i in range(8)]
+    whole = augment.augment(batch, INDEX[:8], 0, 0, SPEC, **how)
+    alone = [augment.augment(batch[i : i + 1], INDEX[i : i + 1], 0, 0, SPEC, **how) for i in range(8)]
     torch.testing.assert_close(torch.cat(alone), whole, atol=1e-5, rtol=0)
 
 
@@ -94,9 +96,9 @@ def test_an_image_alone_is_augmented_as_in_a_batch(auto_augment, crop):
 def test_another_image_in_the_batch_changes_nothing_else(auto_augment, crop):
     batch = images()
     how = dict(crop=crop, flip=True, auto_augment=auto_augment, jitter=0.3, erase=0.5)
-    before = augment.augment(batch, INDEX, 1, 2, FORM, **how)
+    before = augment.augment(batch, INDEX, 1, 2, SPEC, **how)
     batch[::2] = 255 - batch[::2]
-    after = augment.augment(batch, INDEX, 1, 2, FORM, **how)
+    after = augment.augment(batch, INDEX, 1, 2, SPEC, **how)
     torch.testing.assert_close(before[1::2], after[1::2], atol=1e-5, rtol=0)
     assert not torch.equal(before[::2], after[::2])
 
@@ -108,7 +110,7 @@ def test_another_image_in_the_batch_changes_nothing_else(auto_augment, crop):
 )
 def test_what_an_image_gets_depends_on_seed_and_epoch_and_on_nothing_else(how):
     one, same, epoch, seed = (
-        augment.augment(images(), INDEX, *numbers, FORM, **how) for numbers in ((1, 2), (1, 2), (1, 3), (2, 2))
+        augment.augment(images(), INDEX, *numbers, SPEC, **how) for numbers in ((1, 2), (1, 2), (1, 3), (2, 2))
     )
     assert torch.equal(one, same)
     assert not torch.equal(one, epoch)
@@ -117,10 +119,10 @@ def test_what_an_image_gets_depends_on_seed_and_epoch_and_on_nothing_else(how):
 
 def test_without_augmentation_a_batch_is_only_normalised():
     batch = images()
-    plain = augment.augment(batch, INDEX, 0, 0, FORM)
-    by_hand = [(batch[:, c] / 255 - FORM.mean[c]) / FORM.std[c] for c in range(3)]
+    plain = augment.augment(batch, INDEX, 0, 0, SPEC)
+    by_hand = [(batch[:, c] / 255 - SPEC.mean[c]) / SPEC.std[c] for c in range(3)]
     torch.testing.assert_close(plain, torch.stack(by_hand, 1))
-    torch.testing.assert_close(augment.normalize(batch, FORM), plain)
+    torch.testing.assert_close(normalize(batch, SPEC), plain)
     assert torch.equal(batch, images())  # which stays as it is
 
 
@@ -128,12 +130,12 @@ def test_without_augmentation_a_batch_is_only_normalised():
 def test_a_batch_goes_through_its_augmentations_in_the_stated_order(name):
     batch = images(64, height=20, width=24)
     ours = augment.augment(
-        batch, INDEX, 5, 6, FORM, crop="resized", crop_scale=0.2, shift=2, flip=True, auto_augment=name, jitter=0.3, erase=0.5
+        batch, INDEX, 5, 6, SPEC, crop="resized", crop_scale=0.2, shift=2, flip=True, auto_augment=name, jitter=0.3, erase=0.5
     )  # fmt: skip
     ids = (INDEX, 5, 6)
     batch = augment.random_flip(augment.random_shift(batch, *ids, pixels=2), *ids) / 255
     batch = POLICIES[name](augment.random_resized_crop(batch, *ids, size=(16, 16), scale=(0.2, 1)), *ids)
-    batch = augment.standardize_(augment.color_jitter(batch, *ids, strength=0.3), FORM)
+    batch = standardize_(augment.color_jitter(batch, *ids, strength=0.3), SPEC)
     torch.testing.assert_close(ours, augment.random_erase(batch, *ids, probability=0.5))
 
 
@@ -232,8 +234,8 @@ MOVES = {"rotate": 40, "shear_x": 0.4, "shear_y": 0.4, "translate_x": 5.3, "tran
 def test_moves_equal_a_loop_over_pixels_and_pil_off_the_border(kind, channels):
     batch = images(4, channels, 14, 19) / 255
     amounts = torch.tensor([1, -1, 0.3, 0]) * MOVES[kind]
-    ours = augment._moves(batch, kind, amounts)
-    whole = augment._moves(
+    ours = augment.geometric_operation(batch, kind, amounts)
+    whole = augment.geometric_operation(
         torch.ones_like(batch), kind, amounts
     )  # 1 inside, 0 outside; PIL repeats the border instead
     for n, amount in enumerate(amounts.tolist()):
@@ -429,7 +431,7 @@ def test_trivial_augment_is_one_operation_of_the_paper_an_image(channels):
     ours = augment.trivial_augment(batch, index, 3, 4).numpy()
     seen = set()
     for n, (u, choice, sign) in enumerate(zip(*(draw(stream, index, 3, 4) for stream in (18, 19, 20)), strict=True)):
-        name, sign = list(augment.TRIVIAL)[int(14 * choice)], -1 if sign < 0.5 else 1
+        name, sign = list(augment.TRIVIAL_AUGMENT_SPACE)[int(14 * choice)], -1 if sign < 0.5 else 1
         seen.add(check_operation(ours[n], batch[n], name, int(31 * u) / 30, sign, WIDE, grey_levels=2))
     assert seen == OPERATIONS
 
@@ -444,17 +446,17 @@ def test_rand_augment_is_two_operations_of_the_paper_an_image(channels, magnitud
     for before, after, stream, grey_levels in ((batch, once, 21, 2), (once, twice, 23, 4)):
         seen = set()
         for n, (choice, sign) in enumerate(zip(*(draw(s, index, 3, 4) for s in (stream, stream + 1)), strict=True)):
-            name, sign = list(augment.RAND)[int(14 * choice)], -1 if sign < 0.5 else 1
+            name, sign = list(augment.RAND_AUGMENT_SPACE)[int(14 * choice)], -1 if sign < 0.5 else 1
             seen.add(check_operation(after[n], before[n], name, magnitude / 30, sign, RANDAUGMENT, grey_levels))
         assert seen == OPERATIONS
 
 
 def test_every_operation_but_the_parameterless_ones_does_nothing_at_strength_zero():
     stretching = ("autocontrast", "equalize")
-    space = {name: largest for name, largest in augment.TRIVIAL.items() if name not in stretching}
+    space = {name: largest for name, largest in augment.TRIVIAL_AUGMENT_SPACE.items() if name not in stretching}
     batch = images(200, low=200) / 255
     batch[:, :, 0, 0] = 1
-    ours = augment._one_of(space, batch, torch.arange(200), 0, 0, 19, torch.zeros(200))
+    ours = augment.random_operation(space, batch, torch.arange(200), 0, 0, 19, torch.zeros(200))
     torch.testing.assert_close(ours, batch, atol=1e-5, rtol=0)
 
 

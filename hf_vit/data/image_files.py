@@ -1,0 +1,165 @@
+"""Access to untrusted image files: which files a row may name, which formats are opened, and how large they may be."""
+
+import contextlib
+import os
+import stat
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BytesIO
+
+from datasets import Image, config
+from datasets.utils.file_utils import xopen
+from huggingface_hub import constants
+from huggingface_hub.file_download import repo_folder_name
+from PIL import Image as PILImage
+from PIL import UnidentifiedImageError
+
+
+# Pillow opens some forty formats, and starts Ghostscript for one of them. MPO, which phones write, is opened as JPEG.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+# The largest photo that Pillow opens, 178,956,970 pixels, takes this many bytes with three channels of 16 bits.
+MAX_FILE_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class AllowedFiles:
+    """The files that rows of a data set may name when they do not hold the bytes themselves.
+
+    Args:
+        folder: regular files in this folder, and members of its zip archives, are allowed; None allows no local file.
+        links: whether symbolic links may lead out of `folder`. True only for paths found by listing the folder: a row that
+            chooses its own path could use any link that lies there.
+        repo: a Hub data set whose own files are allowed, under the two kinds of address that `datasets` writes.
+    """
+
+    folder: str | None = None
+    links: bool = False
+    repo: str | None = None
+
+    def resolve(self, path: str) -> str:
+        """The location of a file named by a row: a local path (relative paths start at `folder`) or an address for `xopen`.
+
+        Raises:
+            ValueError: if the data set may not name this file; it says what may be named.
+        """
+        member, chain, archive = path.partition("::")
+        if not chain:
+            location = self._resolve_file(path)
+        elif member.startswith("zip://") and "::" not in archive and (archive := self._resolve_file(archive)):
+            location = f"{member}::{archive}"
+        else:
+            location = None
+        if location is None:
+            allowed = [f"files in {self.folder}"] if self.folder else []
+            allowed += [f"files of the data set {self.repo}"] if self.repo else []
+            raise ValueError(
+                f"it names the file {path!r}, which is not opened: only "
+                f"{' and '.join(allowed) or 'images in the rows themselves'} are"
+            )
+        return location
+
+    def _resolve_file(self, path: str) -> str | None:
+        """The location of a file outside of archives; None if it is not allowed."""
+        if ".." in urllib.parse.unquote(path).replace("\\", "/").split("/"):
+            return None
+        if "://" in path:
+            prefixes = (f"hf://datasets/{self.repo}@", f"{config.HF_ENDPOINT}/datasets/{self.repo}/resolve/")
+            return path if self.repo is not None and path.startswith(prefixes) else None
+        if self.folder is None:
+            return None
+        location, real = os.path.join(self.folder, path), os.path.abspath if self.links else os.path.realpath
+        root = os.path.join(real(self.folder), "")
+        return location if real(location).startswith(root) else None
+
+
+NO_FILES = AllowedFiles()
+
+
+def hub_files(repo: str) -> AllowedFiles:
+    """The files of a Hub data set: on the Hub, and in the local cache of `huggingface_hub`."""
+    folder = repo_folder_name(repo_id=repo, repo_type="dataset")
+    return AllowedFiles(folder=os.path.join(constants.HF_HUB_CACHE, folder), repo=repo)
+
+
+@dataclass
+class RestrictedImage(Image):
+    """Feature of a column of undecoded images that carries the files its rows may name. `datasets` keeps it through every
+    operation on the rows; written to disk it becomes a plain `Image`, which may name none."""
+
+    files: AllowedFiles = NO_FILES
+
+
+def restrict_files(splits, files: AllowedFiles):
+    """Splits of a data set -> the same splits, with undecoded images that may name only `files`."""
+    for name, rows in splits.items():
+        for column, feature in (rows.features or {}).items():
+            if isinstance(feature, Image):
+                splits[name] = splits[name].cast_column(column, RestrictedImage(decode=False, files=files))
+    return splits
+
+
+def allowed_files(rows) -> AllowedFiles:
+    """The files that the column `image` of `rows` may name: none, unless `restrict_files` allowed some."""
+    feature = rows.features["image"]
+    return feature.files if isinstance(feature, RestrictedImage) else NO_FILES
+
+
+def read_image_bytes(item: dict | None, files: AllowedFiles = NO_FILES) -> bytes:
+    """The file content of an undecoded image, `{"bytes": ..., "path": ...}`.
+
+    Raises:
+        ValueError, OSError: if it is empty, too large, not among `files`, or unreadable.
+    """
+    if item is None or item["bytes"] == b"" or (item["bytes"] is None and item["path"] is None):
+        raise ValueError("it is empty")
+    if item["bytes"] is not None:
+        return item["bytes"]
+    location = files.resolve(item["path"])
+    if "://" not in location:
+        return read_file(location)
+    archive = location.rpartition("::")[2]
+    if "://" not in archive and not os.path.isfile(archive):  # opening a pipe would block
+        raise ValueError(f"{archive} is no file")
+    with xopen(location, "rb") as file:
+        return _read_bounded(file)
+
+
+def read_file(path: str) -> bytes:
+    """The content of an image file that the user named.
+
+    Raises:
+        ValueError, OSError: if it is missing, empty, larger than `MAX_FILE_BYTES`, or not a regular file (a device, a pipe).
+    """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ValueError(f"{path} is no regular file")
+    with open(path, "rb") as file:
+        return _read_bounded(file)
+
+
+def _read_bounded(file) -> bytes:
+    content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise ValueError(f"the file is larger than {MAX_FILE_BYTES:,} bytes, the most an image may have")
+    if not content:
+        raise ValueError("it is empty")
+    return content
+
+
+@contextlib.contextmanager
+def open_pillow(content: bytes) -> Iterator[PILImage.Image]:
+    """File content -> an image that Pillow has opened but not decoded. Whatever decoding raises inside the `with` block is
+    raised as ValueError or OSError.
+
+    Raises:
+        ValueError, OSError: if the format is not in `FORMATS`, the file is damaged, or it has more than 178,956,970 pixels.
+    """
+    try:
+        with PILImage.open(BytesIO(content), formats=FORMATS) as image:
+            yield image
+    except UnidentifiedImageError as error:  # Pillow's text contains a memory address, different each time
+        raise ValueError(f"no known format: wanted {', '.join(FORMATS)}") from error
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # Pillow's plugins raise anything
+        raise ValueError(f"{error or 'it is damaged'} ({type(error).__name__})") from error

@@ -1,0 +1,228 @@
+"""Training images that are read while training, in an order that any number of processes share and any step can resume."""
+
+import hashlib
+import itertools
+import math
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from datasets import ClassLabel, Dataset, DatasetDict, IterableDataset, IterableDatasetDict
+from transformers.utils import logging
+
+from hf_vit.data.columns import encode_labels, feature_name, find_columns, select_image_and_label
+from hf_vit.data.crops import crop_params
+from hf_vit.data.decoding import decode_rows, record_unreadable, replacement_places, stack_images
+from hf_vit.data.image_files import allowed_files
+from hf_vit.data.image_spec import ImageSpec
+from hf_vit.data.sampling import EPOCH_STRIDE
+from hf_vit.data.splits import EVAL_SPLITS
+from hf_vit.system.hardware import own_cores
+
+
+logger = logging.get_logger(__name__)
+
+
+def prepare_stream(
+    splits: IterableDatasetDict,
+    *,
+    train_split: str = "train",
+    eval_split: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    label_names: list[str] | None = None,
+) -> tuple[IterableDataset, Dataset, list[str], str]:
+    """As `prepare_splits`, for streaming: the training stream, the evaluation split (downloaded whole and cached), the class
+    names, and the name of the evaluation split.
+
+    Raises:
+        ValueError: as `prepare_splits`; and if the classes are unknown or there is no evaluation split.
+    """
+    candidates = [eval_split] if eval_split is not None else EVAL_SPLITS
+    eval_split = next((name for name in candidates if name in splits and name != train_split), None)
+    if train_split not in splits or eval_split is None:
+        raise ValueError(
+            f"--streaming needs the split {train_split!r} and another one to score ({' or '.join(candidates)}); the data set "
+            f"has {', '.join(splits)}: name them with --train_split and --eval_split"
+        )
+    train, held_out = splits[train_split], splits[eval_split]
+    if train.features is None:
+        train, held_out = train._resolve_features(), held_out._resolve_features()
+    columns = find_columns(train, image_column, label_column)
+    feature = train.features[columns[1]]
+    if label_names is None and not isinstance(feature, ClassLabel):
+        raise ValueError(
+            f"the labels ({columns[1]}) are bare {feature_name(feature)} and a stream does not say how many there are: pass "
+            "--label_names FILE, one name a line"
+        )
+    fingerprint = stream_fingerprint(held_out, columns)
+    held_out = select_image_and_label(held_out, columns)
+    rows = Dataset.from_generator(held_out.__iter__, features=held_out.features, fingerprint=fingerprint)
+    rows = rows.cast_column("image", held_out.features["image"])  # the files it may name are not stored on disk
+    rows = rows.add_column("row", np.arange(len(rows)))
+    encoded, _ = encode_labels(DatasetDict(eval=rows), label_names, {"eval": eval_split})
+    return select_image_and_label(train, columns), encoded["eval"], label_names or feature.names, eval_split
+
+
+def stream_fingerprint(rows: IterableDataset, columns: tuple[str, str]) -> str:
+    """The same for the same data in every process: a hash of what a stream reads, of size and time of local files, and of the
+    columns. (The fingerprint of `datasets` hashes objects that differ from start to start.)"""
+
+    def leaves(value):
+        if isinstance(value, str):
+            yield value
+            file = value.rpartition("::")[2]
+            if os.path.isfile(file):
+                yield os.stat(file).st_size
+                yield os.stat(file).st_mtime_ns
+        elif isinstance(value, Dataset):
+            yield value._fingerprint
+        elif isinstance(value, (dict, list, tuple)):
+            for part in value.items() if isinstance(value, dict) else value:
+                yield from leaves(part)
+        elif callable(value):
+            yield f"{value.__module__}.{value.__qualname__}"
+        elif hasattr(value, "__dict__"):
+            yield from leaves(vars(value))
+        else:
+            yield repr(value)
+
+    parts = [*leaves(rows._ex_iterable), repr(rows.features), *columns]
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
+
+
+class ImageStream:
+    """An endless stream of training images: shards and rows in an order of (seed, epoch), decoded by threads.
+
+    The shards are dealt out to lanes, whose number divides `lanes`, the number of shards and the images of a step. Each lane
+    reads its shards in random order, shuffles blocks of rows, fills the same places of every step, and starts over when all
+    shards are read. So a process reads only the lanes of its own places, and the number of processes changes nothing.
+
+    The id of an image is its position in the unshuffled stream, plus `EPOCH_STRIDE` for each epoch before.
+
+    Args:
+        rows: columns `image` (undecoded) and `label`, a class index or one of `names`.
+        buffer: rows that are shuffled at a time, in all lanes together.
+    """
+
+    def __init__(
+        self,
+        rows: IterableDataset,
+        names: list[str],
+        spec: ImageSpec,
+        seed: int,
+        buffer: int,
+        on_bad_image: str = "stop",
+        lanes: int = 4,
+    ):
+        self.rows, self.names, self.spec, self.seed, self.on_bad_image = rows, names, spec, seed, on_bad_image
+        self.buffer, self.lanes, self.files = buffer, lanes, allowed_files(rows)
+        self.index_of = {name: index for index, name in enumerate(names)}
+        self.skipped: dict[str, None] = {}  # an ordered set
+        self.lengths: dict[int, int] = {}  # rows of each shard that was read to its end: a resumed run skips it unread
+
+    def row_numbers(self, index: torch.Tensor) -> list[int]:
+        """Ids (b,) -> positions in the unshuffled stream."""
+        return (index % EPOCH_STRIDE).tolist()
+
+    def batches(
+        self, step: int, batch_size: int, rank: int = 0, world: int = 1
+    ) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+        """Endless (epoch, batch) from step number `step` on: the epoch of the first image, and a batch as of `data_loader`.
+
+        Args:
+            batch_size: images a process and step.
+        """
+        total_batch = batch_size * world
+        lanes = math.gcd(self.rows.num_shards, total_batch, self.lanes)
+        if lanes < min(self.lanes, world):
+            logger.warning(
+                f"{self.rows.num_shards} shards and {total_batch} images a step are split among {lanes} of the {world} processes "
+                "and no more: the others read the same shards; numbers with larger common divisors are faster"
+            )
+        per_lane = total_batch // lanes
+        first, last = rank * batch_size, (rank + 1) * batch_size
+        own_lanes = range(first // per_lane, -(-last // per_lane))
+
+        def read_steps(pool):
+            readers = {lane: self._read_lane(lane, lanes, step * per_lane) for lane in own_lanes}
+            while True:
+                rows = [row for lane in own_lanes for row in itertools.islice(readers[lane], per_lane)]
+                rows = rows[first - own_lanes.start * per_lane :][:batch_size]
+                ids = torch.tensor([row["row"] + epoch * EPOCH_STRIDE for epoch, row in rows])
+                params = crop_params(ids, self.spec, self.seed)
+                futures = [
+                    pool.submit(decode_rows, [row], self.spec, [of_row], self.files)
+                    for (_, row), of_row in zip(rows, params, strict=True)
+                ]
+                yield rows, ids, futures
+
+        pool, reader = ThreadPoolExecutor(own_cores()), ThreadPoolExecutor(1)
+        try:
+            steps = read_steps(pool)
+            ahead = deque(reader.submit(next, steps) for _ in range(3))
+            while True:
+                rows, ids, futures = ahead.popleft().result()
+                ahead.append(reader.submit(next, steps))
+                yield rows[0][0], self._make_batch(rows, ids, [future.result() for future in futures])
+        finally:  # without waiting: the network may be slow
+            reader.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _read_shards(self, shards: Iterable[int], skip: int) -> Iterator[dict]:
+        """Rows of shards one after the other, without the first `skip`."""
+        count = self.rows.num_shards
+        for shard in shards:
+            if self.lengths.get(shard, skip + 1) > skip:
+                place = -1
+                for place, row in enumerate(self.rows.shard(count, shard)):
+                    if place >= skip:
+                        yield {**row, "row": place * count + shard}
+                self.lengths[shard] = place + 1
+            skip = max(0, skip - self.lengths[shard])
+
+    def _read_lane(self, lane: int, lanes: int, start: int) -> Iterator[tuple[int, dict]]:
+        """Endless (epoch, row) of a lane, from its row number `start` on, counted over all epochs."""
+        block_size = max(1, self.buffer // lanes)
+        own = range(lane, self.rows.num_shards, lanes)
+        for epoch in itertools.count():
+            if all(shard in self.lengths for shard in own) and start >= sum(self.lengths[shard] for shard in own):
+                start -= sum(self.lengths[shard] for shard in own)  # this epoch ended before `start`
+                continue
+            shards = np.random.default_rng([self.seed, epoch, lane]).permutation(own).tolist()
+            rows = self._read_shards(shards, start // block_size * block_size)
+            for number in itertools.count(start // block_size):
+                block: list[dict | None] = list(itertools.islice(rows, block_size))
+                if not block:
+                    break
+                order = np.random.default_rng([self.seed, epoch, lane, number]).permutation(len(block))
+                for place in order[max(0, start - number * block_size) :].tolist():
+                    yield epoch, block[place]
+                    block[place] = None  # frees its bytes for the next block
+            length = sum(self.lengths[shard] for shard in own)
+            if length == 0:
+                raise ValueError("there are no rows in some shards of the stream: remove them")
+            start = max(0, start - length)
+
+    def _make_batch(self, rows, ids: torch.Tensor, decoded) -> dict[str, torch.Tensor]:
+        """A batch of (epoch, row), their ids (b,) and what `decode_rows` made of each; unreadable images are replaced."""
+        record_unreadable([error for _, errors in decoded for error in errors], self.skipped, self.on_bad_image)
+        readable = [place for place, ((image,), _) in enumerate(decoded) if image is not None]
+        if not readable:
+            raise ValueError(f"no image of a whole batch can be read; {decoded[0][1][0]}")
+        places = replacement_places(readable, len(rows))
+        images = stack_images([decoded[place][0][0] for place in places])
+        return {
+            "images": images.pin_memory() if torch.cuda.is_available() else images,
+            "labels": torch.tensor([self._class_index(rows[place][1]) for place in places]),
+            "index": ids[places],
+        }
+
+    def _class_index(self, row: dict) -> int:
+        label = row["label"] if isinstance(row["label"], int) else self.index_of.get(row["label"], -1)
+        if not 0 <= label < len(self.names):
+            raise ValueError(f"row {row['row']} has the label {row['label']!r}, none of the {len(self.names)} classes")
+        return label

@@ -1,0 +1,165 @@
+"""Claims about where data sets come from: folders, files, tables, archives, and the embedded one."""
+
+import shutil
+
+import numpy as np
+import pytest
+from datasets import DatasetDict, Value
+from image_data import ANIMALS, animal, dataset, picture, pictures, prepare, spec_of, table_of, write_table, write_tar
+
+from hf_vit.data import sources
+from hf_vit.data.image_dataset import ImageDataset
+from hf_vit.data.sources import load_splits
+
+
+def test_loading_knows_folders_files_and_the_embedded_set(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for index in range(2):
+            picture().save(tmp_path / "photos" / name / f"{index}.png")
+    _, names, _ = prepare(load_splits(str(tmp_path / "photos")), fraction=0.5)
+    assert names == ["cat", "dog"]
+    dataset([0, 1, 1]).to_parquet(tmp_path / "some.parquet")
+    assert len(load_splits(str(tmp_path / "some.parquet"))["train"]) == 3
+    (tmp_path / "some.txt").write_text("no data")
+    with pytest.raises(ValueError, match=r"some.txt is no data file"):
+        load_splits(str(tmp_path / "some.txt"))
+    embedded = load_splits("fashion-mnist-mini")
+    assert np.bincount(embedded["train"]["label"]).tolist() == [1000] * 10
+    assert np.bincount(embedded["test"]["label"]).tolist() == [200] * 10
+
+
+def known(splits, split="train", **how):
+    """The (class, number) of each picture of a split; it is found by its pixels."""
+    chosen, names, _ = prepare(splits, train=None, eval_split=split, **how)
+    images = ImageDataset(chosen["eval"], spec_of())
+    numbers = [
+        next(n for n in range(6) if np.array_equal(np.asarray(picture(n, (8, 12))), image.permute(1, 2, 0)))
+        for image in images.cache
+    ]
+    return {(names[label], number) for label, number in zip(images.labels.tolist(), numbers, strict=True)}
+
+
+def all_of(numbers):
+    return {(animal(number), number) for number in numbers}
+
+
+def test_a_folder_of_class_folders_keeps_its_splits(photos):
+    splits = load_splits(str(photos))
+    assert known(splits) == all_of(range(4))
+    assert known(splits, "validation") == all_of([4, 5])
+
+
+@pytest.mark.parametrize(("suffix", "separator"), [(".csv", ","), (".tsv", "\t"), (".jsonl", None)])
+def test_a_table_names_images_below_itself_by_relative_or_absolute_paths(photos, suffix, separator):
+    beside = write_table(photos.parent / f"list{suffix}", range(4), "photos", separator)
+    absolute = write_table(photos.parent / f"absolute{suffix}", range(4), photos, separator)
+    for table in (beside, absolute):
+        assert known(load_splits(table), label_column="kind") == all_of(range(4))
+
+
+def test_a_folder_of_tables_has_a_split_for_each(photos, tmp_path):
+    shutil.copytree(photos, tmp_path / "photos")
+    write_table(tmp_path / "train.csv", range(4), "photos")
+    write_table(tmp_path / "val.csv", [4, 5], "photos")
+    splits = load_splits(str(tmp_path))
+    assert known(splits, label_column="kind") == all_of(range(4))
+    assert known(splits, "validation", label_column="kind") == all_of([4, 5])
+
+
+def test_tar_shards_are_read_alone_or_as_a_folder(tmp_path):
+    for name, numbers in (("train-0000", [0, 1]), ("train-0001", [2, 3]), ("val-0000", [4, 5])):
+        write_tar(tmp_path / f"{name}.tar", pictures(numbers), [n % 2 for n in numbers])
+    named = {"label_names": list(ANIMALS)}
+    splits = load_splits(str(tmp_path))
+    assert known(splits, **named) == all_of(range(4))
+    assert known(splits, "validation", **named) == all_of([4, 5])
+    assert known(load_splits(str(tmp_path / "val-0000.tar")), **named) == all_of([4, 5])
+
+
+def test_parquet_and_arrow_files_saved_folders_and_columns_of_bytes_are_read(tmp_path):
+    table = table_of(range(4))
+    table.to_parquet(tmp_path / "table.parquet")
+    table.save_to_disk(str(tmp_path / "saved"))
+    DatasetDict(train=table, test=table_of([4, 5])).save_to_disk(str(tmp_path / "both"))
+    (arrow,) = (tmp_path / "saved").glob("*.arrow")
+    (tmp_path / "table.arrow").write_bytes(arrow.read_bytes())
+    for name in ("table.parquet", "table.arrow", "saved", "both"):
+        assert known(load_splits(str(tmp_path / name))) == all_of(range(4)), name
+    assert known(load_splits(str(tmp_path / "both")), "test") == all_of([4, 5])
+    table_of(range(4), "png", Value("binary")).to_parquet(tmp_path / "bytes.parquet")
+    assert known(load_splits(str(tmp_path / "bytes.parquet")), image_column="png") == all_of(range(4))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "./nowhere",
+        "/nowhere/at/all",
+        "~/nowhere-at-all",
+        "a/b/nowhere",
+        "../nowhere.csv",
+        "nowhere.csv",
+        "data/nowhere.tar",
+    ],
+)
+def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(name):
+    with pytest.raises(ValueError, match=r"--dataset_name .*nowhere.*: there is no such folder or file here"):
+        load_splits(name)
+
+
+def test_a_table_whose_text_names_no_image_files_is_an_error(tmp_path):
+    (tmp_path / "list.csv").write_text("note,label\nhello,1\ngood bye,0\n")
+    with pytest.raises(
+        ValueError, match=r"no column of type Image: name one with --image_column.*note \((large_)?string\)"
+    ):
+        prepare(load_splits(str(tmp_path / "list.csv")))
+
+
+def test_a_file_of_no_split_beside_others_is_an_error_that_names_it(tmp_path):
+    for name in ("train", "test", "holdout"):
+        (tmp_path / f"{name}.csv").write_text("image,label\na.png,cat\nb.png,dog\n")
+    with pytest.raises(ValueError, match=r"holdout.csv are of no split; wanted names that begin with train"):
+        load_splits(str(tmp_path))
+
+
+def class_folders(folder, *names, count=3, suffix=".png"):
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        for index in range(count):
+            picture(index).save(folder / name / f"{index}{suffix}")
+
+
+def test_folders_of_splits_may_be_written_with_capitals(tmp_path):
+    class_folders(tmp_path, "Training/cat", "Training/dog", "Testing/cat", "Testing/dog")
+    splits, names, scored = prepare(load_splits(str(tmp_path)))
+    assert (names, scored, len(splits["train"]), len(splits["eval"])) == (["cat", "dog"], "test", 6, 6)
+
+
+@pytest.mark.parametrize("stray", ["list.csv", "photos.tar"])
+def test_a_stray_file_beside_class_folders_is_no_data_set(stray, tmp_path):
+    class_folders(tmp_path, "cat", "dog")
+    (tmp_path / stray).write_text("a,b\n1,2\n")
+    assert len(load_splits(str(tmp_path))["train"]) == 6
+
+
+def test_a_table_beside_the_images_it_names_is_the_data_set(tmp_path):
+    class_folders(tmp_path, "images")
+    (tmp_path / "list.csv").write_text("file,class\nimages/0.png,cat\nimages/1.png,dog\n")
+    splits, names, _ = prepare(load_splits(str(tmp_path)), train=None, eval_split="train")
+    assert (names, len(splits["eval"])) == (["cat", "dog"], 2)
+
+
+def test_a_broken_archive_is_named(tmp_path):
+    (tmp_path / "train-0.tar").write_bytes(b"no archive")
+    with pytest.raises(ValueError, match=r"train-0.tar cannot be read as webdataset"):
+        load_splits(str(tmp_path))
+
+
+def test_pictures_of_formats_that_are_not_read_are_counted(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(sources.logger, "propagate", True)
+    class_folders(tmp_path, "cat", "dog")
+    for index in range(2):
+        (tmp_path / "cat" / f"{index}.heic").touch()
+    load_splits(str(tmp_path))
+    assert "2 .heic files are not read" in caplog.text

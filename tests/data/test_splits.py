@@ -1,0 +1,183 @@
+"""Claims about columns, labels, classes and splits."""
+
+import numpy as np
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, Features, Image, Value
+from image_data import dataset, picture, pictures, prepare
+
+from hf_vit.data.columns import find_columns, match_labels
+from hf_vit.data.splits import class_weights, stratified_holdout
+
+
+def test_columns_are_found_by_their_type():
+    named = dataset([0, 1], note=["a", "b"]).rename_columns({"image": "photo", "label": "animal"})
+    assert find_columns(named, None, None) == ("photo", "animal")
+
+
+@pytest.mark.parametrize("column", ["image", "label"])
+def test_a_missing_column_is_an_error_that_lists_the_columns(column):
+    lacking = dataset([0, 1], note=["a", "b"]).remove_columns(column)
+    with pytest.raises(ValueError, match=r"--(image|label)_column.*note \(string\)"):
+        find_columns(lacking, None, None)
+    with pytest.raises(ValueError, match=r"no such column.*note \(string\)"):
+        find_columns(lacking, "nothing", "nothing")
+
+
+def test_two_image_columns_must_be_told_apart():
+    rows = {"first": [picture(0)], "second": [picture(1)], "label": [1]}
+    both = Dataset.from_dict(rows, Features(first=Image(), second=Image(), label=ClassLabel(names=["a", "b"])))
+    with pytest.raises(ValueError, match="2 columns"):
+        find_columns(both, None, None)
+    assert find_columns(both, "second", None) == ("second", "label")
+
+
+def test_a_validation_split_goes_before_a_test_split():
+    train, validation, test = dataset([0, 1]), dataset([0, 1, 1]), dataset([0] * 4)
+    _, names, scored = prepare({"train": train, "test": test, "validation": validation})
+    assert (names, scored) == (["cat", "dog"], "validation")
+    assert prepare({"train": train, "test": test})[2] == "test"
+    assert prepare({"train": train, "test": test}, eval_split="train")[2] == "train"
+
+
+def test_without_a_second_split_part_of_train_is_set_aside_by_class():
+    splits, _, scored = prepare({"train": dataset([0] * 30 + [1] * 10)})
+    assert scored == "part of train"
+    assert np.bincount(splits["eval"]["label"]).tolist() == [8, 2]
+    assert np.bincount(splits["train"]["label"]).tolist() == [22, 8]
+    again, _, _ = prepare({"train": dataset([0] * 30 + [1] * 10)})
+    assert again["eval"]["image"][:] == splits["eval"]["image"][:]
+
+
+def test_a_class_of_one_image_stays_in_train_and_too_few_images_are_an_error():
+    assert 12 not in stratified_holdout(np.array([0] * 12 + [1]), 0.25, seed=0)
+    with pytest.raises(ValueError, match="no image can be held out"):
+        stratified_holdout(np.array([0, 1]), 0.1, seed=0)
+
+
+def test_text_labels_become_classes_and_unknown_ones_are_named():
+    def words(labels):
+        return dataset([0] * len(labels)).remove_columns("label").add_column("label", labels)
+
+    splits, names, _ = prepare({"train": words(["b", "a", "b"]), "test": words(["a"])})
+    assert names == ["a", "b"]
+    assert splits["train"]["label"][:] == [1, 0, 1]
+    assert splits["eval"]["label"][:] == [0]
+    with pytest.raises(ValueError, match="labels z of the split 'test'"):
+        prepare({"train": words(["b", "a"]), "test": words(["z"])})
+
+
+def test_a_split_that_is_empty_unknown_or_unlabelled_is_an_error():
+    with pytest.raises(ValueError, match="'train' is empty"):
+        prepare({"train": dataset([]), "test": dataset([0])})
+    with pytest.raises(ValueError, match="no split 'dev'; it has train"):
+        prepare({"train": dataset([0, 1])}, eval_split="dev")
+    with pytest.raises(ValueError, match="outside 0 to 1, the first is -1 in row 1"):
+        prepare({"train": dataset([0, 1]), "test": dataset([0, -1])})
+
+
+def test_labels_are_matched_by_name_and_others_refused():
+    matched = match_labels(torch.tensor([0, 1, 1]), ["cat", "dog"], {0: "dog", 1: "cat"})
+    assert matched.tolist() == [1, 0, 0]
+    assert match_labels(torch.tensor([0]), ["cat"], {0: "dog", 1: "cat"}).tolist() == [1]
+    with pytest.raises(ValueError, match=r"does not know 1 of the data set's 2 labels: \['eel'\]"):
+        match_labels(torch.tensor([0]), ["eel", "dog"], {0: "dog", 1: "cat"})
+
+
+def test_scoring_without_a_split_to_score_and_missing_labels_are_errors():
+    with pytest.raises(ValueError, match="no validation or test split; name one with --split: train"):
+        prepare({"train": dataset([0, 1])}, train=None)
+    words = dataset([0, 1]).remove_columns("label").add_column("label", ["a", None])
+    with pytest.raises(ValueError, match="1 labels of the split 'train' are missing, the first in row 1"):
+        prepare({"train": words})
+
+
+def test_webdatasets_cls_is_a_label_column():
+    rows = Dataset.from_dict(
+        {"png": [{"bytes": pictures([0])[0], "path": None}], "cls": [1], "__key__": ["x"]},
+        Features({"png": Image(), "cls": Value("int64"), "__key__": Value("string")}),
+    )
+    assert find_columns(rows, None, None) == ("png", "cls")
+
+
+def test_a_column_of_text_or_numbers_holds_no_images():
+    rows = dataset([0, 1], note=["a", "b"])
+    for column, kind in (("note", "string"), ("label", "ClassLabel")):
+        with pytest.raises(ValueError, match=rf"--image_column {column}: it holds no images; .*{column} \({kind}\)"):
+            find_columns(rows, column, None)
+
+
+def plain(labels):
+    """Labels that are bare numbers or text."""
+    return dataset([0] * len(labels)).remove_columns("label").add_column("label", labels)
+
+
+def labels_of(splits):
+    return {role: rows["label"][:] for role, rows in splits.items()}
+
+
+def test_bare_numbers_are_places_in_label_names():
+    splits, names, _ = prepare({"train": plain([2, 0, 2]), "test": plain([0])}, label_names=["ant", "bee", "cow"])
+    assert names == ["ant", "bee", "cow"]
+    assert labels_of(splits) == {"train": [2, 0, 2], "eval": [0]}
+    with pytest.raises(ValueError, match=r"labels 3 of the split 'test' do not occur in --label_names"):
+        prepare({"train": plain([2, 0]), "test": plain([3])}, label_names=["ant", "bee", "cow"])
+
+
+def test_label_names_give_text_labels_their_order():
+    splits, names, _ = prepare({"train": plain(["b", "a"]), "test": plain(["a"])}, label_names=["c", "b", "a"])
+    assert names == ["c", "b", "a"]
+    assert labels_of(splits) == {"train": [1, 2], "eval": [2]}
+    with pytest.raises(ValueError, match=r"labels a of the split 'train' do not occur in --label_names"):
+        prepare({"train": plain(["b", "a"]), "test": plain(["b"])}, label_names=["b", "c"])
+
+
+def test_classes_that_training_lacks_are_an_error_that_names_them():
+    splits = {"train": dataset([0, 1], "abcd"), "test": dataset([0, 3, 2, 3], "abcd")}
+    with pytest.raises(ValueError, match=r"'test' has images of 2 classes that the split 'train' has none of: c, d;"):
+        prepare(splits)
+    assert labels_of(prepare({**splits, "test": dataset([0], "abcd")})[0])["eval"] == [0]
+
+
+def test_one_class_alone_cannot_be_trained_on():
+    with pytest.raises(ValueError, match=r"the 3 training images are all of one class \(dog\)"):
+        prepare({"train": dataset([1, 1, 1])})
+    assert labels_of(prepare({"test": dataset([1, 1])}, train=None)[0]) == {"eval": [1, 1]}
+
+
+def test_parts_of_the_training_images_are_by_class_and_by_seed():
+    train = dataset([0] * 20 + [1] * 8 + [2], "abc")
+    rows_of = lambda **how: {role: rows["row"][:] for role, rows in prepare({"train": train}, **how)[0].items()}
+    whole, half, few = rows_of(), rows_of(train_fraction=0.5), rows_of(shots=1)
+    assert whole["eval"] == half["eval"] == few["eval"]
+    assert set(half["train"]) < set(whole["train"])
+    assert not set(whole["train"]) & set(whole["eval"])
+    counts = lambda rows: np.bincount(np.asarray(train["label"])[rows]).tolist()
+    assert [counts(part["train"]) for part in (whole, half, few)] == [[15, 6, 1], [8, 3, 1], [1, 1, 1]]
+    assert half == rows_of(train_fraction=0.5)
+    assert half["train"] != rows_of(train_fraction=0.5, seed=1)["train"]
+    assert 28 in few["train"]  # the only image of its class
+
+
+def test_more_shots_than_images_name_the_class_and_its_count():
+    with pytest.raises(ValueError, match=r"--shots 3: the class 'dog' has only 2 training images"):
+        prepare({"train": dataset([0, 0, 0, 1, 1]), "test": dataset([0])}, shots=3)
+
+
+def test_class_weights_are_inverse_counts_with_mean_one():
+    labels = torch.tensor([0, 0, 0, 2])
+    weights = class_weights(labels, 4)
+    torch.testing.assert_close(weights, torch.tensor([4 / (2 * 3), 0, 4 / 2, 0]))
+    assert weights[labels].mean() == 1
+
+
+def test_labels_that_a_model_names_twice_are_matched_by_place_or_refused():
+    labels, twice = torch.tensor([0, 2]), {0: "crane", 1: "ibis", 2: "crane"}
+    assert match_labels(labels, ["crane", "ibis", "crane"], twice).tolist() == [0, 2]
+    with pytest.raises(ValueError, match="several of its labels crane"):
+        match_labels(labels, ["crane", "ibis", "rail"], twice)
+
+
+def test_each_class_of_two_has_an_image_that_is_scored():
+    aside = stratified_holdout(np.array([0] * 50 + [1] * 3 + [2]), 0.1, seed=0)
+    assert np.bincount(np.array([0] * 50 + [1] * 3 + [2])[aside], minlength=3).tolist() == [5, 1, 0]
