@@ -382,7 +382,7 @@ def costs(house: Path) -> str:
 def faults(house: Path, of_sharing: bool = False) -> str:
     """One row a fault that a test brings about: its docstring, `fault | what happens`."""
     lines = ["| fault | what happens |", "|---|---|"]
-    for file in sorted(house.glob("tests/test_*.py")):
+    for file in sorted(house.glob("tests/**/test_*.py"), key=lambda file: file.name):
         if (file.stem in ("test_publish", "test_trust", "test_app")) is not of_sharing:
             continue
         functions = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)]

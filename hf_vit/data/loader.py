@@ -17,6 +17,7 @@ from hf_vit.data.image_dataset import ImageDataset
 logger = logging.get_logger(__name__)
 
 MAX_REPLACEMENTS = 3  # of killed workers
+WORKER_DIED = (RuntimeError, ConnectionError, EOFError, FileNotFoundError)  # what its broken connection may raise
 
 
 def data_loader(
@@ -47,7 +48,7 @@ def data_loader(
                 images,
                 batch_sampler=send(),
                 num_workers=workers,
-                collate_fn=_identity,
+                collate_fn=dict,  # `__getitems__` has already made the batch
                 pin_memory=torch.cuda.is_available(),  # copies to the device then overlap with its work
                 worker_init_fn=_ignore_signals,
             )
@@ -65,12 +66,7 @@ def data_loader(
                 elif images.keep_full:
                     raise ValueError(f"no image of a whole batch of {len(errors)} can be read; {errors[0]}")
             return
-        except (
-            RuntimeError,
-            ConnectionError,
-            EOFError,
-            FileNotFoundError,
-        ) as error:  # a broken connection raises any of these
+        except WORKER_DIED as error:
             if not (own and multiprocessing.connection.wait([worker.sentinel for worker in own], timeout=5)):
                 raise  # no worker died
             deaths += 1
@@ -91,7 +87,3 @@ def _ignore_signals(worker: int):
     """A signal that asks the run to stop reaches the whole process group; only the training loop answers it."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-
-
-def _identity(batch):
-    return batch
