@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from hub import Hub, check_space
+from loopback_hub import Hub, check_space
 from huggingface_hub import ModelCard
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 import transformers
-from hub import Hub
+from loopback_hub import Hub
 from PIL import Image
 from safetensors.torch import load_file
 from test_hub_code import WITHOUT_OUR_PACKAGE

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from hub import Hub, check_card
+from loopback_hub import Hub, check_card
 from huggingface_hub import constants, set_client_factory, snapshot_download
 from huggingface_hub.utils import _http
 from packaging.requirements import Requirement

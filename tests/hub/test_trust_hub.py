@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from hub import Hub, check_card
+from loopback_hub import Hub, check_card
 from huggingface_hub import get_session
 from PIL import Image
 from safetensors.torch import save_file
