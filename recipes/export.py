@@ -44,11 +44,11 @@ import transformers
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
+from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_NAME
 
 from hf_vit import HFViTForImageClassification
 from hf_vit.data import datasets as data
 from hf_vit.data.augment import normalize
-from hf_vit.hub import sharing
 from hf_vit.model.configuration_hf_vit import as_pair
 from hf_vit.system import environment
 from hf_vit.system.files import atomic_dir, checksum
@@ -329,7 +329,7 @@ def check_place(folder: Path):
 
 def weights_sha256(checkpoint: str) -> str | None:
     """SHA-256 of model.safetensors, or of an adapter's file; None where the weights lie in others."""
-    for name in (sharing.WEIGHTS, sharing.ADAPTER):
+    for name in (SAFE_WEIGHTS_NAME, ADAPTER_SAFE_WEIGHTS_NAME):
         file = Path(checkpoint, name) if Path(checkpoint).is_dir() else try_to_load_from_cache(checkpoint, name)
         if isinstance(file, str | Path) and Path(file).is_file():
             return checksum(Path(file))

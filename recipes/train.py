@@ -62,7 +62,8 @@ from tqdm import tqdm
 from hf_vit import figures
 from hf_vit.data import datasets as data
 from hf_vit.data.augment import as_bytes, augment, mix, normalize
-from hf_vit.hub import sharing
+from hf_vit.hub.card import format_prediction, write_card
+from hf_vit.hub.run_results import NUM_SAMPLES, SAMPLES, weights_file
 from hf_vit.system import environment, escapes, hardware, run_files
 from hf_vit.system.files import atomic_dir, checksum, write_text
 from hf_vit.system.hub_names import refuse_mistyped_path
@@ -491,7 +492,7 @@ def main():
                     scores = {"metrics": metrics, "images": len(truth), **training.report(logits, truth, labels)}
                     size = sum(parameter.nbytes for parameter in model.parameters())
                     drawn = torch.Generator().manual_seed(args.seed)
-                    drawn = torch.randperm(len(truth), generator=drawn)[: sharing.NUM_SAMPLES]
+                    drawn = torch.randperm(len(truth), generator=drawn)[: NUM_SAMPLES]
                     samples = {}
                     for prefix, rows in (("", drawn), ("mistaken_", figures.mistakes(truth, logits))):
                         if len(rows):
@@ -500,7 +501,7 @@ def main():
 
                     def write(folder):
                         write_model(model, folder)
-                        save_file(samples, folder / sharing.SAMPLES)
+                        save_file(samples, folder / SAMPLES)
 
                     resume.save_best(run, step, scores, size, write)
 
@@ -673,15 +674,15 @@ def main():
         if (found := resume.load_best(run)) is None:
             raise OSError("the best weights cannot be read back: the same command scores the last ones again")
         folder, details = found
-        resume.publish(folder, run / "model", leave_out=("scores.json", sharing.SAMPLES))
-        run_files.copy_file(folder / sharing.SAMPLES, run / sharing.SAMPLES)
+        resume.publish(folder, run / "model", leave_out=("scores.json", SAMPLES))
+        run_files.copy_file(folder / SAMPLES, run / SAMPLES)
         matrix = details.pop("confusion_matrix")
         table, names = io.StringIO(), [escapes.csv_cell(label) for label in labels]
         rows = [[name, *counts] for name, counts in zip(names, matrix, strict=True)]
         csv.writer(table).writerows([["true class", *names], *rows])
         write_text(run / "confusion_matrix.csv", table.getvalue())
         log_lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        samples = load_file(run / sharing.SAMPLES)
+        samples = load_file(run / SAMPLES)
         best_model = training.load_classifier(str(run / "model"))
         apart = training.logits_apart(best_model, samples["images"], samples["logits"], form, accelerator)
         if not apart <= (tolerance := training.LOGITS_TOLERANCE[accelerator.mixed_precision]):
@@ -722,9 +723,9 @@ def main():
             "parameters": parameters,
             "trained_parameters": trained,
             "attention_query": backbone.attention_query,
-            "answer": sharing.in_words(samples["logits"][0], labels),  # to example.png
+            "answer": format_prediction(samples["logits"][0], labels),  # to example.png
             "saved_logits_apart": apart,
-            "weights_sha256": checksum(sharing.weights_of(run / "model")),
+            "weights_sha256": checksum(weights_file(run / "model")),
             "seed": args.seed,
             "preset": args.preset or args.model_name_or_path,
             "base_model_hub_id": on_hub(args.model_name_or_path),
@@ -744,7 +745,7 @@ def main():
                 "fingerprints": {} if stream else {name: part._fingerprint for name, part in splits.items()},
             },
         }
-        sharing.write_card(run / "model", TEMPLATE, results, presets.as_yaml(args))
+        write_card(run / "model", TEMPLATE, results, presets.as_yaml(args))
         write_text(run / resume.FINISHED, json.dumps(results, indent=2) + "\n")
         if skipped:
             say(f"{len(skipped)} images could not be read and were skipped; {skipped[0]}")

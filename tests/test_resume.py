@@ -50,7 +50,7 @@ import accelerate, datasets, evaluate, torch, transformers
 from hf_vit.data import datasets as data
 from hf_vit.training import arguments as presets
 from hf_vit.training import resume
-from hf_vit.hub import sharing
+from hf_vit.hub import card
 from hf_vit.training import parts as training
 
 for line in sys.stdin:

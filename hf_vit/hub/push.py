@@ -147,7 +147,7 @@ def push_model(
         others = [name for name in files if name != "README.md"]
         commit = commit_files(repo, folder, others, stale, parent_commit=info.sha, **options).oid
         same = commit == info.sha  # nothing new: the commit that the existing card names may do as well
-        write_merged_card(existing, same and _equal_pinned_commit(repo, existing, commit) or commit)
+        write_merged_card(existing, (same and _equal_pinned_commit(repo, existing, commit)) or commit)
         return commit_files(repo, folder, ["README.md"], [], parent_commit=commit, **options)
 
     def may_have_arrived(error):  # and then a second pull request would be one too many
@@ -206,7 +206,7 @@ def read_back(folder: Path, repo: str, commit, log, check=lambda copy: None, rep
     options = dict(repo_type=repo_type, revision=commit.oid, allow_patterns=files, max_workers=2)
     for _ in range(2):
         with tempfile.TemporaryDirectory() as cache:
-            copy = Path(retry(lambda: snapshot_download(repo, cache_dir=cache, **options), unread, log))  # noqa: B023
+            copy = Path(retry(lambda: snapshot_download(repo, cache_dir=cache, **options), unread, log))
             missing = {name for name in files if not (copy / name).is_file()}
             wrong = [name for name in files if name in missing or checksum(copy / name) != checksum(folder / name)]
             if not wrong:

@@ -6,7 +6,7 @@ import shutil
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-from huggingface_hub import HfApi, SpaceCard, SpaceCardData
+from huggingface_hub import HfApi, SpaceCardData
 from packaging.requirements import Requirement
 
 from hf_vit.hub.card import validate_card

@@ -19,7 +19,7 @@ from hf_vit.data import datasets as data
 from hf_vit.system import environment
 
 
-HOUSE = Path(__file__).parents[1]
+HOUSE = Path(__file__).parents[2]
 sys.path.insert(0, str(HOUSE / "recipes"))  # export.py takes it out again
 import export  # noqa: E402
 

@@ -19,13 +19,16 @@ import pytest
 import torch
 import yaml
 from loopback_hub import Hub, check_card
-from huggingface_hub import get_session
 from PIL import Image
+from publishing import content, one_line, publish, recipe, talking_to, with_model
 from safetensors.torch import save_file
-from test_publish import content, one_line, publish, talking_to, with_model
 
 from hf_vit import figures
-from hf_vit.hub import sharing
+from hf_vit.hub.card import CARD_BEGIN, CARD_END, merge_cards, split_card, write_card
+from hf_vit.hub.package import build_package, load_merged_model
+from hf_vit.hub.push import push_model
+from hf_vit.hub.run_results import load_samples, read_run
+from hf_vit.hub.verification import load_without_code
 from hf_vit.system import escapes, run_files
 from hf_vit.system.files import atomic_dir, checksum, verify_checksums, write_text
 from hf_vit.system.hub_names import refuse_mistyped_path
@@ -37,7 +40,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Warnings while validating metadata"),  # the Hub's advice to name a licence
     pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning"),  # huggingface_hub 2.4 to httpx2
 ]
-HOUSE = Path(__file__).parents[1]
+HOUSE = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -58,10 +61,6 @@ def code_run(demo_run, randomize, tmp_path_factory):
     return with_model(demo_run, tmp_path_factory.mktemp("code") / "run", randomize, qk_norm=True)
 
 
-def recipe(*flags):
-    publish.main(publish.parse([*map(str, flags)]))
-
-
 def run_script(line, cwd):
     return subprocess.run([*map(str, line)], capture_output=True, text=True, cwd=cwd, timeout=200)
 
@@ -76,7 +75,7 @@ def change(file, edit):
 # Text of strangers
 
 HOSTILE = [
-    f"a\n{sharing.END}\nb", f"{sharing.BEGIN}\n# other", "a\n---\nlicense: gpl\n---", "```\n# out of the fence", "<img src=x>", "x | y",
+    f"a\n{CARD_END}\nb", f"{CARD_BEGIN}\n# other", "a\n---\nlicense: gpl\n---", "```\n# out of the fence", "<img src=x>", "x | y",
     "\x1b]0;title\x07\x1b[2J", "\u202egpj.exe", "=HYPERLINK(0)", "\udcff", "<!-- metadata of this part: {} -->", "{{ 7 * 7 }}",
 ]  # fmt: skip
 
@@ -84,22 +83,22 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_card_of_hostile_text_keeps_its_shape_and_the_owners_words(text, run, tmp_path):
     """Each place of results.json and config.yaml that reaches the card."""
-    results, config = sharing.read_run(run)
+    results, config = read_run(run)
     fields = ("hardware", "commit", "command", "answer", "metrics_of", "mixed_precision", "attention_query")
     results |= dict.fromkeys(fields, text) | {"versions": {"torch": text}, "base_model_hub_id": None}
     results["data"] |= {"name": text, "license": text, "scored": text, "labels": [text, "other"]}
     results["per_class"] = [{"label": text, "recall": share / 4} for share in range(4)]
     config = yaml.safe_dump({**yaml.safe_load(config), "model_name_or_path": text, "label_names": text})
     folder = shutil.copytree(run / "model", tmp_path / "card")
-    sharing.write_card(
-        folder, publish.TEMPLATE, results, config, repo="alice/model", license=text, answer=text, layout=escapes.inline(text)
+    write_card(
+        folder, publish.TEMPLATE, results, config, repo="alice/model", license=text, prediction=text, layout=escapes.inline(text)
     )  # fmt: skip
     card = (folder / "README.md").read_text()
-    metadata, body = sharing.split_card(card)
+    metadata, body = split_card(card)
     assert set(metadata) <= {"library_name", "license", "pipeline_tag", "tags", "model-index"}
     assert "\n" not in metadata["license"]
-    assert body.count(sharing.BEGIN) == body.count(sharing.END) == body.count("<!-- metadata of") == 1
-    assert body.rstrip().endswith(sharing.END)
+    assert body.count(CARD_BEGIN) == body.count(CARD_END) == body.count("<!-- metadata of") == 1
+    assert body.rstrip().endswith(CARD_END)
     assert len(re.findall("^# ", body, re.MULTILINE)) == 1
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", card)
     fences = re.findall(r"^ {0,3}(`{3,})\w*$", body, re.MULTILINE)
@@ -108,8 +107,8 @@ def test_a_card_of_hostile_text_keeps_its_shape_and_the_owners_words(text, run, 
 
     theirs = f"Words before.\n\n{body.strip()}\n\nWords behind.\n"
     for _ in range(2):
-        theirs = sharing.merge_cards(card, theirs)
-    assert sharing.split_card(theirs)[1].strip() == f"Words before.\n\n{body.strip()}\n\nWords behind."
+        theirs = merge_cards(card, theirs)
+    assert split_card(theirs)[1].strip() == f"Words before.\n\n{body.strip()}\n\nWords behind."
 
 
 @pytest.mark.parametrize(
@@ -234,7 +233,7 @@ def test_examples_do_not_go_to_a_space_that_is_public_already(run, hub):
 def test_names_of_skipped_images_stay_at_home(run, tmp_path):
     names = ["/home/al/diagnosis of Bob.png cannot be read"]
     change(run / "results.json", lambda results: results["data"].update(skipped_images=1, skipped_first=names))
-    sharing.assemble(run, tmp_path / "folder", publish.TEMPLATE, "alice/model")
+    build_package(run, tmp_path / "folder", publish.TEMPLATE, "alice/model")
     assert [name for name, data in content(tmp_path / "folder").items() if b"diagnosis" in data] == []
     pushed = json.loads((tmp_path / "folder" / "training" / "results.json").read_text())
     assert pushed["data"]["skipped_images"] == 1
@@ -354,7 +353,7 @@ def test_no_file_outside_of_a_run_is_published(name, run, victim, tmp_path):
         outside.mkdir()
     place.symlink_to(outside)
     with one_line(ValueError, f"{re.escape(name)} is a link, or no regular file"):
-        sharing.assemble(run, tmp_path / "folder", publish.TEMPLATE, "alice/model")
+        build_package(run, tmp_path / "folder", publish.TEMPLATE, "alice/model")
 
 
 def test_a_configuration_that_unfolds_without_end_is_refused(tmp_path):
@@ -409,7 +408,7 @@ def evil(tmp_path, tiny_model, monkeypatch):
 
 
 def test_nobody_is_asked_whether_to_run_the_code_of_a_repository(evil, tmp_path):
-    for load in (sharing._load, sharing.load_whole):
+    for load in (load_without_code, load_merged_model):
         with pytest.raises(ValueError, match=r"trust_remote_code|evil"):
             load(evil)
     run = tmp_path / "run of a stranger"
@@ -419,7 +418,7 @@ def test_nobody_is_asked_whether_to_run_the_code_of_a_repository(evil, tmp_path)
         run / "samples.safetensors",
     )
     with pytest.raises(ValueError, match="trust_remote_code"):
-        sharing._samples(run, SimpleNamespace(num_channels=3, image_size=16))
+        load_samples(run, SimpleNamespace(num_channels=3, image_size=16))
 
 
 PATHS = [
@@ -503,10 +502,10 @@ def test_a_push_that_broke_off_before_its_card_names_no_older_commit(code_run, h
     (old,) = pinned(hub.files("alice/code")["README.md"].decode())
     torch.manual_seed(1)
     other = with_model(code_run, tmp_path / "other", randomize, qk_norm=True)
-    sharing.assemble(other, tmp_path / "folder", publish.TEMPLATE, "alice/code")
+    build_package(other, tmp_path / "folder", publish.TEMPLATE, "alice/code")
     files = content(tmp_path / "folder")
     hub.put("alice/code", {name: data for name, data in files.items() if name != "README.md"})  # and then it broke off
-    sharing.push(tmp_path / "folder", "alice/code")
+    push_model(tmp_path / "folder", "alice/code")
     (new,) = pinned(hub.files("alice/code")["README.md"].decode())
     assert new != old
     assert hub.files("alice/code", new)["model.safetensors"] == files["model.safetensors"]
@@ -520,7 +519,7 @@ def test_a_pull_request_and_a_native_model_name_no_commit(code_run, run, hub):
 
 
 def test_verify_says_what_it_does_not_prove(run, tmp_path, capsys):
-    sharing.assemble(run, tmp_path / "folder", publish.TEMPLATE, "alice/model")
+    build_package(run, tmp_path / "folder", publish.TEMPLATE, "alice/model")
     recipe("--verify", tmp_path / "folder")
     assert "who wrote it this cannot tell" in capsys.readouterr().out
     assert "not who wrote it" in (tmp_path / "folder" / "README.md").read_text()
@@ -528,27 +527,12 @@ def test_verify_says_what_it_does_not_prove(run, tmp_path, capsys):
 
 @pytest.mark.parametrize("selected", [False, True])
 def test_the_card_says_that_an_interval_ignores_the_selection(selected, run):
-    results, config = sharing.read_run(run)
+    results, config = read_run(run)
     results["metrics_of"] = (
         "validation, the best scoring, kept in model/" if selected else "test, the last scoring, in model/"
     )
-    card = sharing.write_card(run / "model", publish.TEMPLATE, results, config).read_text()
+    card = write_card(run / "model", publish.TEMPLATE, results, config).read_text()
     assert ("ignore that selection" in card) is selected
-
-
-def test_the_page_takes_no_file_above_its_limit(run, tmp_path):
-    """A client of its own sends 10 bytes, and 51 MB."""
-    pytest.importorskip("gradio", reason="the page needs Gradio: pip install 'hf_vit[app]'")
-    from test_app import serving
-
-    with serving(tmp_path / "page", HOUSE / "recipes" / "app.py", run) as page:
-        said = []
-        for size in (10, 51 * 2**20):
-            answer = get_session().post(
-                f"{page.url}gradio_api/upload", files={"files": ("photo.jpg", bytes(size))}, timeout=60
-            )
-            said.append(answer.status_code)
-    assert said == [200, 413]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -722,7 +706,7 @@ def test_no_finished_run_of_a_stranger_ends_in_a_traceback_or_leaks_a_file(run, 
         other = shutil.copytree(run, tmp_path / "other")
         damage(rng, other, names, victim)
         out = tmp_path / "out"
-        only_sentences(lambda: sharing.assemble(other, out, publish.TEMPLATE, "alice/model"), seen)  # noqa: B023
+        only_sentences(lambda: build_package(other, out, publish.TEMPLATE, "alice/model"), seen)  # noqa: B023
         if out.exists():
             assert [name for name, data in content(out).items() if data == victim_text.encode()] == []
             shutil.rmtree(out)
@@ -739,7 +723,7 @@ def test_no_configuration_of_a_stranger_ends_in_a_traceback(tmp_path, tiny_model
     for _ in range(1000):
         folder = shutil.copytree(tmp_path / "good", tmp_path / "model")
         damage(rng, folder, ["config.json"], victim)
-        only_sentences(lambda: sharing._load(folder), seen)  # noqa: B023
+        only_sentences(lambda: load_without_code(folder), seen)  # noqa: B023
         shutil.rmtree(folder)
     assert min(seen["accepted"], seen["refused"]) > 100
     assert seen["silent"] == 0
