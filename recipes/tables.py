@@ -46,7 +46,7 @@ def keep(run: Path, name: str, house: Path):
     Raises:
         ValueError: if the run is not there or not finished.
     """
-    from hf_vit.hub.run_results import FIGURES, read_redacted, read_run, weights_file
+    from hf_vit.hub.run_results import FIGURES_WITH_IMAGES, read_redacted, read_run, weights_file
 
     target = house / "model_cards" / name
     if (run / "knn").is_dir():
@@ -70,7 +70,7 @@ def keep(run: Path, name: str, house: Path):
         return
     left_out = set()
     if found["data"].get("license") is None:
-        left_out = {"example.png", *(f"{name}.png" for name, shows_images in FIGURES.items() if shows_images)}
+        left_out = {"example.png", *(f"{name}.png" for name in FIGURES_WITH_IMAGES)}
     if target.name in TRANSFER or weights_file(run / "model").stat().st_size >= LARGEST_WEIGHTS:
         left_out.add("model.safetensors")
     shutil.copytree(run / "model" / "figures", target / "figures", ignore=lambda *_: left_out)

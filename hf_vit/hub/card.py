@@ -75,7 +75,10 @@ def write_card(
     if has_code and repo:  # main may hold other code tomorrow: `push_model` writes the commit's hash here
         revision = COMMIT_PLACEHOLDER
     at = revision_argument(revision) if revision else ""
-    on_hub = f'hf_hub_download("{repo}", "example.png"{at})'
+    example_code = '"photo.jpg"'
+    if example.is_file():
+        path = json.dumps(str(Path(source, example.name)))
+        example_code = f'hf_hub_download("{repo}", "example.png"{at})' if repo else path
     is_adapter = weights.name == ADAPTER_SAFE_WEIGHTS_NAME
     if is_adapter:
         layout = f"This is a LoRA adapter of {inline(base_model)}; it needs the packages hf_vit and peft."
@@ -107,7 +110,7 @@ def write_card(
         adapter=is_adapter,
         channels=channels,
         has_example=example.is_file(),
-        example=on_hub if repo else json.dumps(str(Path(source, example.name))),
+        example=example_code,
         prediction=inline(prediction or results["answer"]),
         export=export
         and inline_all(export) | {"files": {inline(k): inline_all(v) for k, v in export["files"].items()}},

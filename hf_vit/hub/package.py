@@ -9,6 +9,7 @@ import torch
 from hf_vit.hub.card import format_prediction, write_card
 from hf_vit.hub.run_results import (
     FIGURES,
+    FIGURES_WITH_IMAGES,
     NUMBER,
     TRAINING_FILES,
     load_samples,
@@ -154,10 +155,9 @@ def _copy_figures(figures: Path, target: Path, with_images: bool):
     if not figures.is_dir():
         return
     target.mkdir()
-    for name, shows_images in FIGURES.items():
-        file = figures / f"{name}.png"
-        if file.is_file() and (with_images or not shows_images):
-            shutil.copy(file, target)
+    for name in FIGURES:
+        if (figures / f"{name}.png").is_file() and (with_images or name not in FIGURES_WITH_IMAGES):
+            shutil.copy(figures / f"{name}.png", target)
 
 
 def _copy_export(run: Path, folder: Path) -> dict | None:

@@ -18,47 +18,24 @@ from hf_vit.system.run_files import OPTIONAL
 
 SAMPLES, NUM_SAMPLES = "samples.safetensors", 12  # evaluated images, drawn at random, with their logits
 TRAINING_FILES = ("results.json", "config.yaml", "metrics.jsonl", "confusion_matrix.csv")
-FIGURES = {  # of model/figures/, in the order of the card: whether images of the data set can be seen in them
-    "predictions": True,
-    "mistakes": True,
-    "attention": True,
-    "confusion": False,
-    "calibration": False,
-    "curves": False,
-    "augmentations": True,
-    "inside": False,
-}
+FIGURES = ("predictions", "mistakes", "attention", "confusion", "calibration", "curves", "augmentations", "inside")
+FIGURES_WITH_IMAGES = ("predictions", "mistakes", "attention", "augmentations")  # that show images of the data set
 MAX_TRAINING_FILE_BYTES = 2**30  # the confusion matrix of 20,000 classes
 NUMBER = (int, float)
 RESULTS_SHAPE = {  # the part of results.json that a card shows
+    **dict.fromkeys(("metrics_of", "mixed_precision", "hardware", "command", "answer"), str),
+    **dict.fromkeys(("commit", "base_model_hub_id", "attention_query"), (OPTIONAL, str)),
+    **dict.fromkeys(("parameters", "steps", "images_per_step", "seed"), int),
+    **dict.fromkeys(("train_seconds", "images_per_second"), NUMBER),
     "metrics": {str: NUMBER},
-    "metrics_of": str,
     "intervals": {str: [NUMBER, 2]},
     "per_class": [{"label": str, "recall": (OPTIONAL, NUMBER)}],
-    "mixed_precision": str,
-    "hardware": str,
     "image_size": [int, 2],
-    "parameters": int,
-    "steps": int,
-    "images_per_step": int,
-    "train_seconds": NUMBER,
-    "images_per_second": NUMBER,
-    "command": str,
-    "seed": int,
-    "answer": str,
     "versions": {str: str},
-    "commit": (OPTIONAL, str),
-    "base_model_hub_id": (OPTIONAL, str),
-    "attention_query": (OPTIONAL, str),
     "data": {
-        "name": str,
-        "hub_id": (OPTIONAL, str),
-        "config": (OPTIONAL, str),
-        "license": (OPTIONAL, str),
-        "scored": str,
-        "labels": [str],
-        "scored_images": int,
-        "train_images": (OPTIONAL, int),
+        **dict.fromkeys(("name", "scored"), str),
+        **dict.fromkeys(("hub_id", "config", "license"), (OPTIONAL, str)),
+        **{"labels": [str], "scored_images": int, "train_images": (OPTIONAL, int)},
     },
 }
 
@@ -124,11 +101,13 @@ def read_tensors(file: Path, *required: str) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def samples_file(run: Path) -> Path:
-    """samples.safetensors of a run; ValueError if it has none."""
-    if not (run / SAMPLES).is_file():
-        raise ValueError(f"{run} holds no {SAMPLES}: pass --without_images, or train it again with this version")
-    return run / SAMPLES
+def read_samples(file: Path) -> dict[str, torch.Tensor]:
+    """ "images" (n, C, H, W), as bytes, and "logits" (n, L) of a run's samples.safetensors."""
+    if not file.is_file():
+        raise ValueError(
+            f"{file.parent} holds no {SAMPLES}: pass --without_images, or train it again with this version"
+        )
+    return read_tensors(file, "images", "logits")
 
 
 def load_samples(run: Path, config) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,7 +119,7 @@ def load_samples(run: Path, config) -> tuple[torch.Tensor, torch.Tensor]:
     Raises:
         ValueError: if the run has no samples, or they do not fit the model and its image processor.
     """
-    samples = read_tensors(samples_file(run), "images", "logits")
+    samples = read_samples(run / SAMPLES)
     processor = AutoImageProcessor.from_pretrained(run / "model", trust_remote_code=False)
     images, size = samples["images"], (config.num_channels, *as_pair(config.image_size))
     if images.dtype != torch.uint8 or images.shape[1:] != size or not len(images):
@@ -160,7 +139,7 @@ def write_examples(samples: Path, folder: Path, count: int = 6) -> list[Path]:
     """Write the first images of a run's samples.safetensors as PNG files into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    for number, image in enumerate(read_tensors(samples, "images")["images"][:count], 1):
+    for number, image in enumerate(read_samples(samples)["images"][:count], 1):
         files.append(folder / f"{number}.png")
         Image.fromarray(image.permute(1, 2, 0).squeeze(2).numpy()).save(files[-1])  # (C, H, W) -> (H, W, 3) or (H, W)
     return files

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from hf_vit.hub.card import validate_card
 from hf_vit.hub.push import commit_files, list_files, read_back, refuse_public_images, remote_files
 from hf_vit.hub.retry import explain_error, retry
-from hf_vit.hub.run_results import num_channels, read_run, samples_file, write_examples
+from hf_vit.hub.run_results import SAMPLES, num_channels, read_run, write_examples
 from hf_vit.system.escapes import as_license, inline
 
 
@@ -47,7 +47,7 @@ def build_space(run: Path, folder: Path, app: Path, repo: str, license: str | No
     needed = [each for each in requirements if each.marker is None or each.marker.evaluate({"extra": "recipes"})]
     (folder / "requirements.txt").write_text("".join(f"{each.name}{each.specifier}\n" for each in needed))
     if with_images:
-        write_examples(samples_file(run), folder / "examples")
+        write_examples(run / SAMPLES, folder / "examples")
     title = f"What a Vision Transformer sees: {Path(results['data']['name']).name}"
     metadata = SpaceCardData(
         title=title,

@@ -4,9 +4,12 @@ import hashlib
 import http.server
 import json
 import re
+import runpy
 import shutil
+import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -95,23 +98,22 @@ def hub(tmp_path):
 # What is shown, and what is pushed
 
 
-def test_without_push_all_is_shown_and_nothing_sent(runs, assembled, tmp_path):
-    with Hub() as hub:
-        done = command(runs["native"], "--repo", "alice/model", cwd=tmp_path, **at(hub, tmp_path / "home"))
-        assert done.returncode == 0, done.stderr
-        assert hub.repos == {}
-        assert hub.requests
-        assert {method for method, path in hub.requests if path != "/api/validate-yaml"} <= {"GET", "HEAD"}
+def test_without_push_all_is_shown_and_nothing_sent(runs, assembled, hub, capsys):
+    recipe(runs["native"], "--repo", "alice/model")
+    assert hub.repos == {}
+    assert hub.requests
+    assert {method for method, path in hub.requests if path != "/api/validate-yaml"} <= {"GET", "HEAD"}
+    shown = capsys.readouterr().out
     files = content(assembled("native"))
     assert "modeling_hf_vit.py" not in files
     for name, data in files.items():
-        assert re.search(rf"^ *{len(data):,}  {re.escape(name)}$", done.stdout, re.MULTILINE), name
-    assert f"To: {hub.url}/alice/model, branch main, in one commit" in done.stdout
-    assert "the repository is not there yet" in done.stdout
-    assert "it will be private" in done.stdout
-    assert "model-index:" in done.stdout
-    assert "stored as the native `ijepa` of transformers" in done.stdout
-    assert "Nothing was sent; --push sends it." in done.stdout
+        assert re.search(rf"^ *{len(data):,}  {re.escape(name)}$", shown, re.MULTILINE), name
+    assert f"To: {hub.url}/alice/model, branch main, in one commit" in shown
+    assert "the repository is not there yet" in shown
+    assert "it will be private" in shown
+    assert "model-index:" in shown
+    assert "stored as the native `ijepa` of transformers" in shown
+    assert "Nothing was sent; --push sends it." in shown
 
 
 def test_without_push_a_repository_that_is_there_is_shown_with_its_text(runs, hub, capsys):
@@ -385,7 +387,7 @@ def test_a_card_that_the_hub_refuses_leaves_no_empty_repository(folder, hub):
 def test_a_readme_whose_metadata_cannot_be_read_stops_the_push(broken, folder, hub):
     """the README.md that is there has metadata that cannot be read | one line says so; nothing is committed"""
     hub.put("alice/model", {"README.md": f"---\n{broken}\n---\nWords.\n".encode()})
-    with one_line(ValueError, r"metadata of README\.md .*mend them first"):
+    with one_line(ValueError, r"metadata of README\.md .*fix them first"):
         push_model(folder, "alice/model")
     assert len(hub.history("alice/model")) == 1
     assert hub.uploaded == []
@@ -500,7 +502,6 @@ for name in ("hf_vit", "accelerate"):
     except ModuleNotFoundError:
         continue
     sys.exit(f"{name} is here")
-from publishing import FOR_EVER, TOKEN, at, command, content, one_line, publish, recipe, talking_to, with_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForImageClassification
 
@@ -572,17 +573,19 @@ STAGES = {
 }
 
 
-def test_a_token_that_is_wrong_ends_in_one_line(runs, tmp_path):
+def test_a_token_that_is_wrong_ends_in_one_line(runs, hub, monkeypatch):
     """the token is wrong (401) | one line says so, and how to log in; exit code 1"""
-    with Hub() as hub:
-        environment = at(hub, tmp_path / "home", token="hf_wrong")
-        done = command(runs["native"], "--repo", "alice/model", "--push", cwd=tmp_path, **environment)
-        assert hub.repos == {}
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert "does not accept the token (401): log in with `hf auth login`" in done.stderr
-    assert "hf_wrong" not in done.stdout + done.stderr
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    monkeypatch.setattr(sys, "argv", ["publish.py", str(runs["native"]), "--repo", "alice/model", "--push"])
+    monkeypatch.setattr(sys, "path", sys.path)
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(publish.__file__, run_name="__main__")
+    assert hub.repos == {}
+    assert stopped.value.code.startswith("error: ")  # Python prints a text and exits with 1
+    assert "\n" not in stopped.value.code
+    assert "does not accept the token (401): log in with `hf auth login`" in stopped.value.code
+    assert "hf_wrong" not in stopped.value.code
 
 
 def test_a_push_without_a_token_is_not_begun(runs, hub, monkeypatch):
@@ -831,7 +834,7 @@ def test_a_copy_that_is_damaged_is_told(folder):
     data = bytearray(file.read_bytes())
     data[-1] ^= 0xFF
     file.write_bytes(data)
-    with one_line(ValueError, r"model\.safetensors of .* has the checksum .*, or download it again"):
+    with one_line(ValueError, r"model\.safetensors of .* has the checksum .*, or the download is damaged"):
         verify(folder)
 
 
@@ -876,7 +879,7 @@ def test_a_run_that_is_not_finished_is_refused(runs, tmp_path):
     for folder in (run, tmp_path / "nowhere"):
         with one_line(
             ValueError,
-            r"is not finished, and the command that began it goes on: it holds no results\.json|there is no folder",
+            r"is not finished \(the command that began it resumes it\): it has no results\.json|there is no folder",
         ):
             build_package(folder, tmp_path / "out", publish.TEMPLATE, "alice/model")
 
