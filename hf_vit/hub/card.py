@@ -55,11 +55,10 @@ def write_card(
     Args:
         folder: holds the saved model and perhaps `example.png` and `figures/`.
         template: Jinja template of the card.
-        results: the content of results.json.
-        config: the run's configuration, as YAML.
+        results, config: the content of results.json and the text of config.yaml.
         model_path: what the card calls the folder if not by its path.
         repo, revision: where the model will be on the Hub; None for a local model, and for the main branch.
-        prediction: the model's answer to `example.png`, see `format_prediction`; by default that of the results.
+        prediction: for `example.png`, see `format_prediction`; by default that of the results.
         layout: a sentence on how the model is stored and why, see `package.choose_layout`.
         license: of the weights, an id such as apache-2.0.
         export: the content of export.json if its files are published too.
@@ -75,10 +74,9 @@ def write_card(
     if has_code and repo:  # main may hold other code tomorrow: `push_model` writes the commit's hash here
         revision = COMMIT_PLACEHOLDER
     at = revision_argument(revision) if revision else ""
-    example_code = '"photo.jpg"'
-    if example.is_file():
-        path = json.dumps(str(Path(source, example.name)))
-        example_code = f'hf_hub_download("{repo}", "example.png"{at})' if repo else path
+    image = json.dumps(str(Path(source, example.name)) if example.is_file() else "photo.jpg")
+    if repo and example.is_file():
+        image = f'hf_hub_download("{repo}", "example.png"{at})'
     is_adapter = weights.name == ADAPTER_SAFE_WEIGHTS_NAME
     if is_adapter:
         layout = f"This is a LoRA adapter of {inline(base_model)}; it needs the packages hf_vit and peft."
@@ -110,7 +108,7 @@ def write_card(
         adapter=is_adapter,
         channels=channels,
         has_example=example.is_file(),
-        example=example_code,
+        example=image,
         prediction=inline(prediction or results["answer"]),
         export=export
         and inline_all(export) | {"files": {inline(k): inline_all(v) for k, v in export["files"].items()}},

@@ -68,7 +68,11 @@ def build_package(
     saved.save_pretrained(folder)
     shutil.copy(run / "model" / "preprocessor_config.json", folder)
     _copy_training_files(run, folder, results)
-    _copy_figures(run / "model" / "figures", folder / "figures", with_images)
+    (folder / "figures").mkdir()
+    for name in FIGURES:
+        file = run / "model" / "figures" / f"{name}.png"
+        if file.is_file() and (with_images or name not in FIGURES_WITH_IMAGES):
+            shutil.copy(file, folder / "figures")
     if with_images:
         pixel_values, logits = load_samples(run, model.config)
         if (run / "model" / "example.png").is_file():
@@ -83,18 +87,9 @@ def build_package(
     logits = model(pixel_values).logits
     write_probes(folder, pixel_values, logits)
     verify(folder)
-    write_card(
-        folder,
-        template,
-        results,
-        config,
-        repo=repo,
-        revision=revision,
-        layout=reason,
-        license=license,
-        export=_copy_export(run, folder),
-        prediction=format_prediction(logits[0], results["data"]["labels"]),
-    )
+    prediction = format_prediction(logits[0], results["data"]["labels"])
+    shown = dict(prediction=prediction, layout=reason, license=license, export=_copy_export(run, folder))
+    write_card(folder, template, results, config, repo=repo, revision=revision, **shown)
     return reason
 
 
@@ -149,15 +144,6 @@ def _copy_training_files(run: Path, folder: Path, results: dict):
         if name == "results.json":  # the names of skipped images are those of files on this machine
             text = json.dumps({**results, "data": {**results["data"], "skipped_first": []}}, indent=2) + "\n"
         (folder / "training" / name).write_text(text, encoding="utf-8")
-
-
-def _copy_figures(figures: Path, target: Path, with_images: bool):
-    if not figures.is_dir():
-        return
-    target.mkdir()
-    for name in FIGURES:
-        if (figures / f"{name}.png").is_file() and (with_images or name not in FIGURES_WITH_IMAGES):
-            shutil.copy(figures / f"{name}.png", target)
 
 
 def _copy_export(run: Path, folder: Path) -> dict | None:

@@ -88,8 +88,7 @@ def refuse_public_images(repo: str, repo_type: str = "model"):
 def commit_files(repo: str, folder: Path, names: list[str], deleted: list[str], **options):
     """Add and delete files of a repository in one commit; without any change, the Hub makes none.
 
-    Not `HfApi.upload_folder`: where Xet is installed it splits what takes more than five minutes into several commits, and a
-    repository that is half pushed would load.
+    Not by `HfApi.upload_folder`: with Xet, it splits an upload of more than five minutes into several commits.
     """
     added = [CommitOperationAdd(name, folder / name) for name in names]
     removed = [CommitOperationDelete(name, is_folder=False) for name in deleted]
@@ -107,19 +106,16 @@ def push_model(
     with_images: bool = False,
     log=print,
 ):
-    """Make a package the newest state of a model repository, in one commit, and read it back.
+    """Make a package the newest state of a repository, in one commit, and read it back.
 
     An existing README.md is merged (`merge_cards`), files that an earlier push left are deleted (`MANAGED_FILES`), all others
-    are kept. A failure that may pass is retried from the start; what has arrived is not sent again.
-
-    The card of a model with code names the commit to load (`COMMIT_PLACEHOLDER`), so it takes a second commit. A pull request
-    has no lasting commit: its card names none.
+    are kept. A failure that may pass is retried from the start; what has arrived is not sent again. The card of a model with
+    code names the commit to load, so it takes a second commit; a pull request has no lasting commit, so its card names none.
 
     Args:
         with_images: the package shows images of the run, which never go to a public repository unless `public`.
 
-    Returns:
-        What `create_commit` returns, and whether there was anything to commit.
+    Returns what `create_commit` does, and whether there was anything to commit.
 
     Raises:
         ValueError: if images would become public, or the Hub refuses the card.
@@ -129,16 +125,15 @@ def push_model(
     pins_commit = revision_argument(COMMIT_PLACEHOLDER) in card and not create_pr
     message = f"Vision Transformer, pushed by hf_vit {version('hf_vit')}"
     options = dict(commit_message=message, revision=revision, create_pr=create_pr)
-    before = None
+    heads = []  # of the repository, one per attempt: an earlier one may have committed although its answer was lost
 
     def write_merged_card(existing: str, commit: str | None = None):
         named = card.replace(revision_argument(COMMIT_PLACEHOLDER), revision_argument(commit) if commit else "")
         (folder / "README.md").write_text(merge_cards(named, existing, license), encoding="utf-8")
 
     def attempt():
-        nonlocal before
         info, existing = _prepare_repo(repo, card, public, revision, with_images, log)
-        before = before or info.sha
+        heads.append(info.sha)
         files = list_files(folder)
         stale = stale_files(info, files)
         if not pins_commit:
@@ -156,12 +151,10 @@ def push_model(
     explain = lambda error, attempts: explain_error(error, repo, attempts, folder)
     commit = retry(attempt, explain, log, give_up=may_have_arrived)
     read_back(folder, repo, commit, log, verify)
-    return commit, commit.oid != before
+    return commit, commit.oid != heads[0]
 
 
-def _prepare_repo(
-    repo: str, card: str, public: bool, revision: str | None, with_images: bool, log
-) -> tuple[object, str]:
+def _prepare_repo(repo: str, card: str, public: bool, revision: str | None, with_images: bool, log):
     """Check a card, create the repository and the branch where they do not exist; return what `inspect_repo` does."""
     validate_card(card)
     if with_images and not public:

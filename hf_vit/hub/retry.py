@@ -5,12 +5,7 @@ import time
 from pathlib import Path
 
 from huggingface_hub import constants, get_session, get_token, set_client_factory
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HTTPError,  # the base class of httpx or httpx2, whichever huggingface_hub uses
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-)
+from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 from huggingface_hub.utils import hf_raise_for_status
 
 
@@ -18,7 +13,7 @@ MAX_ATTEMPTS = 5
 MAX_WAIT = 300  # seconds
 TRANSIENT_STATUS = (408, 409, 412, 429, 500, 502, 503, 504)
 INVALID_ADDRESS = ("UnsupportedProtocol", "InvalidURL")  # of httpx or httpx2: HF_ENDPOINT is not a URL
-# JSONDecodeError and KeyError: what huggingface_hub raises when the answer is not that of a Hub.
+# HTTPError is that of httpx or httpx2, whichever huggingface_hub uses; the last two it raises for answers of other servers.
 REQUEST_ERRORS = (HTTPError, OSError, json.JSONDecodeError, KeyError)
 
 
@@ -123,10 +118,8 @@ def explain_error(error, repo: str, attempts: int = 1, folder: Path | None = Non
     if status in (405, 501) or not_a_hub:
         return f"{hub} does not answer as a Hub does ({summary}): check HF_ENDPOINT; {unchanged}"
     if status == 404 or isinstance(error, RepositoryNotFoundError):
-        return (
-            f"{hub} knows no {repo}, or no such revision of it, or does not show it to this token ({status}): check the name, "
-            f"--revision and HF_ENDPOINT; {unchanged}"
-        )
+        unknown = f"knows no {repo}, or no such revision of it, or does not show it to this token ({status})"
+        return f"{hub} {unknown}: check the name, --revision and HF_ENDPOINT; {unchanged}"
     if status == 401:
         login = "log in with `hf auth login`, or set HF_TOKEN to one that may write"
         return f"{hub} does not accept the token (401): {login}; {unchanged}"
@@ -139,11 +132,8 @@ def explain_error(error, repo: str, attempts: int = 1, folder: Path | None = Non
     if status in (409, 412):
         return f"others changed {repo} while this was sent ({status}), {attempts} times: wait for them; {again}"
     if status == 413 and folder is not None:
-        sizes = {
-            path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()
-        }
-        largest = sorted(sizes, key=sizes.get, reverse=True)[:3]
-        largest = ", ".join(f"{name} ({sizes[name] / 1e6:,.1f} MB)" for name in largest)
+        sizes = [(file.stat().st_size, str(file.relative_to(folder))) for file in folder.rglob("*") if file.is_file()]
+        largest = ", ".join(f"{name} ({size / 1e6:,.1f} MB)" for size, name in sorted(sizes, reverse=True)[:3])
         return f"{hub} takes no files so large (413): the largest are {largest}: check the limits of your plan; {unchanged}"
     if status == 429:
         seconds = error.response.headers.get("Retry-After", "some")

@@ -41,7 +41,7 @@ def build_space(run: Path, folder: Path, app: Path, repo: str, license: str | No
             "the Space must name a version of Gradio, which is not installed: pip install 'hf_vit[app]'"
         ) from error
     package = Path(__file__).parents[1]
-    shutil.copytree(package, folder / "hf_vit", ignore=lambda place, names: _not_python(Path(place), names))
+    shutil.copytree(package, folder / "hf_vit", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(app, folder / "app.py")
     requirements = [Requirement(text) for text in requires("hf_vit")]
     needed = [each for each in requirements if each.marker is None or each.marker.evaluate({"extra": "recipes"})]
@@ -64,13 +64,6 @@ def build_space(run: Path, folder: Path, app: Path, repo: str, license: str | No
         "read it.\n",
         encoding="utf-8",
     )
-
-
-def _not_python(folder: Path, names: list[str]) -> list[str]:
-    """What `shutil.copytree` leaves out: caches, and files that are not Python."""
-    return [
-        name for name in names if name == "__pycache__" or ((folder / name).is_file() and not name.endswith(".py"))
-    ]
 
 
 def push_space(folder: Path, repo: str, *, public: bool = False, with_images: bool = False, log=print):

@@ -215,7 +215,7 @@ def test_images_do_not_go_to_a_repository_that_is_public_already(run, hub):
     first = hub.put("alice/model", {"notes.txt": b"mine"})
     for flags in ((), ("--create_pr",), ("--revision", "new")):
         with one_line(
-            ValueError, "alice/model is public, and images of the run would go along .*--public .*--without_images"
+            ValueError, "alice/model is public, and images of the run would be published .*--public .*--without_images"
         ):
             recipe(run, "--repo", "alice/model", "--push", *flags)
     assert hub.history("alice/model") == [first]
@@ -245,7 +245,7 @@ def test_what_is_only_shown_says_that_a_push_would_be_refused(run, hub, capsys):
 
 def test_examples_do_not_go_to_a_space_that_is_public_already(run, hub):
     hub.put("spaces/alice/page", {"notes.txt": b"mine"})
-    with one_line(ValueError, "alice/page is public, and images of the run would go along"):
+    with one_line(ValueError, "alice/page is public, and images of the run would be published"):
         recipe(run, "--repo", "alice/page", "--space", "--push")
     assert len(hub.history("spaces/alice/page")) == 1
     recipe(run, "--repo", "alice/page", "--space", "--push", "--without_images")
@@ -403,6 +403,10 @@ def test_a_checkpoint_of_another_model_is_refused_before_anything_is_filled():
             resume.restore({"model": wrong, "optimizer": {}}, model, [], None, accelerator)
     with pytest.raises(ValueError, match=r"optimizer\.safetensors of the checkpoint is not of this model"):
         resume.restore({"model": good, "optimizer": {"x.exp_avg": torch.ones(1)}}, model, [], None, accelerator)
+    optimizer = SimpleNamespace(param_groups=[{"names": ["weight", "bias"]}])
+    halves = {"weight.exp_avg": torch.ones(2, 2), "weight.exp_avg_sq": torch.ones(2, 2), "bias.exp_avg": torch.ones(2)}
+    with pytest.raises(ValueError, match=r"optimizer\.safetensors of the checkpoint lacks exp_avg_sq of bias"):
+        resume.restore({"model": good, "optimizer": halves}, model, [optimizer], None, accelerator)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
