@@ -68,15 +68,7 @@ def write_card(
     title = f"Vision Transformer on {name}"
     metrics, metadata = _metrics_and_metadata(results, name, title, license)
     base_model = yaml.safe_load(config).get("model_name_or_path")
-    weights, example, channels = weights_file(folder), folder / "example.png", num_channels(folder)
-    source, model_type = repo or model_path or str(folder), read_config(folder)["model_type"]
-    has_code = model_type == HFViTConfig.model_type
-    if has_code and repo:  # main may hold other code tomorrow: `push_model` writes the commit's hash here
-        revision = COMMIT_PLACEHOLDER
-    at = revision_argument(revision) if revision else ""
-    image = json.dumps(str(Path(source, example.name)) if example.is_file() else "photo.jpg")
-    if repo and example.is_file():
-        image = f'hf_hub_download("{repo}", "example.png"{at})'
+    weights, channels, model_type = weights_file(folder), num_channels(folder), read_config(folder)["model_type"]
     is_adapter = weights.name == ADAPTER_SAFE_WEIGHTS_NAME
     if is_adapter:
         layout = f"This is a LoRA adapter of {inline(base_model)}; it needs the packages hf_vit and peft."
@@ -99,16 +91,10 @@ def write_card(
         license=inline(license or ""),
         weights=weights.name,
         checksum=checksum(weights) if weights.is_file() else results["weights_sha256"],
-        source=json.dumps(source),
-        at=at,
         repo=repo,
-        layout=layout
-        or "The model's code lies beside its weights; after `import hf_vit` it loads without `trust_remote_code`.",
-        trust=", trust_remote_code=True" if has_code else "",
+        layout=layout,
         adapter=is_adapter,
         channels=channels,
-        has_example=example.is_file(),
-        example=image,
         prediction=inline(prediction or results["answer"]),
         export=export
         and inline_all(export) | {"files": {inline(k): inline_all(v) for k, v in export["files"].items()}},
@@ -119,13 +105,32 @@ def write_card(
         versions=inline(", ".join(f"{package} {number}" for package, number in results["versions"].items())),
         config=config,
         fence="`" * max(3, 1 + max(map(len, re.findall("`+", config)), default=0)),  # longer than any in the config
+        **_code_arguments(folder, model_path or str(folder), repo, revision),
     )
-    # Comments in our part can only be text of the run: a mark among them would cut the part short at the next merge.
+    (folder / "README.md").write_text(_escape_comments(card), encoding="utf-8")
+    return folder / "README.md"
+
+
+def _code_arguments(folder: Path, model_path: str, repo: str | None, revision: str | None) -> dict:
+    """How the card's Python blocks name the model, its revision and an image, and whether they trust its code."""
+    has_code = read_config(folder)["model_type"] == HFViTConfig.model_type
+    if has_code and repo:  # main may hold other code tomorrow: `push_model` writes the commit's hash here
+        revision = COMMIT_PLACEHOLDER
+    at = revision_argument(revision) if revision else ""
+    has_example, image = (folder / "example.png").is_file(), json.dumps("photo.jpg")
+    if has_example:
+        local = json.dumps(str(Path(model_path, "example.png")))
+        image = f'hf_hub_download("{repo}", "example.png"{at})' if repo else local
+    trust = ", trust_remote_code=True" if has_code else ""
+    return dict(source=json.dumps(repo or model_path), at=at, has_example=has_example, example=image, trust=trust)
+
+
+def _escape_comments(card: ModelCard) -> str:
+    """The card's content, where comments in our part are text: a mark of ours among them would cut it short when merged."""
     record, _, part = card.text.partition(CARD_BEGIN)[2].partition("-->")
     body = part.rpartition(CARD_END)[0].replace("<!--", "&lt;!--")
     text = f"{card.content.removesuffix(card.text)}\n{CARD_BEGIN}{record}-->{body}{CARD_END}"
-    (folder / "README.md").write_text(re.sub(r"\n{3,}", "\n\n", text), encoding="utf-8")
-    return folder / "README.md"
+    return re.sub(r"\n{3,}", "\n\n", text)
 
 
 def _metrics_and_metadata(results: dict, name: str, title: str, license: str | None) -> tuple[list, ModelCardData]:
