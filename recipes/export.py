@@ -28,17 +28,7 @@ from pathlib import Path
 sys.path = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
 
 try:
-    from hf_vit.hub.export import (
-        comparison_batches,
-        describe,
-        load_for_export,
-        logit_difference,
-        onnx_model,
-        quantize,
-        to_onnx,
-        torch_program,
-        trace,
-    )
+    from hf_vit.hub import export as exporting
 except ImportError as error:
     sys.exit(f'error: {error.name} cannot be imported, which exporting needs: pip install -e ".[export]" ({error})')
 import datasets
@@ -62,10 +52,9 @@ EXPORT_FILES = {"onnx", "model.pt2", "export.json"}
 
 def predict(file: Path, images: data.Images) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits (n, L) of an ONNX file for all images that can be read, and their labels (n,)."""
-    model = onnx_model(file)
-    batches = data.loader(
-        images, data.batches_in_order(len(images), BATCH_SIZE), num_workers=min(4, os.cpu_count() or 1)
-    )
+    model = exporting.onnx_model(file)
+    num_workers = min(4, os.cpu_count() or 1)
+    batches = data.loader(images, data.batches_in_order(len(images), BATCH_SIZE), num_workers=num_workers)
     pairs = [(model(normalize(batch["images"], images.form)), batch["labels"]) for batch in batches]
     logits, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     return logits, labels
@@ -130,7 +119,7 @@ def check_output_dir(folder: Path):
     if (folder.exists() and not folder.is_dir()) or (names and not is_export):
         what = f"not empty ({', '.join(sorted(names - EXPORT_FILES or names)[:3])})" if names else "a file"
         raise ValueError(
-            f"{folder} is {what}; wanted a new or empty folder, or an earlier export: name another --output_dir"
+            f"{folder} is {what}; wanted a new or empty one, or an earlier export: name another --output_dir"
         )
 
 
@@ -154,7 +143,7 @@ def export(checkpoint: str, folder: Path, evaluated) -> dict:
     Args:
         evaluated: as `rows_to_evaluate` returns it; without images no int8 file is written.
     """
-    model = load_for_export(checkpoint)
+    model = exporting.load_for_export(checkpoint)
     config, images, pixel_values = model.config, None, None
     if evaluated is not None:
         rows, labels, source, on_bad_image = evaluated
@@ -165,19 +154,19 @@ def export(checkpoint: str, folder: Path, evaluated) -> dict:
 
     full, small, saved = folder / "onnx" / "model.onnx", folder / "onnx" / "model_quantized.onnx", folder / "model.pt2"
     full.parent.mkdir()
-    program = trace(model)
+    program = exporting.trace(model)
     torch.export.save(program, saved)
-    to_onnx(program, config, full)
-    batches = comparison_batches(config, pixel_values)
+    exporting.to_onnx(program, config, full)
+    batches = exporting.comparison_batches(config, pixel_values)
     files = {
-        full: {"difference": logit_difference(model, onnx_model(full), batches)},
-        saved: {"difference": logit_difference(model, torch_program(saved), batches)},
+        full: {"difference": exporting.logit_difference(model, exporting.onnx_model(full), batches)},
+        saved: {"difference": exporting.logit_difference(model, exporting.torch_program(saved), batches)},
     }
     report = {
         "model": checkpoint,
         "weights_sha256": weights_sha256(checkpoint),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        **describe(config),
+        **exporting.describe(config),
         "compared_on": {
             "images": "random" if pixel_values is None else f"{source['name']} ({source['split']})",
             "shapes": [list(batch.shape) for batch in batches],
@@ -185,7 +174,7 @@ def export(checkpoint: str, folder: Path, evaluated) -> dict:
         "data": None,
     }
     if images is not None:
-        quantize(full, small)
+        exporting.quantize(full, small)
         names, answers = [config.id2label[index] for index in range(config.num_labels)], {}
         for file in (full, small):
             logits, truth = predict(file, images)
@@ -243,9 +232,7 @@ def main():
     checkpoint, run = training.model_folder(args.model), finished_run(args.model)
     if args.output_dir is None and run is None:
         run_files = "a folder with model/, config.yaml and results.json"
-        raise ValueError(
-            f"{args.model} is no finished run ({run_files}); wanted a run, or a folder to write to: pass --output_dir"
-        )
+        raise ValueError(f"{args.model} is no finished run ({run_files}): pass --output_dir")
     output = Path(args.output_dir or run / "export").resolve()
     check_output_dir(output)
     datasets.disable_progress_bars()

@@ -25,14 +25,7 @@ sys.path = [path for path in sys.path if Path(path).resolve() != Path(__file__).
 if "HF_ENDPOINT" in os.environ:  # Xet is a protocol of the one Hub; every other speaks that of git LFS
     os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
 
-from huggingface_hub import constants, get_token
-from huggingface_hub.errors import (
-    HTTPError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-    StrictDataclassError,
-)
+from huggingface_hub import constants, errors, get_token
 from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 from transformers.utils import logging as transformers_logging
 
@@ -78,9 +71,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if args.space and (args.verify is not None or args.data_license is not None):
         parser.error("--space has nothing to verify and no data: leave --verify and --data_license out")
     if args.space and (args.revision is not None or args.create_pr or args.layout is not None):
-        parser.error(
-            "--space goes to the main branch and has no layout: leave --revision, --create_pr and --layout out"
-        )
+        parser.error("--space goes to the main branch, without a layout: omit --revision, --create_pr and --layout")
     if args.create_pr and args.revision is not None:
         parser.error("--create_pr asks for a merge into main: leave --revision out")
     for name in ("license", "data_license"):
@@ -109,9 +100,7 @@ def remarks(folder: Path, args, reason: str) -> str:
             "The card names no licence of the weights: --license apache-2.0 (or another) lets others use them."
         )
     if not args.without_images:
-        published = (
-            "A few of the evaluated and training images are published (example.png, probes.safetensors, some figures)"
-        )
+        published = "A few images of the data set are published (example.png, probes.safetensors, some figures)"
         lines.append(f"{published}: --without_images keeps them here.")
     lines.append("The run's command and configuration are published too, with the names of folders in them.")
     return "\n".join(lines)
@@ -124,9 +113,9 @@ def merge_into(folder: Path, args) -> str:
         validate_card(card)
         try:
             info, existing = inspect_repo(args.repo, args.revision)
-        except RevisionNotFoundError:  # the new branch begins as main is
+        except errors.RevisionNotFoundError:  # the new branch begins as main is
             info, existing = inspect_repo(args.repo)
-    except RepositoryNotFoundError:
+    except errors.RepositoryNotFoundError:
         return f"not there yet, or not shown to this token: it will be {'public' if args.public else 'private'}"
     except REQUEST_ERRORS as error:
         return f"perhaps there already, but the Hub could not be asked: {explain_error(error, args.repo)}"
@@ -138,7 +127,7 @@ def merge_into(folder: Path, args) -> str:
     other = replaced_title(card, existing)
     sentence = f"there, {visibility}, and stays so" + (f"; its {other} is replaced" if other else "")
     sentence += (
-        f". Its README.md is merged; replaced where they differ: {replaced}; deleted, of an earlier push: {deleted}"
+        f". Its README.md is merged; replaced if they differ: {replaced}; deleted, of an earlier push: {deleted}"
     )
     sentence += "; all others are kept"
     if not (args.public or args.without_images or info.private):
@@ -147,17 +136,9 @@ def merge_into(folder: Path, args) -> str:
 
 
 def publish_model(args, folder: Path):
-    reason = build_package(
-        args.run,
-        folder,
-        TEMPLATE,
-        args.repo,
-        revision=args.revision,
-        layout=args.layout,
-        license=args.license,
-        data_license=args.data_license,
-        with_images=not args.without_images,
-    )
+    about = dict(revision=args.revision, license=args.license, with_images=not args.without_images)
+    package = dict(layout=args.layout, data_license=args.data_license)
+    reason = build_package(args.run, folder, TEMPLATE, args.repo, **about, **package)
     if not args.push:
         repository = merge_into(folder, args)
         show(folder)
@@ -167,15 +148,7 @@ def publish_model(args, folder: Path):
         print("Nothing was sent; --push sends it.")
         return
     print(remarks(folder, args, reason))
-    commit, changed = push_model(
-        folder,
-        args.repo,
-        public=args.public,
-        revision=args.revision,
-        create_pr=args.create_pr,
-        license=args.license,
-        with_images=not args.without_images,
-    )
+    commit, changed = push_model(folder, args.repo, public=args.public, create_pr=args.create_pr, **about)
     done = "pushed as" if changed else "nothing has changed since"
     address = commit.pr_url or f"{constants.ENDPOINT}/{args.repo}"
     print(f"{done} {commit.oid[:12]} at {address}; read back, it has the same bytes and gives the same logits")
@@ -193,9 +166,7 @@ def publish_space(args, folder: Path):
     if with_images:
         print("A few of the evaluated images are published (examples/): --without_images keeps them here.")
     kind = "public" if args.public else "private"
-    print(
-        f"To: {address}, in one commit; a new Space will be {kind}. It loads the model {args.repo}: push that first."
-    )
+    print(f"To: {address}, in one commit; a new Space will be {kind}. It loads the model {args.repo}: push it first.")
     print("Nothing was sent; --push sends it.")
 
 
@@ -203,7 +174,7 @@ def check_copy(args):
     """--verify: what the Hub or a folder holds, against its probes."""
     try:
         difference = verify(args.verify, args.revision)
-    except (HTTPError, ConnectionError, LocalEntryNotFoundError) as error:
+    except (errors.HTTPError, ConnectionError, errors.LocalEntryNotFoundError) as error:
         raise OSError(explain_error(error, args.verify)) from error
     given = f"{args.verify} gives the logits that were saved with it (largest difference {difference:.1e})"
     print(f"{given}: nothing was damaged on its way; who wrote it this cannot tell")
@@ -224,9 +195,7 @@ def main(args: argparse.Namespace):
         check_copy(args)
         return
     if args.repo.count("/") != 1:
-        raise ValueError(
-            f"--repo {args.repo}: wanted USER/NAME, with your name or that of an organisation before the slash"
-        )
+        raise ValueError(f"--repo {args.repo}: wanted USER/NAME, USER being you or an organisation of yours")
     validate_repo_id(args.repo)
     if args.push and constants.HF_HUB_OFFLINE:
         raise ValueError("HF_HUB_OFFLINE is set: unset it to push")
@@ -248,5 +217,5 @@ if __name__ == "__main__":
         main(parse())
     except KeyboardInterrupt:
         sys.exit("stopped: nothing on this disk has changed; the same command goes on")
-    except (ValueError, OSError, ImportError, StrictDataclassError) as error:  # one line instead of a traceback
+    except (ValueError, OSError, ImportError, errors.StrictDataclassError) as error:  # one line instead of a traceback
         sys.exit(f"error: {printable(summarize_error(error))}")

@@ -154,17 +154,11 @@ def _metrics_and_metadata(results: dict, name: str, title: str, license: str | N
                 metric_name=f"{metric} (95% interval {interval})" if interval else metric,
             )
         )
-    metadata = ModelCardData(
-        library_name="transformers",
-        pipeline_tag="image-classification",
-        tags=["hf_vit", "vision"],
-        license=license,
-        base_model=results.get("base_model_hub_id"),
-        datasets=[data["hub_id"]] if data.get("hub_id") else None,
-        model_name=title,
-        eval_results=evaluations,
-    )
-    return rows, metadata
+    about = dict(library_name="transformers", pipeline_tag="image-classification", tags=["hf_vit", "vision"])
+    about |= dict(license=license, base_model=results.get("base_model_hub_id"), datasets=None)
+    if data.get("hub_id"):
+        about["datasets"] = [data["hub_id"]]
+    return rows, ModelCardData(model_name=title, eval_results=evaluations, **about)
 
 
 def _encode_metadata(metadata: dict) -> str:
@@ -195,7 +189,7 @@ def split_card(text: str) -> tuple[dict, str]:
         metadata = yaml.safe_load(front) or {}
     except yaml.YAMLError as error:
         raise ValueError(
-            f"the metadata of README.md cannot be read ({summarize_error(error)}): fix them first"
+            f"the metadata of README.md cannot be read: fix them first ({summarize_error(error)})"
         ) from error
     if not isinstance(metadata, dict):
         kind = type(metadata).__name__

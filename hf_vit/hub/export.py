@@ -44,12 +44,11 @@ def ignore_treespec_warning():
 
 def load_for_export(checkpoint: str) -> HFViTForImageClassification:
     """Any image classifier that hf_vit reads, in float32 and eval mode; ValueError if it has no trained head."""
-    model, info = HFViTForImageClassification.from_pretrained(
-        checkpoint, dtype=torch.float32, output_loading_info=True
-    )
+    options = dict(dtype=torch.float32, output_loading_info=True)
+    model, info = HFViTForImageClassification.from_pretrained(checkpoint, **options)
     if any(name.startswith("classifier.") for name in info["missing_keys"]):
         raise ValueError(
-            f"{checkpoint} has no classifier; wanted a model that gives logits: fine-tune it first, with recipes/train.py"
+            f"{checkpoint} has no classifier; wanted one: fine-tune the model first, with recipes/train.py"
         )
     return model.eval().requires_grad_(False)
 

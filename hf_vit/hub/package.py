@@ -101,7 +101,7 @@ def load_merged_model(folder: Path):
         from peft import PeftModel
     except ImportError as error:
         raise ValueError(
-            f"{folder} holds a LoRA adapter, which PEFT merges into its base: pip install peft"
+            f"{folder} holds a LoRA adapter, and PEFT merges it into its base: pip install peft"
         ) from error
     adapter = run_files.read_json(folder / "adapter_config.json", {"base_model_name_or_path": str})
     base = refuse_mistyped_path(adapter["base_model_name_or_path"], f"the base of {folder}")
@@ -154,7 +154,7 @@ def _copy_export(run: Path, folder: Path) -> dict | None:
     export = run_files.read_json(file, EXPORT_SHAPE)
     if export["weights_sha256"] != checksum(weights_file(run / "model")):
         raise ValueError(
-            f"{run / 'export'} was made of other weights than those in {run / 'model'}: run recipes/export.py again, or delete it"
+            f"{run / 'export'} was made of other weights than those of the run: export it again, or delete it"
         )
     shutil.copytree(run / "export" / "onnx", folder / "onnx")
     return export

@@ -186,16 +186,11 @@ def _equal_pinned_commit(repo: str, card: str, head: str) -> str | None:
 
 
 def read_back(folder: Path, repo: str, commit, log, check=lambda copy: None, repo_type: str = "model"):
-    """Download a commit and compare its bytes with those in `folder`; `check` examines the download.
-
-    Raises:
-        OSError: if it cannot be downloaded, differs twice, or `check` raises a ValueError.
-    """
+    """Download a commit, compare its bytes with those in `folder`, and `check` it; OSError if one of them fails."""
     where, files = f"{repo} at commit {commit.oid[:12]}", list_files(folder)
     advice = f"check it with --verify {repo}" if repo_type == "model" else "look at it there"
-    unread = lambda error, attempts: (
-        f"{where} was pushed but could not be read back ({summarize_error(error)}), {attempts} times: {advice}"
-    )
+    pushed = f"{where} was pushed but could not be read back"
+    unread = lambda error, attempts: f"{pushed} ({summarize_error(error)}), {attempts} times: {advice}"
     options = dict(repo_type=repo_type, revision=commit.oid, allow_patterns=files, max_workers=2)
     for _ in range(2):
         with tempfile.TemporaryDirectory() as cache:
@@ -207,6 +202,5 @@ def read_back(folder: Path, repo: str, commit, log, check=lambda copy: None, rep
                     return check(copy)
                 except ValueError as error:
                     raise OSError(f"{where} was pushed, but {error}") from error
-    raise OSError(
-        f"{where} gives back other bytes than were sent ({', '.join(wrong)}), twice: do not use it; push it again, and {advice}"
-    )
+    other = f"gives back other bytes than were sent ({', '.join(wrong)}), twice"
+    raise OSError(f"{where} {other}: do not use it; push it again, and {advice}")

@@ -50,8 +50,7 @@ def read_run(run: Path) -> tuple[dict, str]:
     """results.json and the text of config.yaml of a finished run, without the name of the home directory.
 
     Raises:
-        ValueError: if the run does not exist or is not finished, if a file has unexpected content, or if a file is a link
-            (whatever it points to would be published).
+        ValueError: if it is not a finished run, or a file has unexpected content or is a link, whose target would be published.
     """
     if not run.is_dir():
         raise ValueError(f"there is no folder {run}: wanted that of a finished run, as recipes/train.py leaves it")
@@ -104,9 +103,7 @@ def read_tensors(file: Path, *required: str) -> dict[str, torch.Tensor]:
 def read_samples(file: Path) -> dict[str, torch.Tensor]:
     """ "images" (n, C, H, W), as bytes, and "logits" (n, L) of a run's samples.safetensors."""
     if not file.is_file():
-        raise ValueError(
-            f"{file.parent} holds no {SAMPLES}: pass --without_images, or train it again with this version"
-        )
+        raise ValueError(f"{file.parent} holds no {SAMPLES}: pass --without_images, or train it with this version")
     return read_tensors(file, "images", "logits")
 
 
@@ -123,9 +120,7 @@ def load_samples(run: Path, config) -> tuple[torch.Tensor, torch.Tensor]:
     processor = AutoImageProcessor.from_pretrained(run / "model", trust_remote_code=False)
     images, size = samples["images"], (config.num_channels, *as_pair(config.image_size))
     if images.dtype != torch.uint8 or images.shape[1:] != size or not len(images):
-        raise ValueError(
-            f"{run / SAMPLES} holds no uint8 images of shape {size}, which its model takes: use its own run's"
-        )
+        raise ValueError(f"{run / SAMPLES} holds no uint8 images of shape {size}: it is of another run")
     try:
         mean, std = (
             torch.tensor(values).view(1, size[0], 1, 1) for values in (processor.image_mean, processor.image_std)

@@ -38,7 +38,7 @@ def build_space(run: Path, folder: Path, app: Path, repo: str, license: str | No
         gradio = version("gradio")
     except PackageNotFoundError as error:
         raise ValueError(
-            "the Space must name a version of Gradio, which is not installed: pip install 'hf_vit[app]'"
+            "Gradio is not installed, whose version the Space names: pip install 'hf_vit[app]'"
         ) from error
     package = Path(__file__).parents[1]
     shutil.copytree(package, folder / "hf_vit", ignore=shutil.ignore_patterns("__pycache__"))

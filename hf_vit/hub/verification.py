@@ -24,11 +24,7 @@ CHECKSUMMED_FILES = (SAFE_WEIGHTS_NAME, "config.json", "preprocessor_config.json
 
 
 def load_without_code(folder: Path):
-    """The classifier in a folder, ours or a native one; no code in the folder is run.
-
-    Raises:
-        ValueError, OSError: if it cannot be loaded, whatever transformers raises then.
-    """
+    """The classifier in a folder, ours or a native one, without running its code; ValueError or OSError if it does not load."""
     try:
         ours = HFViTConfig.get_config_dict(folder)[0].get("model_type") == HFViTConfig.model_type
         model_class = HFViTForImageClassification if ours else AutoModelForImageClassification
@@ -64,8 +60,7 @@ def verify(source: str | Path, revision: str | None = None) -> float:
     whoever can replace the weights can replace the probes and their checksums too.
 
     Raises:
-        ValueError: if `source` looks like a path and nothing is there, if it has no probes, or if its files or logits are not
-            those that were pushed.
+        ValueError: if it is a path that does not exist, has no probes, or its files or logits are not those that were pushed.
         OSError: if it cannot be downloaded.
     """
     folder = Path(refuse_mistyped_path(str(source), "--verify"))
@@ -89,6 +84,5 @@ def verify(source: str | Path, revision: str | None = None) -> float:
         logits = load_without_code(folder)(probes["pixel_values"]).logits
     except (RuntimeError, KeyError) as error:  # probes that do not fit the model
         raise ValueError(f"{source} does not load: {summarize_error(error)}") from error
-    return compare_logits(
-        logits, probes["logits"], 1e-5, f"the logits of {source} are not those that were saved with it"
-    )
+    message = f"the logits of {source} are not those that were saved with it"
+    return compare_logits(logits, probes["logits"], 1e-5, message)
