@@ -287,7 +287,7 @@ def test_a_run_whose_data_changed_is_refused(run, tmp_path, monkeypatch):
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path, monkeypatch):
-    assert "no such folder" in refusal(monkeypatch, tmp_path, tmp_path / "vit", "--output_dir", tmp_path / "out")
+    assert "is not there" in refusal(monkeypatch, tmp_path, tmp_path / "vit", "--output_dir", tmp_path / "out")
 
 
 def test_a_model_folder_needs_an_output_dir(native, tmp_path, monkeypatch):
@@ -317,7 +317,12 @@ def test_a_missing_package_is_one_line(native, tmp_path):
         "raise ModuleNotFoundError('No module named onnxscript', name='onnxscript')"
     )
     said = command(
-        native, "--output_dir", tmp_path / "out", cwd=tmp_path, env={"PYTHONPATH": str(blocker)}, fails=True
+        native,
+        "--output_dir",
+        tmp_path / "out",
+        cwd=tmp_path,
+        env={"PYTHONPATH": f"{blocker}{os.pathsep}{HOUSE}"},
+        fails=True,
     )
     assert "onnxscript" in said
     assert 'pip install -e ".[export]"' in said
