@@ -34,9 +34,11 @@ from hf_vit.data.image_files import open_pillow, read_file
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.normalization import denormalize, normalize
 from hf_vit.evaluation.classifiers import load_processor, model_folder
-from hf_vit.hub import sharing
+from hf_vit.hub.retry import summarize_error
+from hf_vit.hub.run_results import write_examples
 from hf_vit.system.escapes import inline, printable
 from hf_vit.system.hub_names import refuse_mistyped_path
+from hf_vit.system.run_files import SAMPLES
 
 
 METHODS = {"attention of a head": "raw", "attention, mean of the heads": "mean"} | {
@@ -125,9 +127,9 @@ class Viewer:
 def examples(source: str, folder: Path) -> list[str]:
     """Files of images that the model's run scored: those in `examples/` of a Space, else those that its run kept."""
     there = sorted(map(str, (HERE / "examples").glob("*.png")))
-    kept = Path(model_folder(source)).parent / sharing.SAMPLES
+    kept = Path(model_folder(source)).parent / SAMPLES
     if not there and kept.is_file():
-        there = [str(file) for file in sharing.write_examples(kept, folder)]
+        there = [str(file) for file in write_examples(kept, folder)]
     return there
 
 
@@ -181,4 +183,4 @@ if __name__ == "__main__":
     try:
         main()
     except (ValueError, OSError, StrictDataclassError) as error:  # one sentence; a traceback would hide it
-        sys.exit(f"error: {printable(sharing.one_line(error))}")
+        sys.exit(f"error: {printable(summarize_error(error))}")

@@ -48,7 +48,7 @@ def keep(run: Path, name: str, house: Path):
     Raises:
         ValueError: if the run is not there or not finished.
     """
-    from hf_vit.hub import sharing
+    from hf_vit.hub.run_results import FIGURES_WITH_IMAGES, read_redacted, read_run, weights_file
 
     target = house / "model_cards" / name
     if (run / "knn").is_dir():
@@ -57,23 +57,23 @@ def keep(run: Path, name: str, house: Path):
             for place in sorted((run / method).iterdir(), key=lambda place: int(place.name)):
                 keep(place, f"{name}/{method}" + (f"/seeds/{place.name}" if place.name != "0" else ""), house)
         (target / "knn").mkdir(exist_ok=True)
-        text = sharing.read_for_others(run / "knn" / "results.json")
+        text = read_redacted(run / "knn" / "results.json")
         (target / "knn" / "results.json").write_text(text, encoding="utf-8")
         return
-    found, _ = sharing.read_run(run)
+    found, _ = read_run(run)
     target.mkdir(parents=True, exist_ok=True)
     for file in (*NUMBERS, *OF_MODEL):
         (target / file).unlink(missing_ok=True)
     if (target / "figures").exists():
         shutil.rmtree(target / "figures")
     for file in NUMBERS:
-        (target / file).write_text(sharing.read_for_others(run / file), encoding="utf-8")
+        (target / file).write_text(read_redacted(run / file), encoding="utf-8")
     if {"seeds", "tried"} & set(Path(name).parts):
         return
     left_out = set()
     if found["data"].get("license") is None:
-        left_out = {"example.png", *(f"{name}.png" for name, shows_images in sharing.PICTURES.items() if shows_images)}
-    if target.name in TRANSFER or sharing.weights_of(run / "model").stat().st_size >= LARGEST_WEIGHTS:
+        left_out = {"example.png", *(f"{name}.png" for name in FIGURES_WITH_IMAGES)}
+    if target.name in TRANSFER or weights_file(run / "model").stat().st_size >= LARGEST_WEIGHTS:
         left_out.add("model.safetensors")
     shutil.copytree(run / "model" / "figures", target / "figures", ignore=lambda *_: left_out)
     for file in (run / "model" / name for name in OF_MODEL if name not in left_out):
@@ -83,7 +83,7 @@ def keep(run: Path, name: str, house: Path):
 
 def cards(house: Path):
     """Write the card of each kept run anew, as recipes/train.py wrote it beside the model."""
-    from hf_vit.hub import sharing
+    from hf_vit.hub.card import write_card
 
     for file in sorted(house.glob("model_cards/**/results.json")):
         folder, config = file.parent, file.with_name("config.yaml")
@@ -91,7 +91,7 @@ def cards(house: Path):
             text = config.read_text(encoding="utf-8")
             where = str(Path(yaml.safe_load(text)["output_dir"], "model"))
             template = house / "model_cards" / "template.md"
-            sharing.write_card(folder, template, json.loads(file.read_text()), text, where=where)
+            write_card(folder, template, json.loads(file.read_text()), text, model_path=where)
 
 
 def results(house: Path) -> str:

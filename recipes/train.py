@@ -43,7 +43,7 @@ from safetensors.torch import load_file
 
 from hf_vit.data.sources import EMBEDDED
 from hf_vit.hub import pictures
-from hf_vit.hub.sharing import write_card
+from hf_vit.hub.card import write_card
 from hf_vit.system.files import write_text
 from hf_vit.system.hub_names import refuse_mistyped_path
 from hf_vit.system.run_files import SAMPLES

@@ -21,17 +21,17 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from hub import Hub, check_space
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, get_session
+from loopback_hub import Hub, check_space
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from PIL import Image
+from publishing import FOR_EVER, at, command, content, one_line, publish, recipe, talking_to
 from safetensors.torch import load_file
-from test_publish import FOR_EVER, at, command, content, one_line, publish, recipe, talking_to
 from transformers import AutoImageProcessor, ViTImageProcessorPil
 
 from hf_vit import HFViTForImageClassification
-from hf_vit.hub import sharing
+from hf_vit.hub.space import build_space, push_space
 from hf_vit.system.files import checksum
 
 
@@ -351,7 +351,7 @@ def test_a_model_of_one_layer_head_or_channel_is_looked_at(fields, model, photo)
 @pytest.fixture(scope="module")
 def space(tmp_path_factory, demo_run):
     folder = tmp_path_factory.mktemp("space") / "space"
-    sharing.assemble_space(demo_run, folder, APP, "alice/model", "apache-2.0")
+    build_space(demo_run, folder, APP, "alice/model", "apache-2.0")
     return folder
 
 
@@ -392,7 +392,7 @@ def test_the_readme_of_a_space_names_the_model_and_what_runs_it(space, demo_run,
     text = (space / "README.md").read_text()
     assert check_space(text) == []
     assert "https://hf.co/alice/model" in text
-    sharing.assemble_space(demo_run, tmp_path / "space", APP, "alice/model", with_images=False)
+    build_space(demo_run, tmp_path / "space", APP, "alice/model", with_images=False)
     assert "license" not in ModelCard.load(tmp_path / "space" / "README.md").data.to_dict()
     assert {*content(space)} - {*content(tmp_path / "space")} == {f"examples/{number}.png" for number in range(1, 7)}
 
@@ -424,16 +424,14 @@ def test_a_space_answers_with_the_package_beside_it(space, demo_run, tmp_path):
 def test_a_run_that_has_no_page_is_refused(demo_run, model, tmp_path, monkeypatch):
     """a Space of a run that is not finished, has no sample images or takes five channels; Gradio is not installed | one line says so"""
     run = shutil.copytree(demo_run, tmp_path / "run")
-    assemble = lambda folder, **options: sharing.assemble_space(
-        folder, tmp_path / "space", APP, "alice/model", **options
-    )
+    assemble = lambda folder, **options: build_space(folder, tmp_path / "space", APP, "alice/model", **options)
     (run / "samples.safetensors").unlink()
     with one_line(ValueError, r"holds no samples\.safetensors: pass --without_images"):
         assemble(run)
     shutil.rmtree(tmp_path / "space", ignore_errors=True)
     assemble(run, with_images=False)
     with monkeypatch.context() as patch, one_line(ValueError, "Gradio is not installed.*pip install"):
-        patch.setattr(sharing, "version", lambda name: importlib.metadata.version("no-such-package"))
+        patch.setattr("hf_vit.hub.space.version", lambda name: importlib.metadata.version("no-such-package"))
         assemble(demo_run)
     shutil.copy(model("five", num_channels=5) / "config.json", run / "model" / "config.json")
     with one_line(ValueError, "takes 5 channels; the page shows images of 1 or 3"):
@@ -474,12 +472,12 @@ def test_a_pushed_space_has_the_same_bytes_and_is_private(demo_run, tmp_path):
 
 
 def test_a_space_is_pushed_again_and_keeps_what_others_put_there(space, hub):
-    sharing.push_space(space, "team/page", public=True)
+    push_space(space, "team/page", public=True)
     assert not hub.repos["spaces/team/page"].private
     hub.put(
         "spaces/team/page", {"notes.txt": b"theirs", "examples/mine.jpg": b"theirs", "hf_vit/old.py": b"ours, once"}
     )
-    sharing.push_space(space, "team/page")
+    push_space(space, "team/page")
     files = hub.files("spaces/team/page")
     assert files.items() >= content(space).items()
     assert {*files} - {*content(space)} == {".gitattributes", "notes.txt", "examples/mine.jpg"}
@@ -530,12 +528,12 @@ def test_a_space_that_cannot_be_pushed_ends_in_one_line(stage, status, sentence,
     """the Hub refuses a Space, or fails (401, 403, 404, 413, 500) | one line says what to do"""
     hub.fault("POST", stage, status=status, times=FOR_EVER)
     with one_line(OSError, f"{sentence}.*nothing on this disk has changed"):
-        sharing.push_space(space, "alice/page", say=lambda _: None)
+        push_space(space, "alice/page", log=lambda _: None)
 
 
 def test_a_space_of_others_is_refused(space, hub):
     with one_line(OSError, "may not write to bob/page .*under your own name"):
-        sharing.push_space(space, "bob/page")
+        push_space(space, "bob/page")
     assert hub.repos == {}
 
 
@@ -543,7 +541,7 @@ def test_a_hub_that_fails_for_a_moment_gets_the_space(space, hub):
     hub.fault("POST", "/api/repos/create", status=500)
     hub.fault("POST", "/api/spaces/alice/page/commit/", status=500)
     hub.fault("GET", "/spaces/alice/page/resolve/.*/app.py", corrupt=True)
-    sharing.push_space(space, "alice/page", say=lambda _: None)
+    push_space(space, "alice/page", log=lambda _: None)
     assert len(hub.history("spaces/alice/page")) == 2
     assert hub.waits == [1, 2]
 
@@ -551,7 +549,7 @@ def test_a_hub_that_fails_for_a_moment_gets_the_space(space, hub):
 def test_a_space_that_comes_back_changed_is_told(space, hub):
     hub.fault("GET", "/spaces/alice/page/resolve/.*/app.py", corrupt=True, times=FOR_EVER)
     with one_line(OSError, "gives back other bytes than were sent .app.py., twice"):
-        sharing.push_space(space, "alice/page", say=lambda _: None)
+        push_space(space, "alice/page", log=lambda _: None)
 
 
 def test_a_licence_that_the_hub_does_not_know_ends_in_one_line(demo_run, hub):
@@ -589,6 +587,15 @@ def alone(tmp_path_factory, demo_run):
     """The page of one run."""
     with serving(tmp_path_factory.mktemp("alone"), APP, demo_run) as server:
         yield server
+
+
+def test_the_page_takes_no_file_above_its_limit(alone):
+    """A client of its own sends 10 bytes, and 51 MB."""
+    answers = []
+    for size in (10, 51 * 2**20):
+        files = {"files": ("photo.jpg", bytes(size))}
+        answers.append(get_session().post(f"{alone.url}gradio_api/upload", files=files, timeout=60).status_code)
+    assert answers == [200, 413]
 
 
 class Visitor:

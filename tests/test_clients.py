@@ -8,10 +8,9 @@ import sys
 import pytest
 import torch
 import transformers
-from hub import Hub
+from loopback_hub import Hub
 from PIL import Image
 from safetensors.torch import load_file
-from test_hub_code import WITHOUT_OUR_PACKAGE
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -25,6 +24,7 @@ from transformers import (
     TrainingArguments,
     ViTImageProcessorPil,
 )
+from without_package import BLOCK_OUR_PACKAGE
 
 from hf_vit import HFViTBackbone, HFViTConfig, HFViTForImageClassification, HFViTModel
 from hf_vit.model.modeling_hf_vit import HFViTPreTrainedModel
@@ -95,7 +95,7 @@ def test_a_saved_key_that_would_hide_a_part_of_the_class_is_an_error(tiny_model,
 # Trainer
 
 AS_A_STRANGER = (
-    WITHOUT_OUR_PACKAGE.partition("from safetensors")[0]
+    BLOCK_OUR_PACKAGE
     + """
 import json
 import torch

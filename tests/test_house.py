@@ -18,7 +18,8 @@ from PIL import Image
 from transformers import AutoImageProcessor
 
 from hf_vit import HFViTForImageClassification
-from hf_vit.hub import sharing
+from hf_vit.evaluation.scores import format_prediction
+from hf_vit.hub.run_results import FIGURES_WITH_IMAGES
 from hf_vit.system.files import checksum
 from hf_vit.training.arguments import TrainArguments, parse_args
 
@@ -142,12 +143,12 @@ def test_kept_weights_give_the_answer_that_is_in_the_results(weights):
         return
     inputs = AutoImageProcessor.from_pretrained(folder)(Image.open(folder / "example.png"), return_tensors="pt")
     with torch.no_grad():
-        assert sharing.in_words(model(**inputs).logits[0], results["data"]["labels"]) == results["answer"]
+        assert format_prediction(model(**inputs).logits[0], results["data"]["labels"]) == results["answer"]
 
 
 @pytest.mark.parametrize("file", RUNS, ids=lambda file: str(file.parent.relative_to(HOUSE / "model_cards")))
 def test_images_whose_licence_is_not_known_are_not_kept(file):
-    shows_images = {f"{name}.png" for name, shows in sharing.PICTURES.items() if shows} | {"example.png"}
+    shows_images = {f"{name}.png" for name in FIGURES_WITH_IMAGES} | {"example.png"}
     if json.loads(file.read_text())["data"]["license"] is None:
         assert [picture for picture in file.parent.rglob("*.png") if picture.name in shows_images] == []
 
@@ -182,10 +183,8 @@ def test_a_card_whose_number_was_changed_is_written_anew(tables, tmp_path):
 def finished_run(folder, seed=0, accuracy=0.5, **config):
     """A folder of the files that recipes/train.py leaves, as far as model_cards keeps them; seven bytes of weights."""
     (folder / "model" / "figures").mkdir(parents=True)
-    results = dict(
-        metrics={"accuracy": accuracy}, intervals={}, per_class=[], data={}, mixed_precision="no", steps=1, seed=seed,
-        hardware="a machine", commit="0123456789",
-    )  # fmt: skip
+    results = json.loads((HOUSE / "model_cards" / "demo" / "results.json").read_text())
+    results |= dict(metrics={"accuracy": accuracy}, seed=seed, hardware="a machine", commit="0123456789")
     (folder / "results.json").write_text(json.dumps(results))
     (folder / "config.yaml").write_text(json.dumps({"seed": seed, "output_dir": str(folder), **config}))
     for name in ("metrics.jsonl", "confusion_matrix.csv", "samples.safetensors", "model/figures/curves.png"):

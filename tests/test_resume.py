@@ -64,7 +64,7 @@ STARTER = """
 import json, os, runpy, sys, traceback
 import accelerate, datasets, evaluate, torch, transformers
 from hf_vit.training import run_folder
-from hf_vit.hub import sharing
+from hf_vit.hub import card
 
 for line in sys.stdin:
     before, argv, cwd, log = json.loads(line)

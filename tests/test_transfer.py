@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from datasets import ClassLabel, Dataset, Features, Image
-from hub import Hub
+from loopback_hub import Hub
 from PIL import Image as PILImage
 
 from hf_vit.data.sources import dataset_license, load_splits

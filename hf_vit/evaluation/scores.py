@@ -75,7 +75,7 @@ def surest_mistakes(labels: torch.Tensor, logits: torch.Tensor, count: int = 12)
     return wrong[confidences[wrong].argsort(descending=True, stable=True)][:count]
 
 
-def prediction_in_words(logits: torch.Tensor, labels: list[str]) -> str:
+def format_prediction(logits: torch.Tensor, labels: list[str]) -> str:
     """The predicted class of logits (L,), such as "Bag (98%)"."""
     confidence, index = logits.softmax(dim=0).max(dim=0)
     return f"{labels[index]} ({confidence:.0%})"

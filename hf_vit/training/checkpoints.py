@@ -6,6 +6,7 @@ random numbers of a step are functions of (seed, step) and need not be saved.
 
 import json
 import shutil
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def restore_state(tensors: dict | None, model, optimizers, average, accelerator)
         ValueError: on the main process, if the tensors are not those of this model.
     """
     if tensors is not None:
-        _check_tensors(tensors, model, average is not None)
+        _check_tensors(tensors, model, average is not None, optimizers)
     shapes = [
         tensors
         and {
@@ -144,7 +145,7 @@ def restore_state(tensors: dict | None, model, optimizers, average, accelerator)
         optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
 
 
-def _check_tensors(tensors: dict, model, averaged: bool):
+def _check_tensors(tensors: dict, model, averaged: bool, optimizers):
     own = {name: (tuple(value.shape), value.dtype) for name, value in model.state_dict().items()}
     for part in ("model", "average") if averaged else ("model",):
         found = {name: (tuple(value.shape), value.dtype) for name, value in tensors.get(part, {}).items()}
@@ -155,10 +156,18 @@ def _check_tensors(tensors: dict, model, averaged: bool):
                 f"{own.get(other)} here"
             )
     shapes = {name: shape for name, (shape, _) in own.items()}
+    keys = defaultdict(set)
     for name, value in tensors["optimizer"].items():
-        parameter = name.rpartition(".")[0]
+        parameter, _, key = name.rpartition(".")
+        keys[parameter].add(key)
         if parameter not in shapes or tuple(value.shape) not in ((), shapes[parameter]):
             raise ValueError(f"optimizer.safetensors of the checkpoint is not of this model: {printable(name)}")
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        wanted = set().union(*(keys[name] for name in group["names"]))
+        for name in group["names"]:
+            if keys[name] and keys[name] != wanted:  # a parameter without a gradient has none
+                lacking = ", ".join(sorted(wanted - keys[name]))
+                raise ValueError(f"optimizer.safetensors of the checkpoint lacks {printable(lacking)} of {name}")
 
 
 def save_checkpoint(run: Path, tensors: dict, state: dict, keep: int):

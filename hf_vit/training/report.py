@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from hf_vit.evaluation.classifiers import load_classifier
 from hf_vit.evaluation.prediction import LOGITS_TOLERANCE, logits_difference
-from hf_vit.evaluation.scores import prediction_in_words
+from hf_vit.evaluation.scores import format_prediction
 from hf_vit.system.environment import environment_info
 from hf_vit.system.escapes import csv_cell
 from hf_vit.system.files import atomic_dir, checksum, write_text
@@ -116,7 +116,7 @@ def collect_results(run: Run, state: TrainState, scores: dict, difference: float
         "parameters": run.parameters,
         "trained_parameters": run.trainable_parameters,
         "attention_query": run.backbone.attention_query,
-        "answer": prediction_in_words(samples["logits"][0], data.labels),  # to example.png
+        "answer": format_prediction(samples["logits"][0], data.labels),  # to example.png
         "saved_logits_apart": difference,
         "weights_sha256": checksum(weights),
         "seed": args.seed,

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageClassification
 
 from hf_vit import HFViTConfig, HFViTForImageClassification, HFViTModel
-from hf_vit.hub import sharing
+from hf_vit.hub.verification import CHECKSUMMED_FILES, verify
 from hf_vit.system.files import checksum
 
 
@@ -150,12 +150,12 @@ def test_verify_runs_no_code_of_a_repository(repo):
     probe = torch.randn(1, 3, 16, 16)
     logits = model(probe).logits.detach()
     (repo / "preprocessor_config.json").write_text("{}")
-    sums = {name: checksum(repo / name) for name in sharing.DESCRIBED}
+    sums = {name: checksum(repo / name) for name in CHECKSUMMED_FILES}
     save_file(
         {"pixel_values": probe, "logits": logits}, repo / "probes.safetensors", metadata={"sha256": json.dumps(sums)}
     )
     for file in repo.glob("*.py"):
         file.write_text("open('opened', 'w')\n")
-    assert sharing.verify(repo) <= 1e-6
+    assert verify(repo) <= 1e-6
     assert os.listdir() == []
     assert not Path("opened").exists()

@@ -10,23 +10,14 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 from transformers.dynamic_module_utils import get_imports, get_relative_imports
+from without_package import BLOCK_OUR_PACKAGE
 
 import hf_vit
 
 
 PACKAGE = Path(hf_vit.__file__).parent
 HUB_FILES = sorted(path.name for path in (PACKAGE / "model").glob("*.py") if path.name != "__init__.py")
-
-WITHOUT_OUR_PACKAGE = """
-import sys
-
-class NoPackage:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "hf_vit":
-            raise ModuleNotFoundError(f"No module named {name!r}")
-
-sys.meta_path.insert(0, NoPackage())
-from safetensors.torch import load_file, save_file
+LOAD_AND_SAVE = """from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageClassification
 
 images = load_file("images.safetensors")["images"]
@@ -44,7 +35,9 @@ def test_a_saved_folder_loads_saves_and_loads_again_without_our_package(tiny_mod
     model.save_pretrained(tmp_path / "saved")
     save_file({"images": images}, tmp_path / "images.safetensors")
     environment = {**os.environ, "HF_HOME": str(tmp_path / "home")}
-    subprocess.run([sys.executable, "-c", WITHOUT_OUR_PACKAGE], cwd=tmp_path, env=environment, check=True)
+    subprocess.run(
+        [sys.executable, "-c", BLOCK_OUR_PACKAGE + LOAD_AND_SAVE], cwd=tmp_path, env=environment, check=True
+    )
     logits = load_file(tmp_path / "logits.safetensors")
     expected = model(images).logits
     assert (logits["once"] - expected).abs().max() <= 1e-6

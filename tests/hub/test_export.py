@@ -16,10 +16,11 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 
 from hf_vit.data.sources import load_splits
+from hf_vit.hub import export as exporting
 from hf_vit.system import environment
 
 
-HOUSE = Path(__file__).parents[1]
+HOUSE = Path(__file__).parents[2]
 sys.path.insert(0, str(HOUSE / "recipes"))  # export.py takes it out again
 import export  # noqa: E402
 
@@ -53,9 +54,9 @@ def exported(tiny_config, randomize, tmp_path_factory):
             )
             model.requires_grad_(False)
             folder = tmp_path_factory.mktemp("exported")
-            traced = export.trace(model)
-            torch.export.save(traced, folder / "model.pt2")
-            export.to_onnx(traced, model.config, folder / "model.onnx")
+            program = exporting.trace(model)
+            torch.export.save(program, folder / "model.pt2")
+            exporting.to_onnx(program, model.config, folder / "model.onnx")
             made[dialect] = model, folder
         return made[dialect]
 
@@ -83,8 +84,8 @@ def command(*flags, cwd, env=None, fails=False):
 def test_onnx_and_program_give_torchs_logits(exported, pixels, dialect, batch):
     model, folder = exported(dialect)
     images = [pixels(batch, channels=model.config.num_channels)]
-    assert export.difference(model, export.session(folder / "model.onnx"), images)["relative"] < 1e-5
-    assert export.difference(model, export.program(folder / "model.pt2"), images)["relative"] < 1e-5
+    assert exporting.logit_difference(model, exporting.onnx_model(folder / "model.onnx"), images)["relative"] < 1e-5
+    assert exporting.logit_difference(model, exporting.torch_program(folder / "model.pt2"), images)["relative"] < 1e-5
 
 
 @pytest.mark.parametrize("dialect", ["rotary", "no positions"])
@@ -92,25 +93,25 @@ def test_onnx_and_program_give_torchs_logits(exported, pixels, dialect, batch):
 def test_without_a_table_of_positions_other_sizes_give_torchs_logits(exported, pixels, dialect, size):
     model, folder = exported(dialect)
     images = [pixels(2, *size)]
-    assert export.difference(model, export.session(folder / "model.onnx"), images)["relative"] < 1e-5
-    assert export.difference(model, export.program(folder / "model.pt2"), images)["relative"] < 1e-5
+    assert exporting.logit_difference(model, exporting.onnx_model(folder / "model.onnx"), images)["relative"] < 1e-5
+    assert exporting.logit_difference(model, exporting.torch_program(folder / "model.pt2"), images)["relative"] < 1e-5
 
 
 def test_with_a_table_of_positions_another_size_is_refused(exported, pixels):
     _, folder = exported("class token, learned")
     with pytest.raises(InvalidArgument, match="pixel_values"):
-        export.session(folder / "model.onnx")(pixels(1, 16, 24))
+        exporting.onnx_model(folder / "model.onnx")(pixels(1, 16, 24))
     with pytest.raises(AssertionError, match="pixel_values"):
-        export.program(folder / "model.pt2")(pixels(1, 16, 24))
+        exporting.torch_program(folder / "model.pt2")(pixels(1, 16, 24))
 
 
 def test_what_fills_no_patch_is_cut_off_in_onnx_and_refused_in_the_program(exported, pixels):
     _, folder = exported("no positions")
     images = pixels(2, 18, 25)
-    inside = export.session(folder / "model.onnx")(images[:, :, :16, :24])
-    torch.testing.assert_close(export.session(folder / "model.onnx")(images), inside)
+    inside = exporting.onnx_model(folder / "model.onnx")(images[:, :, :16, :24])
+    torch.testing.assert_close(exporting.onnx_model(folder / "model.onnx")(images), inside)
     with pytest.raises(AssertionError, match="pixel_values"):
-        export.program(folder / "model.pt2")(images)
+        exporting.torch_program(folder / "model.pt2")(images)
 
 
 def test_the_program_loads_with_torch_alone(exported, pixels, tmp_path):
@@ -138,7 +139,7 @@ def test_the_onnx_file_is_whole_and_says_what_may_change(exported):
     _, folder = exported("rotary")
     model = onnx.load(folder / "model.onnx")
     onnx.checker.check_model(model, full_check=True)
-    assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", export.OPSET)]
+    assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", exporting.OPSET)]
     assert [value.name for value in model.graph.input] == ["pixel_values"]
     assert [value.name for value in model.graph.output] == ["logits"]
     dimensions = [size.dim_param or size.dim_value for size in model.graph.input[0].type.tensor_type.shape.dim]
@@ -148,30 +149,33 @@ def test_the_onnx_file_is_whole_and_says_what_may_change(exported):
 @pytest.mark.parametrize("dialect", ["class token, learned", "norm linear norm"])
 def test_every_product_with_a_weight_is_int8_and_the_answers_stay_near(exported, pixels, tmp_path, dialect):
     model, folder = exported(dialect)
-    export.quantize(folder / "model.onnx", tmp_path / "small.onnx")
+    exporting.quantize(folder / "model.onnx", tmp_path / "small.onnx")
     count = lambda file, kind: sum(node.op_type == kind for node in onnx.load(file).graph.node)
     dense = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
     assert count(tmp_path / "small.onnx", "MatMulInteger") == dense
     images = pixels(4)
     expected = model(images).logits
-    found = export.session(tmp_path / "small.onnx")(images)
+    found = exporting.onnx_model(tmp_path / "small.onnx")(images)
     assert 0 < (found - expected).abs().max() < 0.1 * expected.abs().max()
 
 
 def test_weights_beyond_one_files_size_lie_beside_it(exported, pixels, tmp_path, monkeypatch):
     model, _ = exported("class token, learned")
-    monkeypatch.setattr(export, "LARGEST_FILE", 0)
-    export.to_onnx(export.trace(model), model.config, tmp_path / "model.onnx")
-    export.quantize(tmp_path / "model.onnx", tmp_path / "small.onnx")
+    monkeypatch.setattr(exporting, "MAX_EMBEDDED_BYTES", 0)
+    exporting.to_onnx(exporting.trace(model), model.config, tmp_path / "model.onnx")
+    exporting.quantize(tmp_path / "model.onnx", tmp_path / "small.onnx")
     assert {file.name for file in tmp_path.iterdir()} == {"model.onnx", "model.onnx.data", "small.onnx"}
-    assert export.difference(model, export.session(tmp_path / "model.onnx"), [pixels(2)])["relative"] < 1e-5
-    assert export.session(tmp_path / "small.onnx")(pixels(2)).shape == (2, 3)
+    assert (
+        exporting.logit_difference(model, exporting.onnx_model(tmp_path / "model.onnx"), [pixels(2)])["relative"]
+        < 1e-5
+    )
+    assert exporting.onnx_model(tmp_path / "small.onnx")(pixels(2)).shape == (2, 3)
 
 
 def test_another_computation_is_refused(tiny_model, pixels):
     model = tiny_model().requires_grad_(False)
     with pytest.raises(ValueError, match=r"differ from torch's by 1\.0e-03"):
-        export.difference(model, lambda images: model(images).logits * 1.001, [pixels(2)])
+        exporting.logit_difference(model, lambda images: model(images).logits * 1.001, [pixels(2)])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -198,30 +202,30 @@ def test_a_run_is_exported_and_scored_on_the_images_that_it_scored(run):
     printed = command("run", cwd=run.parent)
     assert "warn" not in printed.lower()
     output = run / "export"
-    told = json.loads((output / "export.json").read_text())
+    report = json.loads((output / "export.json").read_text())
     files = ("onnx/model.onnx", "onnx/model_quantized.onnx", "model.pt2")
     assert {str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()} == {*files, "export.json"}
-    assert set(told["files"]) == set(files)
+    assert set(report["files"]) == set(files)
     for name in files:
-        assert told["files"][name]["megabytes"] == pytest.approx((output / name).stat().st_size / 1e6, abs=1e-3)
+        assert report["files"][name]["megabytes"] == pytest.approx((output / name).stat().st_size / 1e6, abs=1e-3)
         assert name in printed
     results = json.loads((run / "results.json").read_text())
     assert results["data"]["scored"] == "part of train"
-    assert told["data"] == {
+    assert report["data"] == {
         "name": "some.parquet", "config": None, "split": "part of train", "images": results["data"]["scored_images"],
-        "skipped_images": 0, "batch_size": export.BATCH,
+        "skipped_images": 0, "batch_size": export.BATCH_SIZE,
     }  # fmt: skip
-    assert told["files"]["onnx/model.onnx"]["accuracy"] == results["metrics"]["accuracy"]  # the very same images
-    assert told["files"]["onnx/model.onnx"]["interval"] == results["intervals"]["accuracy"]
-    low, high = told["files"]["onnx/model_quantized.onnx"]["interval"]
-    assert low <= told["files"]["onnx/model_quantized.onnx"]["accuracy"] <= high
+    assert report["files"]["onnx/model.onnx"]["accuracy"] == results["metrics"]["accuracy"]  # the very same images
+    assert report["files"]["onnx/model.onnx"]["interval"] == results["intervals"]["accuracy"]
+    low, high = report["files"]["onnx/model_quantized.onnx"]["interval"]
+    assert low <= report["files"]["onnx/model_quantized.onnx"]["accuracy"] <= high
     for name in ("onnx/model.onnx", "model.pt2"):
-        assert told["files"][name]["difference"]["relative"] <= 1e-4
-    assert told["compared_on"]["shapes"] == [[1, 3, 14, 14], [3, 3, 14, 14]]
-    assert told["weights_sha256"] == hashlib.sha256((run / "model" / "model.safetensors").read_bytes()).hexdigest()
-    assert told["input"] == {"name": "pixel_values", "shape": ["batch", 3, 14, 14]}
-    assert {"onnx", "onnxruntime", "torch"} <= set(told["versions"])
-    assert told["hardware"] == environment.environment_info("cpu", 1, "no")["hardware"]
+        assert report["files"][name]["difference"]["relative"] <= 1e-4
+    assert report["compared_on"]["shapes"] == [[1, 3, 14, 14], [3, 3, 14, 14]]
+    assert report["weights_sha256"] == hashlib.sha256((run / "model" / "model.safetensors").read_bytes()).hexdigest()
+    assert report["input"] == {"name": "pixel_values", "shape": ["batch", 3, 14, 14]}
+    assert {"onnx", "onnxruntime", "torch"} <= set(report["versions"])
+    assert report["hardware"] == environment.environment_info("cpu", 1, "no")["hardware"]
 
 
 @pytest.fixture(scope="module")
@@ -240,31 +244,34 @@ def test_an_earlier_export_is_replaced_as_a_whole_or_not_at_all(native, tmp_path
     for name in ("export.json", "onnx/model_quantized.onnx"):
         (output / name).write_text("earlier")
     monkeypatch.setattr(sys, "argv", ["export.py", str(native), "--output_dir", str(output)])
-    monkeypatch.setattr(export, "LARGEST_DIFFERENCE", -1.0)
+    monkeypatch.setattr(exporting, "MAX_DIFFERENCE", -1.0)
     with pytest.raises(ValueError, match="nothing is written"):
         export.main()
     files = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
     assert files == {"out/export.json": "earlier", "out/onnx/model_quantized.onnx": "earlier"}
 
-    monkeypatch.setattr(export, "LARGEST_DIFFERENCE", 1e-4)
+    monkeypatch.setattr(exporting, "MAX_DIFFERENCE", 1e-4)
     capsys.readouterr()
     export.main()
     assert capsys.readouterr().out.count("no int8 file is written") == 1
-    told = json.loads((output / "export.json").read_text())
-    assert set(told["files"]) == {"onnx/model.onnx", "model.pt2"}
-    assert told["data"] is None
-    assert told["compared_on"]["images"] == "random"
+    report = json.loads((output / "export.json").read_text())
+    assert set(report["files"]) == {"onnx/model.onnx", "model.pt2"}
+    assert report["data"] is None
+    assert report["compared_on"]["images"] == "random"
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert files == {"out/export.json", "out/onnx/model.onnx", "out/model.pt2"}
-    model, computed = ViTForImageClassification.from_pretrained(native), export.session(output / "onnx" / "model.onnx")
-    assert export.difference(model, computed, [pixels(2)])["relative"] < 1e-5
+    model, computed = (
+        ViTForImageClassification.from_pretrained(native),
+        exporting.onnx_model(output / "onnx" / "model.onnx"),
+    )
+    assert exporting.logit_difference(model, computed, [pixels(2)])["relative"] < 1e-5
 
 
 def refusal(monkeypatch, tmp_path, *flags) -> str:
     """The text with which the command exits (Python makes a 1 of that) where it cannot follow its flags; it leaves `tmp_path` as it is."""
     monkeypatch.setattr(sys, "argv", ["export.py", *map(str, flags)])
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    with pytest.raises(SystemExit, match=r"^error: .*; wanted ") as stopped:
+    with pytest.raises(SystemExit, match=r"^error: ") as stopped:
         runpy.run_path(str(HOUSE / "recipes" / "export.py"), run_name="__main__")
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert "\n" not in stopped.value.code
@@ -280,7 +287,7 @@ def test_a_run_whose_data_changed_is_refused(run, tmp_path, monkeypatch):
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path, monkeypatch):
-    assert "no such folder" in refusal(monkeypatch, tmp_path, tmp_path / "vit", "--output_dir", tmp_path / "out")
+    assert "is not there" in refusal(monkeypatch, tmp_path, tmp_path / "vit", "--output_dir", tmp_path / "out")
 
 
 def test_a_model_folder_needs_an_output_dir(native, tmp_path, monkeypatch):
@@ -310,7 +317,12 @@ def test_a_missing_package_is_one_line(native, tmp_path):
         "raise ModuleNotFoundError('No module named onnxscript', name='onnxscript')"
     )
     said = command(
-        native, "--output_dir", tmp_path / "out", cwd=tmp_path, env={"PYTHONPATH": str(blocker)}, fails=True
+        native,
+        "--output_dir",
+        tmp_path / "out",
+        cwd=tmp_path,
+        env={"PYTHONPATH": f"{blocker}{os.pathsep}{HOUSE}"},
+        fails=True,
     )
     assert "onnxscript" in said
     assert 'pip install -e ".[export]"' in said

@@ -2,30 +2,33 @@
 
 import hashlib
 import http.server
-import importlib.metadata
 import json
-import os
 import re
+import runpy
 import shutil
-import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from hub import Hub, check_card
-from huggingface_hub import constants, set_client_factory, snapshot_download
-from huggingface_hub.utils import _http
-from packaging.requirements import Requirement
+from huggingface_hub import snapshot_download
+from loopback_hub import Hub, check_card
+from publishing import FOR_EVER, TOKEN, at, command, content, one_line, publish, recipe, talking_to, with_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoImageProcessor
+from without_package import in_clean_python
 
-from hf_vit import HFViTConfig, HFViTForImageClassification
-from hf_vit.hub import sharing
+from hf_vit import HFViTForImageClassification
+from hf_vit.hub import push
+from hf_vit.hub.card import CARD_BEGIN, CARD_END, merge_cards, split_card, write_card
+from hf_vit.hub.package import build_package
+from hf_vit.hub.push import push_model
+from hf_vit.hub.retry import MAX_WAIT, set_http_timeout
+from hf_vit.hub.run_results import read_redacted, read_run
+from hf_vit.hub.verification import CHECKSUMMED_FILES, verify
 from hf_vit.system.files import checksum
 
 
@@ -33,81 +36,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Warnings while validating metadata"),  # the Hub's advice to name a licence
     pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning"),  # huggingface_hub 2.4 to httpx2
 ]
-HOUSE = Path(__file__).parents[1]
-sys.path.insert(0, str(HOUSE / "recipes"))  # publish.py takes it out again
-import publish  # noqa: E402
-
-
-TOKEN, FOR_EVER = "hf_loopback_token", 1_000_000
+HOUSE = Path(__file__).parents[2]
 CODE = sorted(path.name for path in (HOUSE / "hf_vit" / "model").glob("*.py") if path.name != "__init__.py")
-
-
-def command(*flags, cwd, **environment):
-    """Run recipes/publish.py as a user would."""
-    line = [sys.executable, str(HOUSE / "recipes" / "publish.py"), *map(str, flags)]
-    return subprocess.run(
-        line, capture_output=True, text=True, cwd=cwd, timeout=120, env={**os.environ, **environment}
-    )
-
-
-def at(hub, home, token=TOKEN):
-    """The environment of a process whose Hub this is."""
-    return dict(
-        HF_ENDPOINT=hub.url, HF_TOKEN=token, HF_HOME=str(home), HF_HUB_DISABLE_XET="1", HF_HUB_OFFLINE="0", TRANSFORMERS_OFFLINE="0"
-    )  # fmt: skip
-
-
-@contextmanager
-def talking_to(url, home):
-    """The Hub client of this process talks to `url`, as in the command; what it would wait is written down, not waited."""
-    waits = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(constants, "ENDPOINT", url)
-        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
-        patch.setattr(constants, "HF_HUB_OFFLINE", False)
-        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        patch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
-        for name in ("HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"):  # put back what set_timeout may set
-            patch.setattr(constants, name, getattr(constants, name))
-        patch.setenv("HF_TOKEN", TOKEN)
-        patch.setattr(time, "sleep", waits.append)
-        set_client_factory(_http.default_client_factory)
-        sharing.set_timeout(60)
-        yield waits
-    set_client_factory(_http.default_client_factory)
-
-
-def content(folder):
-    """Every file below a folder, by name."""
-    return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-
-
-@contextmanager
-def one_line(error, match):
-    """What is done here raises this error, whose sentence is one line, without traceback and token."""
-    with pytest.raises(error, match=match) as caught:
-        yield caught
-    assert not re.search(f"\n|Traceback|{TOKEN}", str(caught.value))
 
 
 def refused(folder, repo="alice/model", **options):
     """What a push that fails says."""
     with one_line(OSError, "nothing on this disk has changed") as error:
-        sharing.push(folder, repo, say=lambda _: None, **options)
+        push_model(folder, repo, log=lambda _: None, **options)
     return str(error.value)
-
-
-def with_model(run, folder, fill, **overrides):
-    """A copy of a run with another model."""
-    shutil.copytree(run, folder, ignore=shutil.ignore_patterns("checkpoints"))
-    model = fill(HFViTForImageClassification(HFViTConfig.from_pretrained(run / "model", **overrides)))
-    model.save_pretrained(folder / "model")
-    samples = load_file(folder / "samples.safetensors")
-    inputs = AutoImageProcessor.from_pretrained(folder / "model")(list(samples["images"]), return_tensors="pt")
-    with torch.no_grad():
-        samples["logits"] = model(**inputs).logits
-    save_file(samples, folder / "samples.safetensors")
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -128,7 +65,7 @@ def assembled(runs, tmp_path_factory):
 
     def make(name):
         if not (home / name).exists():
-            sharing.assemble(runs[name], home / name, publish.TEMPLATE, "alice/model")
+            build_package(runs[name], home / name, publish.TEMPLATE, "alice/model")
         return home / name
 
     return make
@@ -157,32 +94,26 @@ def hub(tmp_path):
         yield hub
 
 
-def recipe(*flags):
-    """The command in this process; its errors are raised."""
-    publish.main(publish.parse([*map(str, flags)]))
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # What is shown, and what is pushed
 
 
-def test_without_push_all_is_shown_and_nothing_sent(runs, assembled, tmp_path):
-    with Hub() as hub:
-        done = command(runs["native"], "--repo", "alice/model", cwd=tmp_path, **at(hub, tmp_path / "home"))
-        assert done.returncode == 0, done.stderr
-        assert hub.repos == {}
-        assert hub.requests
-        assert {method for method, path in hub.requests if path != "/api/validate-yaml"} <= {"GET", "HEAD"}
+def test_without_push_all_is_shown_and_nothing_sent(runs, assembled, hub, capsys):
+    recipe(runs["native"], "--repo", "alice/model")
+    assert hub.repos == {}
+    assert hub.requests
+    assert {method for method, path in hub.requests if path != "/api/validate-yaml"} <= {"GET", "HEAD"}
+    shown = capsys.readouterr().out
     files = content(assembled("native"))
     assert "modeling_hf_vit.py" not in files
     for name, data in files.items():
-        assert re.search(rf"^ *{len(data):,}  {re.escape(name)}$", done.stdout, re.MULTILINE), name
-    assert f"To: {hub.url}/alice/model, branch main, in one commit" in done.stdout
-    assert "the repository is not there yet" in done.stdout
-    assert "it will be private" in done.stdout
-    assert "model-index:" in done.stdout
-    assert "stored as the native `ijepa` of transformers" in done.stdout
-    assert "Nothing was sent; --push sends it." in done.stdout
+        assert re.search(rf"^ *{len(data):,}  {re.escape(name)}$", shown, re.MULTILINE), name
+    assert f"To: {hub.url}/alice/model, branch main, in one commit" in shown
+    assert "the repository is not there yet" in shown
+    assert "it will be private" in shown
+    assert "model-index:" in shown
+    assert "stored as the native `ijepa` of transformers" in shown
+    assert "Nothing was sent; --push sends it." in shown
 
 
 def test_without_push_a_repository_that_is_there_is_shown_with_its_text(runs, hub, capsys):
@@ -238,14 +169,14 @@ def test_the_token_is_written_nowhere(published, runs):
 
 
 def test_public_is_public(folder, hub):
-    sharing.push(folder, "alice/model", public=True)
+    push_model(folder, "alice/model", public=True)
     assert not hub.repos["alice/model"].private
 
 
 def test_a_branch_is_made_and_used_and_main_left_alone(folder, hub):
     first = hub.put("alice/model", {"notes.txt": b"mine"})
     for _ in range(2):  # made, then found
-        sharing.push(folder, "alice/model", revision="better")
+        push_model(folder, "alice/model", revision="better")
         assert hub.history("alice/model") == [first]
         assert len(hub.history("alice/model", "better")) == 2
     assert {*content(folder)} < {*hub.files("alice/model", "better")}
@@ -272,17 +203,17 @@ def test_output_dir_must_be_new(runs, hub, tmp_path):
 def test_the_same_push_again_makes_no_commit(assembled, hub, tmp_path):
     """the repository is there already (409) | it is used, and what has not changed is not sent: no empty commit is made"""
     for name in ("first", "again"):
-        sharing.push(shutil.copytree(assembled("code"), tmp_path / name), "alice/model")
+        push_model(shutil.copytree(assembled("code"), tmp_path / name), "alice/model")
         assert len(hub.history("alice/model")) == 3  # its files, and the card that names their commit
 
 
 def test_another_layout_takes_away_what_the_first_left_and_keeps_the_owners_files(assembled, folder, hub, tmp_path):
-    sharing.push(shutil.copytree(assembled("code"), tmp_path / "first"), "alice/model")
+    push_model(shutil.copytree(assembled("code"), tmp_path / "first"), "alice/model")
     own = {"notes.txt": b"mine", "images/own.png": b"png", "modeling_other.py": b"", "sub/model.safetensors": b"w"}
     hub.put("alice/model", {**own, "onnx/model.onnx": b"onnx", "onnx/model.onnx.data": b"data"})
     before = hub.files("alice/model")
     assert {*CODE} < {*before}
-    sharing.push(folder, "alice/model")
+    push_model(folder, "alice/model")
     after = hub.files("alice/model")
     assert {*before} - {*after} == {*CODE, "onnx/model.onnx", "onnx/model.onnx.data"}
     assert own.items() <= after.items()
@@ -309,8 +240,8 @@ They stay.
 def test_a_readme_by_hand_is_kept_and_ours_appended_once(folder, hub):
     ours = (folder / "README.md").read_text()
     hub.put("alice/model", {"README.md": BY_HAND.encode()})
-    sharing.push(folder, "alice/model")
-    metadata, text = sharing.split_card(hub.files("alice/model")["README.md"].decode())
+    push_model(folder, "alice/model")
+    metadata, text = split_card(hub.files("alice/model")["README.md"].decode())
     assert (metadata["license"], metadata["language"]) == ("mit", "en")
     assert metadata["tags"] == ["mine", "vision", "hf_vit"]
     assert [entry["name"] for entry in metadata["model-index"]] == [
@@ -318,21 +249,21 @@ def test_a_readme_by_hand_is_kept_and_ours_appended_once(folder, hub):
         "Vision Transformer on fashion-mnist-mini",
     ]
     assert metadata["pipeline_tag"] == "image-classification"
-    assert text.strip().startswith("# My words\n\nThey stay.\n\n" + sharing.BEGIN)
+    assert text.strip().startswith("# My words\n\nThey stay.\n\n" + CARD_BEGIN)
 
     edited = f"{hub.files('alice/model')['README.md'].decode()}\nWords behind.\n".replace(
         "They stay.", "They still do."
     )
     hub.put("alice/model", {"README.md": edited.replace("# Vision Transformer on", "# Old title of").encode()})
     (folder / "README.md").write_text(ours.replace("## Limits", "## Bounds"))
-    sharing.push(folder, "alice/model")
+    push_model(folder, "alice/model")
     again = hub.files("alice/model")["README.md"].decode()
-    assert "They still do.\n\n" + sharing.BEGIN in again
-    assert again.endswith(sharing.END + "\n\nWords behind.\n")
-    assert again.count(sharing.BEGIN) == again.count(sharing.END) == again.count("## Bounds") == 1
+    assert "They still do.\n\n" + CARD_BEGIN in again
+    assert again.endswith(CARD_END + "\n\nWords behind.\n")
+    assert again.count(CARD_BEGIN) == again.count(CARD_END) == again.count("## Bounds") == 1
     assert "## Limits" not in again
     assert "Old title of" not in again
-    assert sharing.split_card(again)[0] == metadata
+    assert split_card(again)[0] == metadata
     assert check_card(again)[0] == []
 
 
@@ -348,7 +279,7 @@ def test_the_owners_metadata_stay_whatever_is_pushed_and_ours_follow_the_run(fol
     hub.put("alice/model", {"README.md": theirs.encode(), **own})
     for card in (lora, ours, ours):
         (folder / "README.md").write_text(card)
-        sharing.push(folder, "alice/model")
+        push_model(folder, "alice/model")
         text = hub.files("alice/model")["README.md"].decode()
         assert text.startswith(theirs.partition("---\nWords")[0])
         assert ("base_model: a/b" in text) is (card is lora)
@@ -359,7 +290,7 @@ def test_the_owners_metadata_stay_whatever_is_pushed_and_ours_follow_the_run(fol
 
 
 def test_a_folder_is_assembled_alike_each_time(runs, assembled, tmp_path):
-    sharing.assemble(runs["native"], tmp_path / "again", publish.TEMPLATE, "alice/model")
+    build_package(runs["native"], tmp_path / "again", publish.TEMPLATE, "alice/model")
     assert content(tmp_path / "again") == content(assembled("native"))
 
 
@@ -367,24 +298,24 @@ def test_another_model_is_not_replaced_without_a_word(folder, hub):
     card, said = (folder / "README.md").read_text(), []
     for name, expected in (("clothes", ""), ("clothes", ""), ("pets", "holds Vision Transformer on clothes")):
         (folder / "README.md").write_text(card.replace("on fashion-mnist-mini", f"on {name}"))
-        sharing.push(folder, "alice/model", say=said.append)
+        push_model(folder, "alice/model", log=said.append)
         assert any(expected in line for line in said) if expected else said == []
 
 
 def test_what_is_verified_is_what_is_there_now(published, tmp_path):
     with talking_to(published.url, tmp_path / "home"):
-        sharing.verify("alice/native")
+        verify("alice/native")
         published.fault("GET", "/api/models/alice/native", status=500)
         with pytest.raises(OSError, match="500"):  # although a copy is in the cache
-            sharing.verify("alice/native")
+            verify("alice/native")
 
 
 def test_a_mark_that_the_owner_deleted_takes_no_words_along(folder, hub):
-    sharing.push(folder, "alice/model")
+    push_model(folder, "alice/model")
     text = hub.files("alice/model")["README.md"].decode()
-    hub.put("alice/model", {"README.md": text.replace(sharing.END, "").encode() + b"\nMy words.\n"})
+    hub.put("alice/model", {"README.md": text.replace(CARD_END, "").encode() + b"\nMy words.\n"})
     for _ in range(2):
-        sharing.push(folder, "alice/model")
+        push_model(folder, "alice/model")
     assert hub.files("alice/model")["README.md"].decode().count("My words.") == 1
 
 
@@ -397,7 +328,7 @@ def test_a_commit_whose_answer_is_lost_is_made_once(create_pr, folder, hub):
         assert "fails (504), 1 times" in refused(folder, create_pr=True)
         assert list(hub.repos["alice/model"].pull_requests) == ["refs/pr/1"]
     else:
-        sharing.push(folder, "alice/model", say=lambda _: None)
+        push_model(folder, "alice/model", log=lambda _: None)
         assert len(hub.history("alice/model")) == 2
 
 
@@ -405,7 +336,7 @@ def test_a_repository_with_an_adapter_is_left_alone(folder, hub):
     """the repository holds a LoRA adapter | refused, for with a whole model beside it neither would load"""
     hub.put("alice/model", {"adapter_config.json": b"{}"})
     with one_line(ValueError, "holds adapter_config.json"):
-        sharing.push(folder, "alice/model")
+        push_model(folder, "alice/model")
     assert len(hub.history("alice/model")) == 1
 
 
@@ -415,15 +346,15 @@ def test_the_token_is_never_repeated(folder, hub):
 
 
 def test_labels_and_names_of_any_kind_make_a_card(runs, folder):
-    odd = ["a|b", "<b>bold", "line\nbreak", sharing.END, "`tick`", 'it\'s: "so"', "北京", "x]"]
-    results, config = sharing.read_run(runs["native"])
+    odd = ["a|b", "<b>bold", "line\nbreak", CARD_END, "`tick`", 'it\'s: "so"', "北京", "x]"]
+    results, config = read_run(runs["native"])
     results["data"] |= {"labels": odd, "name": 'here/a "b" | c`d'}
     for row, label in zip(results["per_class"], odd, strict=False):
         row["label"] = label
-    sharing.write_card(folder, publish.TEMPLATE, results, config, repo="alice/model", answer=odd[0], license="mit")
+    write_card(folder, publish.TEMPLATE, results, config, repo="alice/model", prediction=odd[0], license="mit")
     card = (folder / "README.md").read_text()
     assert check_card(card) == ([], [])
-    assert sharing.merge_cards(card, sharing.merge_cards(card, "")) == sharing.merge_cards(card, "")
+    assert merge_cards(card, merge_cards(card, "")) == merge_cards(card, "")
     assert "a\\|b" in card
     for block in re.findall(r"```python\n(.*?)```", card, re.DOTALL):
         compile(block, "card", "exec")
@@ -433,7 +364,7 @@ def test_the_home_directory_is_not_told(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "home", lambda: Path("/home/al"))
     file = tmp_path / "config.yaml"
     file.write_text("a: /home/al/photos, b: /home/alice/photos, c: x/home/al, d: /home/al\n")
-    assert sharing.read_for_others(file) == "a: ~/photos, b: /home/alice/photos, c: x/home/al, d: ~\n"
+    assert read_redacted(file) == "a: ~/photos, b: /home/alice/photos, c: x/home/al, d: ~\n"
 
 
 @pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
@@ -441,14 +372,14 @@ def test_a_config_that_was_changed_is_told(name, folder):
     file = folder / name
     file.write_text(json.dumps(json.loads(file.read_text()) | {"image_mean": [9, 9, 9], "id2label": {"0": "other"}}))
     with one_line(ValueError, f"{name} of .* it was changed since"):
-        sharing.verify(folder)
+        verify(folder)
 
 
 def test_a_card_that_the_hub_refuses_leaves_no_empty_repository(folder, hub):
     text = (folder / "README.md").read_text()
     (folder / "README.md").write_text(text.replace("library_name:", "license: apache2\nlibrary_name:"))
     with one_line(ValueError, "the Hub refuses the card: .*license"):
-        sharing.push(folder, "alice/model")
+        push_model(folder, "alice/model")
     assert hub.repos == {}
 
 
@@ -456,8 +387,8 @@ def test_a_card_that_the_hub_refuses_leaves_no_empty_repository(folder, hub):
 def test_a_readme_whose_metadata_cannot_be_read_stops_the_push(broken, folder, hub):
     """the README.md that is there has metadata that cannot be read | one line says so; nothing is committed"""
     hub.put("alice/model", {"README.md": f"---\n{broken}\n---\nWords.\n".encode()})
-    with one_line(ValueError, r"metadata of README\.md .*mend them first"):
-        sharing.push(folder, "alice/model")
+    with one_line(ValueError, r"metadata of README\.md .*fix them first"):
+        push_model(folder, "alice/model")
     assert len(hub.history("alice/model")) == 1
     assert hub.uploaded == []
 
@@ -466,14 +397,14 @@ def test_a_readme_that_is_not_utf8_stops_the_push(folder, hub):
     """the README.md that is there is not UTF-8 | one line names it; nothing is committed"""
     hub.put("alice/model", {"README.md": "Café".encode("latin-1")})
     with one_line((OSError, ValueError), r"README\.md"):
-        sharing.push(folder, "alice/model")
+        push_model(folder, "alice/model")
     assert len(hub.history("alice/model")) == 1
 
 
 def test_metadata_that_the_hub_refuses_stop_the_push(folder, hub):
     """the Hub refuses the card, such as for a licence it does not know | one line with its reasons; nothing is committed"""
     with pytest.raises((OSError, ValueError), match='"license" must be one of') as error:
-        sharing.push(folder, "alice/model", license="my own")
+        push_model(folder, "alice/model", license="my own")
     assert "Traceback" not in str(error.value)
     assert hub.uploaded == []
     assert len(hub.history("alice/model")) == 1
@@ -481,35 +412,35 @@ def test_metadata_that_the_hub_refuses_stop_the_push(folder, hub):
 
 def test_cards_are_split_and_merged(folder):
     ours = (folder / "README.md").read_text()
-    assert sharing.split_card("") == ({}, "")
-    assert sharing.split_card("# Title\n\n---\nrule\n---\n") == ({}, "# Title\n\n---\nrule\n---\n")
-    assert sharing.split_card("---\n---\nText")[0] == {}
+    assert split_card("") == ({}, "")
+    assert split_card("# Title\n\n---\nrule\n---\n") == ({}, "# Title\n\n---\nrule\n---\n")
+    assert split_card("---\n---\nText")[0] == {}
     with pytest.raises(ValueError, match="are a list, not keys with values"):
-        sharing.split_card("---\n- a\n---\n")
+        split_card("---\n- a\n---\n")
 
-    metadata, part = sharing.split_card(ours)
+    metadata, part = split_card(ours)
     for theirs in ("", "---\n---\n"):
-        merged = sharing.merge_cards(ours, theirs)
-        assert sharing.split_card(merged)[0] == metadata
-        assert sharing.split_card(merged)[1].strip() == part.strip()
-    assert sharing.merge_cards(ours, merged) == merged
-    assert sharing.split_card(sharing.merge_cards(ours, BY_HAND, "apache-2.0"))[0]["license"] == "apache-2.0"
-    assert sharing.split_card(sharing.merge_cards(ours, "Only text."))[1].strip().startswith("Only text.")
+        merged = merge_cards(ours, theirs)
+        assert split_card(merged)[0] == metadata
+        assert split_card(merged)[1].strip() == part.strip()
+    assert merge_cards(ours, merged) == merged
+    assert split_card(merge_cards(ours, BY_HAND, "apache-2.0"))[0]["license"] == "apache-2.0"
+    assert split_card(merge_cards(ours, "Only text."))[1].strip().startswith("Only text.")
 
 
 def test_a_card_with_the_line_ends_of_windows_keeps_its_metadata(folder, hub):
     theirs = BY_HAND.replace("\n", "\r\n")
     hub.put("alice/model", {"README.md": theirs.encode()})
-    sharing.push(folder, "alice/model")
-    assert sharing.split_card(hub.files("alice/model")["README.md"].decode())[0]["license"] == "mit"
-    assert sharing.split_card(theirs)[0]["license"] == "mit"
+    push_model(folder, "alice/model")
+    assert split_card(hub.files("alice/model")["README.md"].decode())[0]["license"] == "mit"
+    assert split_card(theirs)[0]["license"] == "mit"
 
 
 def test_no_word_of_the_owner_is_lost_whatever_became_of_the_marks(folder):
-    ours, begin, end = (folder / "README.md").read_text(), sharing.BEGIN, sharing.END
+    ours, begin, end = (folder / "README.md").read_text(), CARD_BEGIN, CARD_END
     for theirs in (f"A\n{begin}\nB", f"A\n{end}\nB", f"A\n{end}\nB\n{begin}\nC"):
         kept = [word for word in ("A", "B", "C") if word in theirs.replace(begin, "").replace(end, "")]
-        lines = sharing.merge_cards(ours, theirs).splitlines()
+        lines = merge_cards(ours, theirs).splitlines()
         assert [word for word in kept if word not in lines] == []
 
 
@@ -528,15 +459,15 @@ CARDS = {
 @pytest.mark.parametrize("case", CARDS)
 def test_the_hub_accepts_the_card(case, runs, folder):
     changes, data, license = CARDS[case]
-    results, config = sharing.read_run(runs["native"])
+    results, config = read_run(runs["native"])
     results["data"] |= data
     if case == "base on the Hub":
         results["base_model_hub_id"] = changes["model_name_or_path"]
     config = yaml.safe_dump({**yaml.safe_load(config), **changes})
-    sharing.write_card(folder, publish.TEMPLATE, results, config, repo="alice/model", license=license)
+    write_card(folder, publish.TEMPLATE, results, config, repo="alice/model", license=license)
     card = (folder / "README.md").read_text()
     assert check_card(card) == ([], [] if license else ['"license" is missing'])
-    metadata, _ = sharing.split_card(card)
+    metadata, _ = split_card(card)
     assert metadata.get("base_model") == (changes["model_name_or_path"] if case == "base on the Hub" else None)
     assert metadata.get("datasets") == (["someone/pictures"] if case == "data on the Hub" else None)
     assert metadata.get("license") == license
@@ -546,7 +477,7 @@ def test_the_card_on_the_hub_holds_scores_intervals_and_checksum(published, runs
     files = published.files("alice/native")
     card = files["README.md"].decode()
     assert card in published.validated
-    metadata, text = sharing.split_card(card)
+    metadata, text = split_card(card)
     results = json.loads((runs["native"] / "results.json").read_text())
     ((result,),) = [entry["results"] for entry in metadata["model-index"]]
     scores = {metric["name"]: metric["value"] for metric in result["metrics"]}
@@ -560,34 +491,6 @@ def test_the_card_on_the_hub_holds_scores_intervals_and_checksum(published, runs
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A machine without hf_vit
-
-
-def clean_python(folder, *names):
-    """The python of a new environment that holds these distributions and what they require, as links, and no more."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=60)
-    (site,) = folder.glob("lib/python*/site-packages")
-    wanted, held = list(names), set()
-    while wanted:
-        distribution = importlib.metadata.distribution(wanted.pop())
-        if distribution.name in held:
-            continue
-        held.add(distribution.name)
-        needs = [Requirement(text) for text in distribution.requires or ()]
-        wanted += [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
-        for top in {file.parts[0] for file in distribution.files} - {"..", "__pycache__"}:
-            if not (site / top).exists():
-                (site / top).symlink_to(distribution.locate_file(top))
-    return folder / "bin" / "python"
-
-
-def in_clean_python(script, *names, cwd, hub):
-    python = clean_python(cwd / "clean", *names)
-    environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **at(hub, cwd / "home")}
-    line = [python, "-W", "ignore", "-c", script]
-    pipes = dict(stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    done = subprocess.run(line, cwd=cwd, env=environment, timeout=120, **pipes)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 LOAD = """
@@ -622,7 +525,9 @@ save_file(logits, "logits.safetensors")
 def test_what_was_pushed_loads_without_our_package_and_gives_the_same_logits(published, runs, tmp_path):
     pixels = torch.randn(2, 3, 28, 28)
     save_file({"pixels": pixels}, tmp_path / "pixels.safetensors")
-    assert "trust_remote_code=True" in in_clean_python(LOAD, "torch", "transformers", cwd=tmp_path, hub=published)
+    assert "trust_remote_code=True" in in_clean_python(
+        LOAD, "torch", "transformers", cwd=tmp_path, **at(published, tmp_path / "home")
+    )
     logits = load_file(tmp_path / "logits.safetensors")
     for name in ("native", "code"):
         model = HFViTForImageClassification.from_pretrained(runs[name] / "model").eval()
@@ -640,7 +545,8 @@ def test_the_blocks_of_the_card_run_as_printed_and_print_the_answer(published, t
     blocks = [re.findall(r"```python\n(.*?)```", card, re.DOTALL) for card in cards]
     assert [len(found) for found in blocks] == [2, 2]
     script = "\n".join(f"exec({block!r}, {{}})" for found in blocks for block in found)
-    printed = in_clean_python(script, "torch", "transformers", "Pillow", cwd=tmp_path, hub=published).splitlines()
+    environment = at(published, tmp_path / "home")
+    printed = in_clean_python(script, "torch", "transformers", "Pillow", cwd=tmp_path, **environment).splitlines()
     assert len(printed) == 4
     for card, said, difference in zip(cards, printed[::2], printed[1::2], strict=True):
         answer = yaml.safe_load(said)
@@ -667,17 +573,19 @@ STAGES = {
 }
 
 
-def test_a_token_that_is_wrong_ends_in_one_line(runs, tmp_path):
+def test_a_token_that_is_wrong_ends_in_one_line(runs, hub, monkeypatch):
     """the token is wrong (401) | one line says so, and how to log in; exit code 1"""
-    with Hub() as hub:
-        environment = at(hub, tmp_path / "home", token="hf_wrong")
-        done = command(runs["native"], "--repo", "alice/model", "--push", cwd=tmp_path, **environment)
-        assert hub.repos == {}
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert "does not accept the token (401): log in with `hf auth login`" in done.stderr
-    assert "hf_wrong" not in done.stdout + done.stderr
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    monkeypatch.setattr(sys, "argv", ["publish.py", str(runs["native"]), "--repo", "alice/model", "--push"])
+    monkeypatch.setattr(sys, "path", sys.path)
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(publish.__file__, run_name="__main__")
+    assert hub.repos == {}
+    assert stopped.value.code.startswith("error: ")  # Python prints a text and exits with 1
+    assert "\n" not in stopped.value.code
+    assert "does not accept the token (401): log in with `hf auth login`" in stopped.value.code
+    assert "hf_wrong" not in stopped.value.code
 
 
 def test_a_push_without_a_token_is_not_begun(runs, hub, monkeypatch):
@@ -715,14 +623,14 @@ def test_a_name_without_a_namespace_is_refused(runs, hub):
 
 def test_a_repository_that_vanishes_is_named(folder, hub, monkeypatch):
     """the repository is gone in the middle of a push (404) | one line says what to look at; nothing is tried twice"""
-    inspect = sharing.inspect_repo
+    inspect = push.inspect_repo
 
     def inspect_and_delete(*arguments):
         found = inspect(*arguments)
         del hub.repos["alice/model"]
         return found
 
-    monkeypatch.setattr(sharing, "inspect_repo", inspect_and_delete)
+    monkeypatch.setattr(push, "inspect_repo", inspect_and_delete)
     assert "knows no alice/model" in refused(folder)
     assert hub.waits == []
 
@@ -761,7 +669,7 @@ def test_an_endpoint_where_nobody_listens_is_named(folder, tmp_path):
 def test_a_commit_that_comes_in_between_is_kept_and_the_push_goes_on(status, folder, hub, monkeypatch):
     """others commit while a push is on its way (409, 412) | it goes on by itself, and their README.md is merged"""
     hub.put("alice/model", {"README.md": b"Old words.\n"})
-    inspect, theirs = sharing.inspect_repo, [b"New words.\n"]
+    inspect, theirs = push.inspect_repo, [b"New words.\n"]
 
     def inspect_and_commit(*arguments):
         found = inspect(*arguments)
@@ -769,16 +677,16 @@ def test_a_commit_that_comes_in_between_is_kept_and_the_push_goes_on(status, fol
             hub.put("alice/model", {"README.md": theirs.pop(), "notes.txt": b"theirs"})
         return found
 
-    monkeypatch.setattr(sharing, "inspect_repo", inspect_and_commit)
+    monkeypatch.setattr(push, "inspect_repo", inspect_and_commit)
     if status == 409:  # as answered by a Hub that is still at work on theirs; the loopback one says 412
         hub.fault(*STAGES["commit"], status=409)
     said = []
-    sharing.push(folder, "alice/model", say=said.append)
+    push_model(folder, "alice/model", log=said.append)
     assert len(said) == 1
     assert len(hub.history("alice/model")) == 3
     files = hub.files("alice/model")
     assert files["notes.txt"] == b"theirs"
-    assert files["README.md"].decode().partition("---\n\n")[2].startswith("New words.\n\n" + sharing.BEGIN)
+    assert files["README.md"].decode().partition("---\n\n")[2].startswith("New words.\n\n" + CARD_BEGIN)
 
 
 @pytest.mark.parametrize("stage", ["upload", "commit"])
@@ -794,7 +702,7 @@ def test_files_that_are_too_large_are_named(stage, large, hub):
 def test_a_wait_that_the_hub_asks_for_is_kept(stage, folder, hub):
     """too many requests (429) | the time the Hub asks for is waited, and the push goes on"""
     hub.fault(*STAGES[stage], status=429, headers={"Retry-After": "7"})
-    sharing.push(folder, "alice/model", say=lambda _: None)
+    push_model(folder, "alice/model", log=lambda _: None)
     assert len(hub.waits) == 1
     assert 7 <= hub.waits[0] <= 8
     assert len(hub.history("alice/model")) == 2
@@ -805,14 +713,14 @@ def test_a_wait_of_a_day_is_not_kept(stage, folder, hub):
     """the Hub asks to wait for longer than five minutes (429) | one line says for how long, at once"""
     hub.fault(*STAGES[stage], status=429, headers={"Retry-After": "86400"}, times=FOR_EVER)
     assert "asks to wait 86400 s (429)" in refused(folder)
-    assert max(hub.waits, default=0) <= sharing.LONGEST_WAIT
+    assert max(hub.waits, default=0) <= MAX_WAIT
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_hub_that_fails_twice_is_asked_again(stage, folder, hub):
     """the Hub fails for a moment (500), at any stage of a push | it is asked again, and one commit is made"""
     fault = hub.fault(*STAGES[stage], status=500, times=2)
-    sharing.push(folder, "alice/model", say=lambda _: None)
+    push_model(folder, "alice/model", log=lambda _: None)
     assert fault.times == 0
     assert len(hub.history("alice/model")) == 2
     assert hub.files("alice/model").items() >= content(folder).items()
@@ -831,7 +739,7 @@ def test_what_cannot_be_read_back_is_said_to_be_there(fault, folder, hub):
     """what was pushed cannot be read back, or comes back with another checksum | one line names the commit and --verify"""
     hub.fault(*STAGES["download"], **fault, times=FOR_EVER)
     with one_line(OSError, "--verify alice/model") as error:
-        sharing.push(folder, "alice/model")
+        push_model(folder, "alice/model")
     line = str(error.value)
     assert hub.history("alice/model")[-1][:12] in line
     assert ("gives back other bytes than were sent (model.safetensors), " in line) is ("corrupt" in fault)
@@ -840,7 +748,7 @@ def test_what_cannot_be_read_back_is_said_to_be_there(fault, folder, hub):
 def test_a_wrong_checksum_is_read_again(folder, hub):
     """a file comes back with another checksum, once | it is read again"""
     hub.fault(*STAGES["download"], corrupt=True)
-    sharing.push(folder, "alice/model")
+    push_model(folder, "alice/model")
     reads = [path for method, path in hub.requests if method == "GET" and path.endswith("/model.safetensors")]
     assert len(reads) == 2
 
@@ -852,7 +760,7 @@ def test_an_upload_that_is_cut_goes_on(parts, large, tmp_path):
     sha256 = checksum(large / "model.safetensors")
     with Hub(chunk_size=1 << 20 if parts else None) as hub, talking_to(hub.url, tmp_path / "home"):
         fault = hub.fault("PUT", f"{sha256}/2$" if parts else sha256, cut_after=300_000)
-        sharing.push(large, "alice/model")
+        push_model(large, "alice/model")
         assert fault.times == 0
         assert len(hub.history("alice/model")) == 2
         assert hub.files("alice/model")["model.safetensors"] == (large / "model.safetensors").read_bytes()
@@ -870,17 +778,17 @@ def test_the_same_push_again_sends_only_what_is_missing(large, hub):
     assert len(hub.history("alice/model")) == 1
     fault.times = 0
     hub.uploaded.clear()
-    sharing.push(large, "alice/model")
+    push_model(large, "alice/model")
     assert hub.uploaded == [(sha256, (large / "model.safetensors").stat().st_size)]
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_hub_that_hangs_once_is_asked_again(stage, folder, hub):
     """the Hub is silent once, at any stage of a push | --timeout ends the wait, and it is asked again"""
-    sharing.set_timeout(0.5)
+    set_http_timeout(0.5)
     began = time.monotonic()
     fault = hub.fault(*STAGES[stage], hang=60)
-    sharing.push(folder, "alice/model", say=lambda _: None)
+    push_model(folder, "alice/model", log=lambda _: None)
     assert fault.times == 0
     assert time.monotonic() - began < 50
     assert len(hub.history("alice/model")) == 2
@@ -889,7 +797,7 @@ def test_a_hub_that_hangs_once_is_asked_again(stage, folder, hub):
 @pytest.mark.parametrize("stage", ["create", "upload"])
 def test_a_hub_that_always_hangs_ends_in_one_line(stage, folder, hub):
     """the Hub is silent for good | one line after five attempts, and how to allow more time"""
-    sharing.set_timeout(0.1)
+    set_http_timeout(0.1)
     hub.fault(*STAGES[stage], hang=60, times=FOR_EVER)
     began = time.monotonic()
     line = refused(folder)
@@ -899,11 +807,11 @@ def test_a_hub_that_always_hangs_ends_in_one_line(stage, folder, hub):
 
 
 def test_a_download_that_always_hangs_ends_in_one_line(folder, hub):
-    sharing.set_timeout(0.2)
+    set_http_timeout(0.2)
     hub.fault(*STAGES["download"], hang=1.5, times=FOR_EVER)
     began = time.monotonic()
     with one_line(OSError, "was pushed but could not be read back"):
-        sharing.push(folder, "alice/model")
+        push_model(folder, "alice/model")
     assert time.monotonic() - began < 30  # without the limit it is 45
 
 
@@ -926,23 +834,23 @@ def test_a_copy_that_is_damaged_is_told(folder):
     data = bytearray(file.read_bytes())
     data[-1] ^= 0xFF
     file.write_bytes(data)
-    with one_line(ValueError, r"model\.safetensors of .* has the checksum .*, or download it again"):
-        sharing.verify(folder)
+    with one_line(ValueError, r"model\.safetensors of .* has the checksum .*, or the download is damaged"):
+        verify(folder)
 
 
 def test_weights_that_give_other_logits_are_told(folder):
     weights = {name: tensor + 0.1 for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    noted = json.dumps({name: checksum(folder / name) for name in sharing.DESCRIBED})
+    noted = json.dumps({name: checksum(folder / name) for name in CHECKSUMMED_FILES})
     save_file(load_file(folder / "probes.safetensors"), folder / "probes.safetensors", metadata={"sha256": noted})
     with one_line(ValueError, "saved with it: they are"):
-        sharing.verify(folder)
+        verify(folder)
 
 
 def test_a_damaged_download_is_told(published, tmp_path):
     fault = published.fault("GET", "/alice/native/resolve/.*/model.safetensors", corrupt=True)
     with talking_to(published.url, tmp_path / "home"), one_line(ValueError, "has the checksum"):
-        sharing.verify("alice/native")
+        verify("alice/native")
     assert fault.times == 0
 
 
@@ -971,9 +879,9 @@ def test_a_run_that_is_not_finished_is_refused(runs, tmp_path):
     for folder in (run, tmp_path / "nowhere"):
         with one_line(
             ValueError,
-            r"is not finished, and the command that began it goes on: it holds no results\.json|there is no folder",
+            r"is not finished \(the command that began it resumes it\): it has no results\.json|there is no folder",
         ):
-            sharing.assemble(folder, tmp_path / "out", publish.TEMPLATE, "alice/model")
+            build_package(folder, tmp_path / "out", publish.TEMPLATE, "alice/model")
 
 
 def test_a_run_without_samples_is_pushed_with_probes_of_noise(runs, hub, tmp_path):
@@ -992,7 +900,7 @@ def test_a_run_without_samples_is_pushed_with_probes_of_noise(runs, hub, tmp_pat
 def test_native_where_it_cannot_be_names_the_field(runs, tmp_path):
     """--layout native for a model that no native architecture expresses | one line names the field, and --layout code"""
     with one_line(ValueError, r"--layout native: .*qk_norm.*--layout code publishes it"):
-        sharing.assemble(runs["code"], tmp_path / "out", publish.TEMPLATE, "alice/model", layout="native")
+        build_package(runs["code"], tmp_path / "out", publish.TEMPLATE, "alice/model", layout="native")
 
 
 def test_weights_of_another_run_are_refused(runs, tmp_path):
@@ -1001,7 +909,7 @@ def test_weights_of_another_run_are_refused(runs, tmp_path):
     weights = {name: tensor + 0.1 for name, tensor in load_file(run / "model" / "model.safetensors").items()}
     save_file(weights, run / "model" / "model.safetensors", metadata={"format": "pt"})
     with one_line(ValueError, "not those of its run: they are"):
-        sharing.assemble(run, tmp_path / "out", publish.TEMPLATE, "alice/model")
+        build_package(run, tmp_path / "out", publish.TEMPLATE, "alice/model")
 
 
 @pytest.mark.parametrize("name", ["../../../../outside.json", "/outside.json", "a/../../../../outside.json"])
@@ -1011,7 +919,7 @@ def test_a_file_name_that_leaves_the_folder_is_refused(name, hub, assembled, tmp
     hub.put("alice/evil", {**files, name: b"{}"})
     with pytest.raises((ValueError, OSError)):
         snapshot_download("alice/evil")
-    sharing.verify("alice/evil")  # which asks for the files that it knows alone
+    verify("alice/evil")  # which asks for the files that it knows alone
     assert list(tmp_path.rglob("outside.json")) == []
     assert not Path("/outside.json").exists()
 
