@@ -59,6 +59,7 @@ def native_head(weight: torch.Tensor, config) -> torch.Tensor:
 
 
 SUPPORTS = dict(gated_mlp=(True, False), layerscale_value=ANY)
+REGISTERS = dict(num_register_tokens=ANY)
 WITH_HEAD = dict(pooling=("cls", "mean", "cls_mean"))
 DINOV2 = Family(
     RULES,
@@ -73,11 +74,10 @@ DINOV2 = Family(
     unsupported=unsupported,
     native_head=native_head,
 )
-SUPPORTS |= dict(num_register_tokens=ANY)
 DINOV2_WITH_REGISTERS = replace(
     DINOV2,
     prefix="dinov2_with_registers",
     fields=DINOV2.fields | dict(num_register_tokens="num_register_tokens"),
-    base=NativeClass("Dinov2WithRegistersModel", **SUPPORTS),
-    classifier=NativeClass("Dinov2WithRegistersForImageClassification", **SUPPORTS, **WITH_HEAD),
+    base=NativeClass("Dinov2WithRegistersModel", **SUPPORTS, **REGISTERS),
+    classifier=NativeClass("Dinov2WithRegistersForImageClassification", **SUPPORTS, **REGISTERS, **WITH_HEAD),
 )

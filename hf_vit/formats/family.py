@@ -23,8 +23,8 @@ class NativeClass:
         self.name, self.supports = name, supports
 
 
-def no_fields(*_) -> dict:
-    return {}
+def nothing(*_) -> tuple:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -42,23 +42,23 @@ class Family:
         base, classifier: the native classes that `to_transformers` builds.
         square_only: whether they take square images and patches only.
         unsupported: HFViTConfig -> what else they cannot express, as "field=value".
-        native_head: (head weight, HFViTConfig) -> the head weight of the native classifier.
+        native_head: (head weight, HFViTConfig) -> the head weight of the native classifier, if it is another.
         title, signature: what people call the raw file, and a tensor by which it is recognised.
         infer_fields: (shapes, fields asked for, whether a classifier is loaded, notes to extend) -> fields of HFViTConfig.
     """
 
     rules: list
-    extra_rules: Callable = lambda config: []
+    extra_rules: Callable = nothing
     ignored: str | None = None
     prefix: str = ""
     fields: dict = field(default_factory=dict)
-    read_fields: Callable = no_fields
-    native_fields: Callable = no_fields
+    read_fields: Callable = nothing
+    native_fields: Callable = nothing
     base: NativeClass | None = None
     classifier: NativeClass | None = None
     square_only: bool = False
-    unsupported: Callable = lambda config: []
-    native_head: Callable = lambda weight, config: weight
+    unsupported: Callable = nothing
+    native_head: Callable | None = None
     title: str = ""
     signature: str = ""
     infer_fields: Callable | None = None

@@ -54,14 +54,12 @@ def unsupported_fields(model, family: Family, native: NativeClass, fold_layersca
             fields[bias] = True  # a bias of zero
     if model.is_classifier:
         fields["pooler_act"] = None  # not part of a classifier
-    unfit = {
-        name: value for name, value in fields.items() if supported[name] is not ANY and value not in supported[name]
-    }
-    wrong = [f"{name}={value!r}" for name, value in unfit.items()]
+    unfit = [name for name in fields if supported[name] is not ANY and fields[name] not in supported[name]]
+    wrong = [f"{name}={fields[name]!r}" for name in unfit]
     if family.square_only:
         sizes = {name: as_pair(getattr(config, name)) for name in ("image_size", "patch_size")}
         wrong += [f"{name}={size}" for name, size in sizes.items() if size[0] != size[1]]
-    return wrong + family.unsupported(config)
+    return [*wrong, *family.unsupported(config)]
 
 
 def native_weights(model, supports: dict) -> dict[str, torch.Tensor]:
@@ -123,9 +121,9 @@ def build_native(model, name: str, native: NativeClass):
         is_join = lambda rule: any(isinstance(op, JoinHeads) for op in getattr(rule, "operations", ()))
         rules = [rule for rule in rules if not is_join(rule)]
     weights, options = native_weights(model, native.supports), {}
-    if model.is_classifier:
+    if model.is_classifier and family.native_head is not None:
         weights["classifier.weight"] = family.native_head(weights["classifier.weight"], config)
-    elif model.pooler is None and name in ("vit", "deit"):
+    if not model.is_classifier and model.pooler is None and name in ("vit", "deit"):
         options["add_pooling_layer"] = False
     stored = revert_weight_conversion(SimpleNamespace(_weight_conversions=rules, config=config), weights)
     if model.is_classifier:

@@ -102,9 +102,8 @@ def infer_timm(shapes: dict, asked: dict, is_classifier: bool, notes: list, repo
     if dinov3:
         fields |= dinov3_fields(patch, asked, repo_config, global_pool, notes)
     elif "pos_embed" in names:
-        if (
-            not architecture and "blocks.0.gamma_1" in names
-        ):  # DeiT III's own code writes the tensors of timm's rope_ape
+        # DeiT III's own code writes the tensors of timm's rope_ape.
+        if not architecture and "blocks.0.gamma_1" in names:
             notes.append("no rotary positions assumed")
         num_positioned = int(class_token) + int(distillation_token)
         num_prefixes = (num_positioned, 0, num_positioned + num_registers)
