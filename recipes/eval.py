@@ -1,0 +1,152 @@
+"""Evaluate a saved image classifier on a data set, or probe its frozen features.
+
+python recipes/eval.py --model_name_or_path runs/demo/model --dataset_name fashion-mnist-mini --split test
+"""
+
+import argparse
+import json
+
+import datasets
+from accelerate import Accelerator
+from transformers.utils import logging
+
+from hf_vit import HFViTForImageClassification
+from hf_vit.data import datasets as data
+from hf_vit.system import hardware
+from hf_vit.system.errors import run_script
+from hf_vit.system.escapes import printable
+from hf_vit.system.hub_names import refuse_mistyped_path
+from hf_vit.training import arguments as presets
+from hf_vit.training import parts as training
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
+    parser.add_argument(
+        "--model_name_or_path", required=True, help="Hub id, model folder or run of an image classifier"
+    )
+    parser.add_argument("--dataset_name", required=True, help="Hub id, local folder or file, or fashion-mnist-mini")
+    parser.add_argument("--dataset_config", help="configuration of the data set, if it has several")
+    parser.add_argument("--split", help="split to evaluate on; by default validation, else test")
+    parser.add_argument(
+        "--probe_split",
+        help="split that trains a k-NN and linear classifiers on the frozen features, from 1, 5 and 10 images per class "
+        "(mean of 3 draws); the head is then evaluated only if it knows the labels",
+    )
+    parser.add_argument("--image_column", help="column of images; by default found by its feature type")
+    parser.add_argument("--label_column", help="column of labels; by default found by its feature type")
+    parser.add_argument("--label_names", help="text file of class names, one per line, if the labels are bare numbers")
+    parser.add_argument(
+        "--on_bad_image", choices=("stop", "skip"), default="stop", help="what to do with unreadable images"
+    )
+    parser.add_argument("--per_device_eval_batch_size", type=int, default=256)
+    parser.add_argument("--num_workers", type=int, default=4, help="processes that decode images")
+    parser.add_argument("--mixed_precision", choices=("auto", "no", "bf16", "fp16"), default="auto")
+    parser.add_argument(
+        "--token_merging", type=int, default=0, metavar="R",
+        help="patches merged in each layer: faster, a little less accurate (arXiv 2210.09461)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output_file",
+        help="JSON file for the metrics, their intervals, the scores of each class and the confusion matrix",
+    )
+    args = parser.parse_args()
+    if args.dataset_name not in data.EMBEDDED:
+        refuse_mistyped_path(args.dataset_name, "--dataset_name")
+    args.model_name_or_path = training.model_folder(args.model_name_or_path)
+    return args
+
+
+def load_splits(args) -> tuple[dict, list[str], str]:
+    """{"eval": rows, and "train": rows of --probe_split}, the class names, and the name of the split to evaluate on."""
+    splits, labels, eval_split = data.prepare(
+        data.load(args.dataset_name, args.dataset_config),
+        train_split=args.probe_split,
+        eval_split=args.split,
+        image_column=args.image_column,
+        label_column=args.label_column,
+        label_names=presets.read_names(args.label_names),
+    )
+    if args.probe_split is not None and args.probe_split == eval_split:
+        raise ValueError(f"--probe_split and --split are both {eval_split}: wanted two different splits")
+    return splits, labels, eval_split
+
+
+def load_model(args):
+    model = training.load_classifier(args.model_name_or_path)
+    if args.token_merging != 0:
+        if not isinstance(model, HFViTForImageClassification):
+            raise ValueError(
+                f"--token_merging is for models of hf_vit, not a {type(model).__name__}: leave it out, or evaluate our copy"
+            )
+        model.set_token_merging(args.token_merging)
+    return model
+
+
+def predict(model, rows, split: str, image_spec, accelerator, args, features: bool = False):
+    """The labels (n,) of the readable images, their logits (n, L) or features (n, D), and the number of skipped images."""
+    images = data.Images(rows, image_spec, args.on_bad_image)
+    share = data.batches_in_order(
+        len(images), args.per_device_eval_batch_size, accelerator.process_index, accelerator.num_processes
+    )
+    batches = data.loader(images, share, args.num_workers)
+    values, seen = training.predict(
+        model, batches, image_spec, accelerator, len(images), features=features, split=split
+    )
+    return images.labels[seen], values, len(rows) - len(seen)
+
+
+def print_details(details: dict):
+    """The scores of each class as a table, and the 95% intervals."""
+    percent = lambda value: "-" if value is None else f"{value:.1%}"
+    print(f"{'class':<24} {'images':>7} {'precision':>9} {'recall':>7} {'F1':>7}")
+    for row in details["per_class"]:
+        precision, recall, f1 = (percent(row[name]) for name in ("precision", "recall", "f1"))
+        print(f"{printable(row['label'])[:24]:<24} {row['images']:>7} {precision:>9} {recall:>7} {f1:>7}")
+    intervals = {name: [round(bound, 4) for bound in bounds] for name, bounds in details["intervals"].items()}
+    print(f"95% intervals: {json.dumps(intervals)}")
+
+
+def main():
+    args = parse()
+    accelerator = Accelerator(mixed_precision=hardware.pick_precision(args.mixed_precision, hardware.device_type()))
+    if accelerator.device.type == "cpu":
+        hardware.use_all_cores()
+        hardware.keep_memory()
+    datasets.disable_progress_bars()
+    logging.disable_progress_bar()
+    with accelerator.main_process_first():
+        splits, labels, eval_split = load_splits(args)
+    model = load_model(args).to(accelerator.device)
+    image_spec = data.image_form(training.load_processor(args.model_name_or_path), model.config)
+    common = (image_spec, accelerator, args)
+
+    truth, logits, skipped = predict(model, splits["eval"], eval_split, *common)
+    metrics, details = {}, {}
+    try:
+        matched = data.match_labels(truth, labels, model.config.id2label)  # class indices of the model (n,)
+        metrics = training.score(logits, matched)
+        details = training.report(logits, matched, [model.config.id2label[i] for i in range(model.config.num_labels)])
+    except ValueError as error:
+        if args.probe_split is None:
+            raise
+        accelerator.print(f"the head is not evaluated: {printable(error)}")
+    if args.probe_split is not None:
+        _, features, _ = predict(model, splits["eval"], eval_split, *common, features=True)
+        train_labels, train_features, _ = predict(model, splits["train"], args.probe_split, *common, features=True)
+        metrics |= training.probe(train_features, train_labels, features, truth)
+
+    metrics |= {"images": len(truth), "skipped_images": skipped, "split": eval_split}
+    if accelerator.is_main_process:
+        if details:
+            print_details(details)
+        print(json.dumps(metrics, indent=2))
+        if args.output_file:
+            results = {**metrics, "model": args.model_name_or_path, "data": args.dataset_name, **details}
+            with open(args.output_file, "w") as file:
+                json.dump(results, file, indent=2)
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    run_script(main)
