@@ -38,10 +38,6 @@ import tempfile
 import time
 from pathlib import Path
 
-
-# This folder holds evaluate.py, which would hide the library of that name.
-sys.path = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
-
 import datasets
 import numpy as np
 import psutil
@@ -59,6 +55,7 @@ from hf_vit.data import crops
 from hf_vit.data import datasets as data
 from hf_vit.data.augment import normalize
 from hf_vit.system import environment, hardware
+from hf_vit.system.errors import run_script
 from hf_vit.training import arguments as presets
 from hf_vit.training import parts as training
 from hf_vit.training import resume
@@ -857,4 +854,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -27,9 +27,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 
-# This folder holds evaluate.py, which would hide the library of that name.
-sys.path = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
-
 try:
     import onnx
     import onnx_ir.passes.common
@@ -42,7 +39,6 @@ import datasets
 import torch
 import transformers
 from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 
 from hf_vit import HFViTForImageClassification
@@ -51,6 +47,7 @@ from hf_vit.data.augment import normalize
 from hf_vit.hub import sharing
 from hf_vit.model.configuration_hf_vit import as_pair
 from hf_vit.system import environment
+from hf_vit.system.errors import run_script
 from hf_vit.system.files import atomic_dir, checksum
 from hf_vit.training import arguments as presets
 from hf_vit.training import parts as training
@@ -474,7 +471,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ValueError, OSError, StrictDataclassError) as error:  # one sentence; a traceback would hide it
-        sys.exit(f"error: {' '.join(str(error).split())}")
+    run_script(main)

@@ -21,8 +21,6 @@ import warnings
 from pathlib import Path
 
 
-# This folder holds evaluate.py, which would hide the library of that name.
-sys.path = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
 if "HF_ENDPOINT" in os.environ:  # Xet is a protocol of the one Hub; every other speaks that of git LFS
     os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
 
@@ -32,13 +30,13 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
-    StrictDataclassError,
 )
 from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 from transformers.utils import logging as transformers_logging
 
 from hf_vit.hub import sharing
-from hf_vit.system.escapes import LONGEST_LICENSE, as_license, printable
+from hf_vit.system.errors import run_script
+from hf_vit.system.escapes import LONGEST_LICENSE, as_license
 
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "model_cards" / "template.md"
@@ -242,13 +240,6 @@ if __name__ == "__main__":
     warnings.formatwarning = lambda message, *_, **__: f"{message}\n"
     logging.getLogger("huggingface_hub.utils._http").addFilter(without_queries)
     try:
-        main(parse())
+        run_script(lambda: main(parse()))
     except KeyboardInterrupt:
         sys.exit("stopped: nothing on this disk has changed; the same command goes on")
-    except (
-        ValueError,
-        OSError,
-        ImportError,
-        StrictDataclassError,
-    ) as error:  # one sentence; a traceback would hide it
-        sys.exit(f"error: {printable(sharing.one_line(error))}")

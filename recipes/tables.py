@@ -13,15 +13,13 @@ import ast
 import json
 import shutil
 import statistics
-import sys
 from functools import partial
 from pathlib import Path
 
 import yaml
 
+from hf_vit.system.errors import run_script
 
-if __name__ == "__main__":  # this folder holds evaluate.py, which would hide the library of that name
-    sys.path = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
 
 HOUSE = Path(__file__).resolve().parents[1]
 NUMBERS = ("results.json", "metrics.jsonl", "confusion_matrix.csv", "config.yaml")
@@ -381,8 +379,8 @@ def costs(house: Path) -> str:
 def faults(house: Path, of_sharing: bool = False) -> str:
     """One row a fault that a test brings about: its docstring, `fault | what happens`."""
     lines = ["| fault | what happens |", "|---|---|"]
-    for file in sorted(house.glob("tests/test_*.py")):
-        if (file.stem in ("test_publish", "test_trust", "test_app")) is not of_sharing:
+    for file in sorted(house.glob("tests/**/test_*.py"), key=lambda file: file.name):
+        if (file.stem in ("test_publish", "test_trust", "test_app", "test_space")) is not of_sharing:
             continue
         functions = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)]
         said = [ast.get_docstring(function) or "" for function in functions if function.name.startswith("test_")]
@@ -411,7 +409,7 @@ def transfer_table(runs: dict[str, list[dict]], knn: dict) -> str:
 
     Args:
         runs: the results.json of each seed, by the names of TRANSFER and "pretrained".
-        knn: what recipes/evaluate.py wrote of the frozen features, with its "seconds" and what the data are "halves_of".
+        knn: what recipes/eval.py wrote of the frozen features, with its "seconds" and what the data are "halves_of".
     """
     accuracy = {name: [run["metrics"]["accuracy"] for run in runs[name]] for name in TRANSFER}
     base = statistics.mean(accuracy["scratch"])
@@ -479,17 +477,18 @@ def with_tables(page: str, house: Path) -> str:
     return page
 
 
-if __name__ == "__main__":
+def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     parser.add_argument(
         "--keep", nargs=2, metavar=("RUN", "NAME"), help="copy a finished run to model_cards/NAME first"
     )
     args = parser.parse_args()
     if args.keep is not None:
-        try:
-            keep(Path(args.keep[0]), args.keep[1], HOUSE)
-        except ValueError as error:
-            sys.exit(f"error: {error}")
+        keep(Path(args.keep[0]), args.keep[1], HOUSE)
     cards(HOUSE)
     for page in PAGES:
         (HOUSE / page).write_text(with_tables((HOUSE / page).read_text(), HOUSE))
+
+
+if __name__ == "__main__":
+    run_script(main)

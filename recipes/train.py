@@ -44,9 +44,6 @@ if __name__ == "__main__":  # the imports take seconds
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, leave_at_once)
 
-# This folder holds evaluate.py, which would hide the library of that name.
-sys.path = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
-
 import datasets
 import torch
 import transformers

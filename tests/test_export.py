@@ -9,6 +9,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import export
 import onnx
 import pytest
 import torch
@@ -20,8 +21,6 @@ from hf_vit.system import environment
 
 
 HOUSE = Path(__file__).parents[1]
-sys.path.insert(0, str(HOUSE / "recipes"))  # export.py takes it out again
-import export  # noqa: E402
 
 
 DIALECTS = {

@@ -14,6 +14,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import publish
 import pytest
 import torch
 import yaml
@@ -34,9 +35,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning"),  # huggingface_hub 2.4 to httpx2
 ]
 HOUSE = Path(__file__).parents[1]
-sys.path.insert(0, str(HOUSE / "recipes"))  # publish.py takes it out again
-import publish  # noqa: E402
-
 
 TOKEN, FOR_EVER = "hf_loopback_token", 1_000_000
 CODE = sorted(path.name for path in (HOUSE / "hf_vit" / "model").glob("*.py") if path.name != "__init__.py")
