@@ -22,8 +22,6 @@ from hf_vit.data.class_halves import split_classes
 
 
 HOUSE = Path(__file__).parents[2]
-
-
 NAMES = ["ant", "bee", "cat", "dog", "eel"]
 TINY = """
 preset: tiny-patch16-224
@@ -55,7 +53,7 @@ def content(folder):
     found = {}
     for split, rows in data.load(str(folder)).items():
         names = rows.features["label"].names
-        numbers = [np.asarray(image)[0, 0, 0].item() for image in rows["image"]]
+        numbers = [np.asarray(image)[0, 0, 0].item() for image in rows.cast_column("image", Image())["image"]]
         found[split] = (names, list(zip(numbers, [names[label] for label in rows["label"]], strict=True)))
     return found
 
