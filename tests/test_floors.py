@@ -39,24 +39,27 @@ def imported_names(file: Path, house: Path):
             yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
 
 
-def imported_room(name: str, house: Path) -> str | None:
+def imported_room(name: str, scripts: set[str]) -> str | None:
     """The room that an import reaches; the models, for a name that `hf_vit` itself gives; None for other libraries."""
     top, *rest = name.split(".")
     if top == "hf_vit":
         return rest[0] if rest and rest[0] in FLOOR else "model"
-    scripts = {file.stem for file in house.glob("recipes/**/*.py")}
-    return "recipes" if top in scripts | {"recipes"} else None
+    return "recipes" if top in scripts else None
 
 
 def imports_going_up(house: Path) -> list[str]:
     """Every import of a room that the importing one may not know, as `file:line room -> room`."""
+    package, recipes = (sorted(house.glob(f"{folder}/**/*.py")) for folder in ("hf_vit", "recipes"))
+    scripts = {
+        name for file in recipes for name in (file.stem, file.parent.name)
+    }  # how a file of recipes/ is imported
     found = []
-    for file in sorted([*house.glob("hf_vit/**/*.py"), *house.glob("recipes/**/*.py")]):
+    for file in [*package, *recipes]:
         room = room_of(file, house)
         below = {name for name in FLOOR if FLOOR[name] < FLOOR[room]} if room != "__init__" else {"model", "formats"}
         known = below - CLOSED.get(room, set()) | {room}
         for line, name in imported_names(file, house):
-            reached = imported_room(name, house)
+            reached = imported_room(name, scripts)
             if reached is not None and reached not in known:
                 found.append(f"{file.relative_to(house)}:{line} {room} -> {reached}")
     return found

@@ -123,7 +123,7 @@ def test_what_is_kept_of_a_run_replaces_what_was_and_leaves_its_seeds(tmp_path, 
     assert names(kept / "seeds" / "1") == numbers
     assert names(kept) == sorted([*numbers, "README.md", "config.json", "figures", "model.safetensors", "seeds"])
     (kept / "figures" / "old.png").touch()
-    monkeypatch.setattr("LARGEST_WEIGHTS", 7)
+    monkeypatch.setattr(tables, "LARGEST_WEIGHTS", 7)
     tables.keep(tmp_path / "first", "tiny", tmp_path)
     assert names(kept) == sorted([*numbers, "README.md", "config.json", "figures", "seeds"])
     assert names(kept / "figures") == ["curves.png"]
