@@ -1,34 +1,44 @@
-"""Load a saved model as any user would, and say what it sees.
+"""Show what a saved model sees in images, or in a few images of a data set next to their true labels.
 
 python recipes/classify.py MODEL photo.jpg [more images ...]
-python recipes/classify.py MODEL fashion-mnist-mini        (a few images of a data set, with the truth beside them)
+python recipes/classify.py MODEL fashion-mnist-mini
 """
 
+import argparse
 import sys
 from pathlib import Path
 
 import datasets
 import numpy as np
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from PIL import Image
 from transformers.utils import logging
 
-import hf_vit  # noqa: F401, makes the Auto classes know the model
 from hf_vit.data.decoding import open_image
 from hf_vit.data.image_files import allowed_files, read_file, read_image_bytes
 from hf_vit.data.sources import EMBEDDED, load_splits
 from hf_vit.data.splits import prepare_splits
 from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
 from hf_vit.system import run_files
-from hf_vit.system.escapes import printable, printable_lines
-from hf_vit.system.hub_names import refuse_mistyped_path
+from hf_vit.system.errors import run_script
+from hf_vit.system.escapes import printable
 
 
 SHADES = " .:-=+*#%@"
+NUM_SAMPLES = 6  # images shown of a data set
+TEXT_LINE = 4  # of a sketch, at which the text beside it begins
 
 
-def read(path: str, channels: int) -> Image.Image:
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
+    parser.add_argument("model", metavar="MODEL", help="run, model folder or Hub id of an image classifier")
+    parser.add_argument(
+        "images", nargs="+", metavar="IMAGE", help="image files, or one folder of images, or fashion-mnist-mini"
+    )
+    return parser.parse_args()
+
+
+def open_file(path: str, channels: int) -> Image.Image:
     try:
         return open_image({"bytes": read_file(path), "path": path}, channels)
     except (ValueError, OSError) as error:
@@ -37,19 +47,18 @@ def read(path: str, channels: int) -> Image.Image:
         ) from error
 
 
-def gather(arguments: list[str], channels: int, count: int = 6) -> list[tuple[str, Image.Image]]:
-    """Images with what is known of them: a file name, or the true label in a data set."""
-    if len(arguments) == 1 and (arguments[0] in EMBEDDED or Path(arguments[0]).is_dir()):
-        splits = load_splits(arguments[0])
-        shown = next((name for name in ("test", "validation", "val") if name in splits), next(iter(splits)))
-        splits, labels, _ = prepare_splits(splits, train_split=None, eval_split=shown)
-        chosen = splits["eval"].shuffle(seed=1).select(range(min(count, len(splits["eval"]))))
+def open_images(names: list[str], channels: int) -> list[tuple[str, Image.Image]]:
+    """Images, each with its file name, or with its true label if it comes from a data set."""
+    if len(names) == 1 and (names[0] in EMBEDDED or Path(names[0]).is_dir()):
+        splits = load_splits(names[0])
+        split = next((name for name in ("test", "validation", "val") if name in splits), next(iter(splits)))
+        splits, labels, _ = prepare_splits(splits, train_split=None, eval_split=split)
+        rows = splits["eval"].shuffle(seed=1).select(range(min(NUM_SAMPLES, len(splits["eval"]))))
         items = [
-            {"bytes": read_image_bytes(item, allowed_files(chosen)), "path": item["path"]} for item in chosen["image"]
+            {"bytes": read_image_bytes(item, allowed_files(rows)), "path": item["path"]} for item in rows["image"]
         ]
-        names = [labels[label] for label in chosen["label"]]
-        return [(name, open_image(item, channels)) for name, item in zip(names, items, strict=True)]
-    return [(Path(name).name, read(name, channels)) for name in arguments]
+        return [(labels[label], open_image(item, channels)) for label, item in zip(rows["label"], items, strict=True)]
+    return [(Path(name).name, open_file(name, channels)) for name in names]
 
 
 def sketch(image: Image.Image, width: int = 28) -> list[str]:
@@ -59,54 +68,59 @@ def sketch(image: Image.Image, width: int = 28) -> list[str]:
     return ["".join(SHADES[int(value * len(SHADES))] for value in row) for row in gray]
 
 
-def main(folder: str, *arguments: str):
+def print_answer(image: Image.Image, known: str, probabilities: torch.Tensor, id2label: dict[int, str]):
+    """A sketch of the image, with what is known of it and the three most likely classes beside it.
+
+    Args:
+        probabilities: (L,).
+    """
+    best = probabilities.topk(min(3, len(probabilities)))
+    answers = [
+        f"{printable(id2label[index])} {probability:.0%}"
+        for probability, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    ]
+    text = [f"this is:     {printable(known)}", f"it sees:     {answers[0]}"]
+    text += [f"             {answer}" for answer in answers[1:]]
+    lines = sketch(image)
+    lines += [" " * len(lines[0])] * (TEXT_LINE + len(text) - len(lines))  # below a flat image
+    for number, line in enumerate(lines):
+        print(line, text[number - TEXT_LINE] if TEXT_LINE <= number < TEXT_LINE + len(text) else "")
+
+
+def print_accuracy_of_run(folder: str):
+    """The accuracy in the results.json of the run that `folder` belongs to, if it belongs to one."""
+    file = Path(folder).parent / "results.json"
+    if Path(folder).name == "model" and file.is_file():
+        wanted = {"data": {"scored_images": int, "scored": str}, "metrics": {"accuracy": (int, float)}}
+        results = run_files.read_json(file, wanted)
+        images, split = results["data"]["scored_images"], printable(results["data"]["scored"])
+        print(f"\nin its run: accuracy on {images} images ({split}): {results['metrics']['accuracy']:.2%}")
+
+
+def main():
+    args = parse()
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    folder = refuse_mistyped_path(model_folder(folder), "MODEL")
+    folder = model_folder(args.model)
     processor = load_processor(folder)
     model = load_classifier(folder)
-    images = gather(list(arguments), getattr(model.config, "num_channels", 3))
+    images = open_images(args.images, getattr(model.config, "num_channels", 3))
     pixel_values = processor([image for _, image in images], return_tensors="pt")["pixel_values"]
     with torch.no_grad():
-        probabilities = model(pixel_values).logits.softmax(1)  # (B, L)
+        probabilities = model(pixel_values).logits.softmax(dim=1)  # (B, L)
+    for (known, image), row in zip(images, probabilities, strict=True):
+        print_answer(image, known, row, model.config.id2label)
+    print_accuracy_of_run(folder)
 
-    for (known, image), chances in zip(images, probabilities, strict=True):
-        best = chances.topk(min(3, len(chances)))
-        answers = [
-            f"{printable(model.config.id2label[i])} {p:.0%}"
-            for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ]
-        beside = [
-            f"this is:     {printable(known)}",
-            f"it sees:     {answers[0]}",
-            *(f"             {answer}" for answer in answers[1:]),
-        ]
-        lines = sketch(image)
-        lines += [" " * len(lines[0])] * (4 + len(beside) - len(lines))  # below a flat picture
-        for number, line in enumerate(lines):
-            print(line, beside[number - 4] if 4 <= number < 4 + len(beside) else "")
-
-    results = Path(folder).parent / "results.json"
-    if Path(folder).name == "model" and results.is_file():
-        wanted = {"data": {"scored_images": int, "scored": str}, "metrics": {"accuracy": (int, float)}}
-        metrics = run_files.read_json(results, wanted)
-        print(
-            f"\nin its run: accuracy on {metrics['data']['scored_images']} images ({printable(metrics['data']['scored'])}): {metrics['metrics']['accuracy']:.2%}"
-        )
     python = Path(sys.executable)
     python = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
     print(f"""
 Next:
   {python} recipes/classify.py {folder} YOUR_PHOTO.jpg
   {python} recipes/train.py --dataset_name YOUR_FOLDER --preset tiny-patch16-224 --output_dir runs/mine
-  {python} recipes/evaluate.py --model_name_or_path {folder} --dataset_name OTHER_IMAGES_OF_THESE_CLASSES
+  {python} recipes/eval.py --model_name_or_path {folder} --dataset_name OTHER_IMAGES_OF_THESE_CLASSES
   {python} recipes/publish.py RUN --repo USER/NAME""")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
-        sys.exit(__doc__)
-    try:
-        main(*sys.argv[1:])
-    except (ValueError, OSError, StrictDataclassError) as error:  # one sentence; a traceback would hide it
-        sys.exit(f"error: {printable_lines(error)}")
+    run_script(main)

@@ -24,9 +24,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 
-# This folder holds evaluate.py, which would hide the library of that name.
-sys.path = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
-
 try:
     from hf_vit.hub import export as exporting
 except ImportError as error:
@@ -35,7 +32,6 @@ import datasets
 import torch
 import transformers
 from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import StrictDataclassError
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_NAME
 
 from hf_vit.data.columns import match_labels
@@ -50,6 +46,7 @@ from hf_vit.data.streaming import prepare_stream
 from hf_vit.evaluation.classifiers import load_processor, model_folder
 from hf_vit.evaluation.scores import classification_report, compute_metrics
 from hf_vit.system import environment
+from hf_vit.system.errors import run_script
 from hf_vit.system.files import atomic_dir, checksum
 from hf_vit.training.arguments import parse_args, read_label_names
 
@@ -255,7 +252,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ValueError, OSError, StrictDataclassError) as error:  # one line instead of a traceback
-        sys.exit(f"error: {' '.join(str(error).split())}")
+    run_script(main)

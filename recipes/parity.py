@@ -8,6 +8,7 @@ with hf_vit, compares the outputs, hands the model back and compares again. Wher
 transformers that computes the same.
 """
 
+import argparse
 import json
 import re
 import tempfile
@@ -22,6 +23,7 @@ import transformers
 from safetensors.torch import save_file
 
 from hf_vit import HFViTForImageClassification, HFViTModel
+from hf_vit.system.errors import run_script
 
 
 HOUSE = Path(__file__).parents[1]
@@ -432,7 +434,8 @@ def measure(case: Case, size: dict, folder: Path) -> dict:
     }
 
 
-if __name__ == "__main__":
+def main():
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False).parse_args()
     transformers.logging.disable_progress_bar()
     rows = []
     for case in CASES:
@@ -440,3 +443,7 @@ if __name__ == "__main__":
             rows.append(measure(case, {}, Path(folder)))
         print(json.dumps(rows[-1]), flush=True)
     (HOUSE / "model_cards" / "parity.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -20,8 +20,6 @@ import warnings
 from pathlib import Path
 
 
-# This folder holds evaluate.py, which would hide the library of that name.
-sys.path = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
 if "HF_ENDPOINT" in os.environ:  # Xet is a protocol of the one Hub; every other speaks that of git LFS
     os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
 
@@ -32,10 +30,11 @@ from transformers.utils import logging as transformers_logging
 from hf_vit.hub.card import merge_cards, replaced_title, split_card, validate_card
 from hf_vit.hub.package import build_package
 from hf_vit.hub.push import inspect_repo, list_files, push_model, remote_files, stale_files
-from hf_vit.hub.retry import REQUEST_ERRORS, explain_error, set_http_timeout, summarize_error
+from hf_vit.hub.retry import REQUEST_ERRORS, explain_error, set_http_timeout
 from hf_vit.hub.space import build_space, push_space
 from hf_vit.hub.verification import verify
-from hf_vit.system.escapes import LONGEST_LICENSE, as_license, printable
+from hf_vit.system.errors import run_script
+from hf_vit.system.escapes import LONGEST_LICENSE, as_license
 
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "model_cards" / "template.md"
@@ -214,8 +213,6 @@ if __name__ == "__main__":
     warnings.formatwarning = lambda message, *_, **__: f"{message}\n"
     logging.getLogger("huggingface_hub.utils._http").addFilter(hide_queries)
     try:
-        main(parse())
+        run_script(lambda: main(parse()))
     except KeyboardInterrupt:
         sys.exit("stopped: nothing on this disk has changed; the same command goes on")
-    except (ValueError, OSError, ImportError, errors.StrictDataclassError) as error:  # one line instead of a traceback
-        sys.exit(f"error: {printable(summarize_error(error))}")

@@ -1,20 +1,19 @@
-"""Pre-train on half of the classes of a data set, share that, and fine-tune it on the other half, every method beside each other.
+"""Compare ways to fine-tune: pre-train on half of the classes of a data set, then learn the other half in every way.
 
     python recipes/transfer.py --dataset_name uoft-cs/cifar10 [--repo USER/NAME] [--output_dir runs/transfer]
 
-Classes of even index are the first half: all of their images pre-train the model of --config. Of those of odd index --shots images
-each are learnt from scratch, by full fine-tuning with and without layer decay, by LoRA, by a linear probe and by k-NN, each but the
-last with --seeds seeds, and all test images are scored. With --repo the pre-trained model is pushed to the Hub, and each method
-loads it from there; without, from its folder.
+All images of the classes with an even index pre-train the model of --config. Of each class with an odd index, --shots images
+are then learnt from scratch, by full fine-tuning with and without layer decay, by LoRA, by a linear probe and by k-NN, with --seeds
+seeds each (k-NN: one). All test images are evaluated. With --repo the pre-trained model is pushed to the Hub and every method
+loads it from there; otherwise they load its folder.
 
     data/NAME-even, data/NAME-odd   the two halves, as Parquet
-    pretrained/                     a run of train.py, as are
-    scratch/0, full/0, ...          a folder a method, and in it one a seed
-    knn/results.json                what recipes/evaluate.py says of the frozen features, and the seconds it took
+    pretrained/                     a run of train.py
+    scratch/0, full/0, ...          runs of train.py, a folder per method and in it one per seed
+    knn/results.json                what recipes/eval.py says of the frozen features, and how long it took
 
-At the end comes the table that recipes/tables.py makes of the results.json of them all. What was stopped goes on by the same
-command. Exit codes: 0, 75 when a signal stopped it (the run of the moment saves its state), 1 after an error, 2 for a flag that is
-wrong.
+At the end it prints the table that recipes/tables.py makes of all results.json. If it is stopped, the same command goes on.
+Exit codes: 0, 75 if a signal stopped it (the current run saves its state), 1 after an error, 2 for a wrong flag.
 """
 
 import argparse
@@ -27,29 +26,22 @@ import sys
 import time
 from pathlib import Path
 
-import tables
-
-
-# This folder holds evaluate.py, which would hide the library of that name.
-RECIPES = Path(__file__).resolve().parent
-sys.path = [path for path in sys.path if Path(path).resolve() != RECIPES]
-
 import datasets
-import numpy as np
+import tables
 import torch
 import yaml
-from datasets import ClassLabel, Image
 
-from hf_vit.data.sources import dataset_license, load_splits
-from hf_vit.data.splits import prepare_splits, stratified_subset
+from hf_vit.data.class_halves import split_classes
 from hf_vit.system import environment
-from hf_vit.system.files import atomic_dir, write_text
+from hf_vit.system.errors import run_script
+from hf_vit.system.files import write_text
 from hf_vit.training.run_folder import FINISHED
 from hf_vit.training.signals import STOPPED
 
 
-# Flags of train.py. From scratch all the others are those of --config; fine-tuning shares AUGMENTATION with it. The rates
-# were not searched for: full fine-tuning has that of layer decay, so that they differ in nothing else; with 3e-4 it had scored less.
+RECIPES = Path(__file__).resolve().parent
+# Flags of train.py. From scratch, all other flags are those of --config; fine-tuning takes AUGMENTATION from it. The learning
+# rates were not tuned: full fine-tuning has that of layer decay, so that they differ in nothing else; 3e-4 was less accurate.
 METHODS = {
     "scratch": {},
     "full": {"learning_rate": "1e-3"},
@@ -58,105 +50,56 @@ METHODS = {
     "probe": {"learning_rate": "3e-3", "freeze_backbone": "true"},
 }
 AUGMENTATION = ("crop", "crop_scale", "shift", "flip", "color_jitter")
-BATCH = 32  # images a step of every method: a larger part of so few images would leave a step or two an epoch
+# Images per step of every method; with so few images, larger batches would leave one or two steps per epoch.
+BATCH = 32
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0], allow_abbrev=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )  # fmt: skip
+        description=__doc__.partition("\n")[0],
+        allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument(
         "--dataset_name",
         required=True,
         help="Hub id, local folder or file with a split called test, or fashion-mnist-mini",
     )
-    parser.add_argument("--image_column", help="column of images; found by its feature type if not given")
-    parser.add_argument("--label_column", help="column of labels; found by its feature type if not given")
+    parser.add_argument("--image_column", help="column of images; by default found by its feature type")
+    parser.add_argument("--label_column", help="column of labels; by default found by its feature type")
     parser.add_argument(
-        "--config", default=as_typed("configs/cifar10-cpu.yaml"), help="preset of train.py, from scratch"
+        "--config", default=script_path("configs/cifar10-cpu.yaml"), help="preset of train.py that trains from scratch"
     )
     parser.add_argument("--output_dir", type=Path, default=Path("runs/transfer"), help="folder of all runs")
-    parser.add_argument("--shots", type=int, default=50, help="training images a class of the second half")
+    parser.add_argument("--shots", type=int, default=50, help="training images per class of the second half")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each method")
-    parser.add_argument("--pretrain_epochs", type=float, help="if not given, those of --config")
-    parser.add_argument("--scratch_epochs", type=float, default=100, help="on the second half, without pre-training")
-    parser.add_argument("--finetune_epochs", type=float, default=30, help="on the second half, of all other methods")
-    parser.add_argument("--repo", help="USER/NAME on the Hub, to push the pre-trained model to and load it from")
-    parser.add_argument("--public", action="store_true", help="a new repository may be seen by everybody")
+    parser.add_argument("--pretrain_epochs", type=float, help="by default those of --config")
+    parser.add_argument("--scratch_epochs", type=float, default=100, help="on the second half, from scratch")
+    parser.add_argument("--finetune_epochs", type=float, default=30, help="on the second half, for all other methods")
+    parser.add_argument("--repo", help="USER/NAME on the Hub: push the pre-trained model there and load it from there")
+    parser.add_argument("--public", action="store_true", help="make a new repository public")
     args = parser.parse_args(argv)
     for name in ("shots", "seeds", "pretrain_epochs", "scratch_epochs", "finetune_epochs"):
         if (value := getattr(args, name)) is not None and value < 1:
             parser.error(f"argument --{name}: {value} was given, 1 or more was wanted")
     if args.public and args.repo is None:
-        parser.error("argument --public: of what? --repo USER/NAME names it")
+        parser.error("argument --public: wanted the repository as well: --repo USER/NAME names it")
     return args
 
 
-def as_typed(name: str) -> str:
-    """A file of this folder, as one would type it here: from the repository's root, `recipes/NAME`."""
+def script_path(name: str) -> str:
+    """The path of a file in this folder as one would type it: `recipes/NAME` from the root of the repository."""
     return f"recipes/{name}" if Path.cwd() == RECIPES.parent else str(RECIPES / name)
 
 
-def halves(
-    folder: Path, name: str, shots: int, image_column: str | None = None, label_column: str | None = None
-) -> tuple[Path, Path]:
-    """Folders of Parquet files: NAME-even has the classes of even index and all of their images; NAME-odd those of odd index,
-    `shots` training images of each, drawn with seed 0, and all of their test images.
-
-    The images are in the column `image`, the labels, numbered anew, in `label`. Images that are files elsewhere are named, not
-    copied.
-
-    Raises:
-        ValueError: for fewer than 4 classes, fewer than `shots` images of one, no test split, or other halves in `folder`.
-    """
-    asked = {"dataset_name": name, "shots": shots, "image_column": image_column, "label_column": label_column}
-    first, second = (folder / f"{Path(name).name}-{which}" for which in ("even", "odd"))
-    record = folder / "halves.json"
-    if record.is_file():
-        if (there := json.loads(record.read_text())) != asked:
-            raise ValueError(f"{folder} holds halves of {there}, and {asked} was asked for: name another --output_dir")
-        return first, second
-    splits = load_splits(name)
-    if "test" not in splits:
-        raise ValueError(f"{name} has the splits {', '.join(splits)}; wanted one called test, to score both halves on")
-    splits, names, _ = prepare_splits(splits, eval_split="test", image_column=image_column, label_column=label_column)
-    if len(names) < 4:
-        raise ValueError(f"{name} has {len(names)} classes ({', '.join(names)}); wanted 4 or more, two for each half")
-
-    def part(split: str, odd: int):
-        rows = splits[split]
-        labels = np.asarray(rows["label"])
-        kept = np.flatnonzero(labels % 2 == odd)
-        if split == "train" and odd:
-            kept = kept[stratified_subset(labels[kept], names, 1.0, shots, seed=0)]
-        rows = rows.select(kept).select_columns("image").cast_column("image", Image())
-        return rows.add_column("label", (labels[kept] // 2).tolist(), feature=ClassLabel(names=names[odd::2]))
-
-    found = {(split, odd): part(split, odd) for split in ("train", "eval") for odd in (0, 1)}
-    license = dataset_license(name)
-    with atomic_dir(folder) as aside:
-        for odd, half in enumerate((first, second)):
-            (aside / half.name).mkdir()
-            found["train", odd].to_parquet(aside / half.name / "train.parquet")
-            found["eval", odd].to_parquet(aside / half.name / "test.parquet")
-            card = {
-                "pretty_name": f"{', '.join(names[odd::2])} of {name}",
-                **({"license": license} if license else {}),
-            }
-            text = f"---\n{yaml.safe_dump(card)}---\nMade by recipes/transfer.py.\n"
-            (aside / half.name / "README.md").write_text(text, encoding="utf-8")
-        (aside / record.name).write_text(json.dumps(asked) + "\n")
-    return first, second
-
-
 def run(script: str, *flags):
-    """A script of this folder, in a process of its own that writes to the same terminal and gets the signals that come here.
+    """Run a script of this folder in a process of its own, which gets the SIGTERM and SIGUSR1 sent to this one.
 
     Raises:
         ValueError: if it fails.
-        SystemExit: if a signal stopped it.
+        SystemExit: with its exit code, if a signal stopped it.
     """
-    command = [as_typed(script), *map(str, flags)]
+    command = [script_path(script), *map(str, flags)]
     print(f"\n{shlex.join(command)}", flush=True)
     with subprocess.Popen([sys.executable, *command]) as child:
         for number in (signal.SIGTERM, signal.SIGUSR1):
@@ -171,67 +114,72 @@ def run(script: str, *flags):
 
 
 def train(folder: Path, **flags):
-    """A run of train.py, which leaves alone what is finished."""
+    """A run of train.py; one that is finished is left alone."""
     run("train.py", *(f"--{name}={value}" for name, value in flags.items()), f"--output_dir={folder}")
 
 
-def score_features(folder: Path, start, second: Path, precision: str, of: str):
-    """Classify the second half by its nearest neighbours among the frozen features, and write down the seconds."""
+def probe_features(folder: Path, source, second: Path, precision: str, dataset_name: str):
+    """Classify the second half by nearest neighbours of its frozen features, and write the results and the time it took."""
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     run(
-        "evaluate.py", "--model_name_or_path", start, "--dataset_name", second, "--split", "test", "--probe_split", "train",
-        "--mixed_precision", precision, "--output_file", folder / "metrics.json",
-    )  # fmt: skip
+        "eval.py",
+        *("--model_name_or_path", source, "--dataset_name", second, "--split", "test", "--probe_split", "train"),
+        *("--mixed_precision", precision, "--output_file", folder / "metrics.json"),
+    )
     seconds = round(time.monotonic() - began, 1)
-    circumstances = environment.environment_info("cuda" if torch.cuda.is_available() else "cpu", 1, precision)
-    found = {**read(folder / "metrics.json"), "seconds": seconds, "halves_of": of, **circumstances}
-    write_text(folder / FINISHED, json.dumps(found, indent=2) + "\n")
+    environment_info = environment.environment_info("cuda" if torch.cuda.is_available() else "cpu", 1, precision)
+    results = {**read_json(folder / "metrics.json"), "seconds": seconds, "halves_of": dataset_name, **environment_info}
+    write_text(folder / FINISHED, json.dumps(results, indent=2) + "\n")
 
 
-def read(file: Path) -> dict:
+def read_json(file: Path) -> dict:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def main(args: argparse.Namespace):
+def main():
+    args = parse()
     config, out = yaml.safe_load(Path(args.config).read_text(encoding="utf-8")), args.output_dir
     if "preset" not in config:
         raise ValueError(f"--config {args.config} names no preset: wanted one that trains from scratch")
     datasets.disable_progress_bars()
-    first, second = halves(out / "data", args.dataset_name, args.shots, args.image_column, args.label_column)
-    # Ctrl-C reaches the command that runs as well: that one saves its state and ends, and with it this one.
+    first, second = split_classes(out / "data", args.dataset_name, args.shots, args.image_column, args.label_column)
+    # Ctrl-C reaches the running command as well: it saves its state and ends, and then this one does.
     signal.signal(signal.SIGINT, lambda *_: None)
 
     columns = {"image_column": "image", "label_column": "label"}  # whatever --config says of the whole data set
     from_scratch = {"config": args.config, **columns}
     epochs = {} if args.pretrain_epochs is None else {"num_train_epochs": args.pretrain_epochs}
     train(out / "pretrained", **from_scratch, dataset_name=first, **epochs)
-    start = out / "pretrained" / "model"
+    source = out / "pretrained" / "model"
     if args.repo is not None:
         public = ["--public"] if args.public else []
-        # As code, for a native layout knows no patch dropout, which the model from scratch is trained with.
+        # As code: native layouts know no patch dropout, which the model from scratch is trained with.
         run("publish.py", out / "pretrained", "--repo", args.repo, "--push", "--layout", "code", *public)
-        start = args.repo
+        source = args.repo
 
     kept = {key: config[key] for key in (*AUGMENTATION, "mixed_precision") if key in config}
-    kinds = {
-        "scratch": (from_scratch, args.scratch_epochs),
-        "tuned": ({**columns, "model_name_or_path": start, **kept}, args.finetune_epochs),
-    }
-    for seed in range(args.seeds):  # in turns, so that other work on this machine meets every method alike
+    finetuned = {**columns, "model_name_or_path": source, **kept}
+    for seed in range(args.seeds):  # every method in turn, so that other load on this machine affects them alike
         for name, flags in METHODS.items():
-            common, epochs = kinds["scratch" if name == "scratch" else "tuned"]
-            few = {"per_device_train_batch_size": BATCH, "num_train_epochs": epochs, "eval_epochs": math.ceil(epochs)}
-            train(out / name / str(seed), **common, dataset_name=second, **few, **flags, seed=seed)
-    score_features(out / "knn", start, second, config.get("mixed_precision", "auto"), args.dataset_name)
+            scratch = name == "scratch"
+            epochs = args.scratch_epochs if scratch else args.finetune_epochs
+            flags = {
+                **(from_scratch if scratch else finetuned),
+                "dataset_name": second,
+                "per_device_train_batch_size": BATCH,
+                "num_train_epochs": epochs,
+                "eval_epochs": math.ceil(epochs),
+                **flags,
+                "seed": seed,
+            }
+            train(out / name / str(seed), **flags)
+    probe_features(out / "knn", source, second, config.get("mixed_precision", "auto"), args.dataset_name)
 
-    runs = {name: [read(out / name / str(seed) / FINISHED) for seed in range(args.seeds)] for name in METHODS}
-    runs["pretrained"] = [read(out / "pretrained" / FINISHED)]
-    print(f"\n{tables.transfer_table(runs, read(out / 'knn' / FINISHED))}")
+    runs = {name: [read_json(out / name / str(seed) / FINISHED) for seed in range(args.seeds)] for name in METHODS}
+    runs["pretrained"] = [read_json(out / "pretrained" / FINISHED)]
+    print(f"\n{tables.transfer_table(runs, read_json(out / 'knn' / FINISHED))}")
 
 
 if __name__ == "__main__":
-    try:
-        main(parse())
-    except (ValueError, OSError) as error:  # one sentence; a traceback would hide it
-        sys.exit(f"error: {error}")
+    run_script(main)

@@ -1,30 +1,24 @@
-"""Pictures of what a model looks at, of what it has learnt, and of where it errs.
+"""Draw what a model looks at, what it has learnt and where it errs.
 
 python recipes/visualize.py MODEL --images photo.jpg [more.jpg ...]
 python recipes/visualize.py MODEL --dataset_name fashion-mnist-mini [--split test]
 
-MODEL is a run, a model folder, or a repository of any format that hf_vit reads. Written to --output_dir:
+MODEL is a run, a model folder or a Hub id of any format that hf_vit reads. The pictures in --output_dir:
 
-    attention.png     images, and which patches count for what the model says of them
-    layers.png        the attention of every layer, the mean of its heads; with --method or --layers what those ask for
-    heads.png         the attention of each head, in the last layer or the last of --layers
+    attention.png     images, and how much each patch counts for the model's answer
+    layers.png        the attention of every layer, mean of its heads, or what --method and --layers ask for
+    heads.png         the attention of each head in the last layer, or in the last of --layers
     inside.png        patch filters, similarity of positions, how far the heads of each layer look
-    positions.png     the numbers of the position embeddings, where there are some
-    predictions.png, mistakes.png, confusion.png, calibration.png    of a data set, whose split is scored
+    positions.png     the position embeddings, if the model has any
+    predictions.png, mistakes.png, confusion.png, calibration.png    with --dataset_name: how the model does on the split
 """
 
 import argparse
-import sys
 from pathlib import Path
-
-
-# This folder holds evaluate.py, which would hide the library of that name.
-sys.path = [path for path in sys.path if Path(path).resolve() != Path(__file__).resolve().parent]
 
 import datasets
 import torch
 from accelerate import Accelerator
-from huggingface_hub.errors import StrictDataclassError
 from transformers.utils import logging
 
 from hf_vit import HFViTForImageClassification, figures
@@ -40,10 +34,10 @@ from hf_vit.data.sources import load_splits
 from hf_vit.data.splits import prepare_splits
 from hf_vit.evaluation.classifiers import load_processor, model_folder
 from hf_vit.evaluation.prediction import predict
-from hf_vit.evaluation.scores import classification_report, compute_metrics, surest_mistakes
+from hf_vit.evaluation.scores import classification_report, compute_metrics
 from hf_vit.model.attention_maps import GRADIENT_METHODS, MAP_METHODS
 from hf_vit.system import hardware
-from hf_vit.system.escapes import printable_lines
+from hf_vit.system.errors import run_script
 
 
 def parse() -> argparse.Namespace:
@@ -53,54 +47,108 @@ def parse() -> argparse.Namespace:
     source.add_argument("--images", nargs="+", metavar="FILE", help="image files")
     source.add_argument("--dataset_name", "--dataset", help="as for train.py")
     parser.add_argument("--dataset_config")
-    parser.add_argument("--split", help="test, validation or val if not given, else the only one")
+    parser.add_argument("--split", help="by default test, validation or val, or else the only one")
     parser.add_argument("--image_column")
     parser.add_argument("--label_column")
     parser.add_argument("--count", type=int, default=4, help="images of the data set in the pictures of attention")
     parser.add_argument("--method", choices=[name for name in MAP_METHODS if name != "raw"], default="mean")
-    parser.add_argument("--layers", type=int, nargs="+", help="from 0, or negative from the end; all if not given")
-    parser.add_argument("--label", help="class whose gradient is followed; what the model answers if not given")
-    parser.add_argument("--output_dir", type=Path, help="figures/ of a run, else runs/figures/MODEL, if not given")
+    parser.add_argument("--layers", type=int, nargs="+", help="from 0, or negative from the end; by default all")
+    parser.add_argument("--label", help="class whose gradient is followed; by default the model's answer")
+    parser.add_argument("--output_dir", type=Path, help="by default figures/ of a run, else runs/figures/MODEL")
     args = parser.parse_args()
     if args.count < 1:
         parser.error(f"--count is {args.count}; wanted 1 or more")
     return args
 
 
-def score(args, model, form) -> tuple[ImageDataset, dict]:
-    """The images of a data set, and the pictures of how the model does on them."""
+def check_model(model, args):
+    """Raise ValueError if the model's images cannot be drawn, or if --method or --label do not go with its head."""
+    config = model.config
+    if config.num_channels not in (1, 3):
+        raise ValueError(f"the model takes {config.num_channels} channels; pictures are made of 1 (grey) or 3 (RGB)")
+    if args.method in GRADIENT_METHODS and not model.classifier.weight.any():
+        raise ValueError(f"the head of the model is all zero, so {args.method} has no gradient to follow")
+    if args.label is not None and args.label not in config.label2id:
+        raise ValueError(f"--label {args.label} is no class of the model; wanted one of {', '.join(config.label2id)}")
+
+
+def read_images(files: list[str], image_spec) -> torch.Tensor:
+    """Image files -> uint8 (n, C, H, W)."""
+    rows = [{"row": row, "image": {"bytes": read_file(file), "path": file}} for row, file in enumerate(files)]
+    images, bad = decode_rows(rows, image_spec)
+    if bad:
+        raise ValueError("; ".join(bad))
+    return stack_images(images)
+
+
+def load_images(args, image_spec) -> tuple[ImageDataset, list[str], str]:
+    """The images of the data set, its class names and the name of the split."""
+    splits, labels, split = prepare_splits(
+        load_splits(args.dataset_name, args.dataset_config),
+        train_split=None,
+        eval_split=args.split,
+        image_column=args.image_column,
+        label_column=args.label_column,
+    )
+    return ImageDataset(splits["eval"], image_spec), labels, split
+
+
+def draw_evaluation(model, images: ImageDataset, labels: list[str], split: str, image_spec) -> dict:
+    """Figures of how the model does on the images, by name; none if it does not know the labels."""
     accelerator = Accelerator()
     hardware.use_all_cores()
-    splits, names, scored = prepare_splits(
-        load_splits(args.dataset_name, args.dataset_config),
-        train_split=None, eval_split=args.split, image_column=args.image_column, label_column=args.label_column,
-    )  # fmt: skip
-    images = ImageDataset(splits["eval"], form)
     model.to(accelerator.device)
-    share = sequential_batches(len(images), 64)
-    logits, rows = predict(model, data_loader(images, share, 0), form, accelerator, len(images))
+    batches = data_loader(images, sequential_batches(len(images), 64), 0)
+    logits, rows = predict(model, batches, image_spec, accelerator, len(images))
     model.cpu()
-    known = [model.config.id2label[index] for index in range(model.config.num_labels)]
+    names = class_names(model)
     try:
-        truth = match_labels(images.labels[rows], names, model.config.id2label)
+        truth = match_labels(images.labels[rows], labels, model.config.id2label)
     except ValueError as error:
-        print(f"not scored: {error}")
-        return images, {}
-    details, metrics = classification_report(logits, truth, known), compute_metrics(logits, truth)
-    print(f"accuracy on {scored}: {metrics['accuracy']:.2%} of {len(truth):,} images")
+        print(f"not evaluated: {error}")
+        return {}
+    report, metrics = classification_report(logits, truth, names), compute_metrics(logits, truth)
+    print(f"accuracy on {split}: {metrics['accuracy']:.2%} of {len(truth):,} images")
     drawn = {
-        "confusion": figures.confusion(details["confusion_matrix"], known),
-        "calibration": figures.calibration(details["calibration"]),
+        "confusion": figures.confusion(report["confusion_matrix"], names),
+        "calibration": figures.calibration(report["calibration"]),
     }
-    shown = {
+    samples = {
         "predictions": torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:12],
-        "mistakes": surest_mistakes(truth, logits),
+        "mistakes": figures.mistakes(truth, logits),
     }
-    for name, some in shown.items():
-        if len(some):
-            pictures = denormalize(normalize(images.__getitems__(rows[some].tolist())["images"], form), form)
-            drawn[name] = figures.predictions(pictures, truth[some], logits[some], known)
-    return images, drawn
+    for name, indices in samples.items():
+        if len(indices):
+            pixels = images.__getitems__(rows[indices].tolist())["images"]  # (n, C, H, W)
+            pictures = denormalize(normalize(pixels, image_spec), image_spec)
+            drawn[name] = figures.predictions(pictures, truth[indices], logits[indices], names)
+    return drawn
+
+
+def draw_attention(model, pixels: torch.Tensor, args, image_spec) -> dict:
+    """Figures of what the model looks at in images, uint8 (n, C, H, W), and of its weights, by name."""
+    config = model.config
+    pixel_values = normalize(pixels, image_spec)  # (n, C, H, W)
+    pictures = denormalize(pixel_values, image_spec)
+    with torch.no_grad():
+        captions = figures.answers(model(pixel_values).logits, class_names(model))
+    drawn = figures.of_model(model, pictures, pixel_values, captions)
+    layers = list(range(config.num_hidden_layers)) if args.layers is None else args.layers
+    labels = {} if args.label is None else {"labels": config.label2id[args.label]}
+    maps = model.attention_maps(pixel_values, layers, args.method, **labels)  # (n, layers, h, w)
+    titles = [f"layer {layer % config.num_hidden_layers + 1}" for layer in layers]
+    drawn["layers"] = figures.attention(pictures, maps, titles, captions)
+    heads = model.attention_maps(pixel_values, layers[-1])  # (n, A, h, w)
+    titles = [f"head {head + 1}" for head in range(heads.shape[1])]
+    drawn["heads"] = figures.attention(pictures, heads, titles, captions)
+    if config.position_embedding not in ("rotary", "none"):
+        embeddings = model.vit.embeddings.interpolate_pos_encoding(config.grid_size)[1][0]  # (N, D)
+        drawn["positions"] = figures.positions(embeddings, config.position_embedding)
+    return drawn
+
+
+def class_names(model) -> list[str]:
+    return [model.config.id2label[index] for index in range(model.config.num_labels)]
 
 
 def main():
@@ -109,50 +157,17 @@ def main():
     logging.disable_progress_bar()
     source = model_folder(args.model)
     model = HFViTForImageClassification.from_pretrained(source).eval()
-    config, drawn = model.config, {}
-    if config.num_channels not in (1, 3):
-        raise ValueError(f"the model takes {config.num_channels} channels; pictures are made of 1 (grey) or 3 (RGB)")
-    gradient = {}
-    if args.method in GRADIENT_METHODS and not model.classifier.weight.any():
-        raise ValueError(f"the head of the model is all zero, so {args.method} has no gradient to follow")
-    if args.label is not None:
-        if args.label not in config.label2id:
-            raise ValueError(
-                f"--label {args.label} is no class of the model; wanted one of {', '.join(config.label2id)}"
-            )
-        gradient = {"labels": config.label2id[args.label]}
-    form = image_spec_of(load_processor(source), config)
+    check_model(model, args)
+    image_spec = image_spec_of(load_processor(source), model.config)
+    drawn = {}
     if args.images:
-        rows = [
-            {"row": row, "image": {"bytes": read_file(file), "path": file}} for row, file in enumerate(args.images)
-        ]
-        read, bad = decode_rows(rows, form)
-        if bad:
-            raise ValueError("; ".join(bad))
-        pixels = stack_images(read)
+        pixels = read_images(args.images, image_spec)
     else:
-        images, drawn = score(args, model, form)
+        images, labels, split = load_images(args, image_spec)
+        drawn = draw_evaluation(model, images, labels, split, image_spec)
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))[: args.count]
         pixels = images.__getitems__(order.tolist())["images"]
-    pixel_values = normalize(pixels, form)  # (n, C, H, W)
-    pictures = denormalize(pixel_values, form)
-
-    with torch.no_grad():
-        captions = figures.prediction_captions(
-            model(pixel_values).logits, [config.id2label[i] for i in range(config.num_labels)]
-        )
-    drawn |= figures.model_figures(model, pictures, pixel_values, captions)
-    layers = list(range(config.num_hidden_layers)) if args.layers is None else args.layers
-    maps = model.attention_maps(pixel_values, layers, args.method, **gradient)  # (n, layers, h, w)
-    named = [f"layer {layer % config.num_hidden_layers + 1}" for layer in layers]
-    heads = model.attention_maps(pixel_values, layers[-1])  # (n, A, h, w)
-    drawn["layers"] = figures.attention(pictures, maps, named, captions)
-    drawn["heads"] = figures.attention(
-        pictures, heads, [f"head {head + 1}" for head in range(heads.shape[1])], captions
-    )
-    if config.position_embedding not in ("rotary", "none"):
-        table = model.vit.embeddings.interpolate_pos_encoding(config.grid_size)[1][0]  # (N, D)
-        drawn["positions"] = figures.positions(table, config.position_embedding)
+    drawn |= draw_attention(model, pixels, args, image_spec)
 
     of_run = Path(args.model) / "figures" if source != args.model else Path("runs/figures") / Path(args.model).name
     folder = args.output_dir or of_run
@@ -164,7 +179,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ValueError, OSError, StrictDataclassError) as error:  # one sentence; a traceback would hide it
-        sys.exit(f"error: {printable_lines(error)}")
+    run_script(main)

@@ -271,7 +271,6 @@ def visualize(monkeypatch, photos):
         with monkeypatch.context() as patch:
             patch.chdir(photos)
             patch.setattr(sys, "argv", ["visualize.py", *map(str, flags)])
-            patch.setattr(sys, "path", sys.path[:])
             keep = lambda figure, file: (drawn.update({file.stem: figure}), write and save(figure, file))
             patch.setattr(figures, "save", keep)
             runpy.run_path(str(RECIPE), run_name="__main__")

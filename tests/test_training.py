@@ -193,8 +193,7 @@ def test_a_model_from_scratch_has_the_datas_labels_and_a_fitting_processor():
     assert len(processor.image_mean) == 1
 
 
-def test_metrics_load_offline_while_another_file_is_called_evaluate(tmp_path):
-    """T21, and recipes/evaluate.py beside recipes/train.py."""
+def test_metrics_load_offline(tmp_path):
     code = (
         "import socket, sys\n"
         "def refuse(*a, **k): raise OSError('the network was asked')\n"

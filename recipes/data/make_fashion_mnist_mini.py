@@ -7,11 +7,13 @@ zalando-datasets/fashion_mnist, or a local folder of Parquet. Training images co
 from its test set, chosen at random with a fixed seed; the image bytes are copied as they are.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import numpy as np
 from datasets import load_dataset
+
+from hf_vit.system.errors import run_script
 
 
 IMAGES_A_CLASS = {"train": 1000, "test": 200}
@@ -19,7 +21,10 @@ SEED = 0
 TARGET = Path(__file__).parent / "fashion-mnist-mini"
 
 
-def main(source: str):
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
+    parser.add_argument("source", metavar="SOURCE", help="the whole of Fashion-MNIST: Hub id, or folder of Parquet")
+    source = parser.parse_args().source
     for split, count in IMAGES_A_CLASS.items():
         data = load_dataset(source, split=split)
         labels = np.array(data["label"])
@@ -32,4 +37,4 @@ def main(source: str):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    run_script(main)

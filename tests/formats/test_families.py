@@ -6,10 +6,10 @@ import os
 import pickle
 import random
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
+import parity
 import pytest
 import torch
 import transformers
@@ -20,11 +20,6 @@ from hf_vit.formats.timm import infer_timm
 
 
 HOUSE = Path(__file__).parents[2]
-sys.path.insert(0, str(HOUSE / "recipes"))
-try:
-    import parity
-finally:
-    sys.path.pop(0)
 
 TINY = parity.SMALL | dict(num_hidden_layers=2)
 ROUNDING = 1e-5  # of the largest output

@@ -9,6 +9,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import export
 import onnx
 import pytest
 import torch
@@ -21,8 +22,6 @@ from hf_vit.system import environment
 
 
 HOUSE = Path(__file__).parents[2]
-sys.path.insert(0, str(HOUSE / "recipes"))  # export.py takes it out again
-import export  # noqa: E402
 
 
 DIALECTS = {

@@ -473,8 +473,8 @@ SCRIPTS = {
     "train.py teacher": [
         "--dataset_name", "fashion-mnist-mini", "--output_dir", "out", "--preset", "tiny-patch16-224", "--teacher_name_or_path", "PATH",
     ],
-    "evaluate.py": ["--model_name_or_path", "PATH", "--dataset_name", "fashion-mnist-mini"],
-    "evaluate.py data": ["--model_name_or_path", "alice/model", "--dataset_name", "PATH"],
+    "eval.py": ["--model_name_or_path", "PATH", "--dataset_name", "fashion-mnist-mini"],
+    "eval.py data": ["--model_name_or_path", "alice/model", "--dataset_name", "PATH"],
     "classify.py": ["PATH", "fashion-mnist-mini"],
     "app.py": ["PATH"],
     "publish.py": ["--verify", "PATH"],

@@ -11,18 +11,17 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import tables
+import transfer
 from datasets import ClassLabel, Dataset, Features, Image
 from loopback_hub import Hub
 from PIL import Image as PILImage
 
+from hf_vit.data.class_halves import split_classes
 from hf_vit.data.sources import dataset_license, load_splits
 
 
-HOUSE = Path(__file__).parents[1]
-sys.path.insert(0, str(HOUSE / "recipes"))  # transfer.py takes it out again
-import transfer  # noqa: E402
-
-
+HOUSE = Path(__file__).parents[2]
 NAMES = ["ant", "bee", "cat", "dog", "eel"]
 TINY = """
 preset: tiny-patch16-224
@@ -54,14 +53,14 @@ def content(folder):
     found = {}
     for split, rows in load_splits(str(folder)).items():
         names = rows.features["label"].names
-        numbers = [np.asarray(image)[0, 0, 0].item() for image in rows["image"]]
+        numbers = [np.asarray(image)[0, 0, 0].item() for image in rows.cast_column("image", Image())["image"]]
         found[split] = (names, list(zip(numbers, [names[label] for label in rows["label"]], strict=True)))
     return found
 
 
 def test_the_halves_share_no_class_and_keep_every_test_image(tmp_path):
     name = saved(tmp_path / "data", 5, license="mit")
-    folders = transfer.halves(tmp_path / "halves", name, shots=2)
+    folders = split_classes(tmp_path / "halves", name, shots=2)
     first, second = map(content, folders)
     for half, names, images in ((first, ["ant", "cat", "eel"], 18), (second, ["bee", "dog"], 4)):
         assert {split: classes for split, (classes, _) in half.items()} == {"train": names, "test": names}
@@ -77,15 +76,15 @@ def test_the_halves_share_no_class_and_keep_every_test_image(tmp_path):
 
 def test_the_halves_are_drawn_alike_and_written_once(tmp_path):
     name = saved(tmp_path / "data", 4)
-    one, other = (transfer.halves(tmp_path / place, name, shots=3) for place in ("one", "other"))
+    one, other = (split_classes(tmp_path / place, name, shots=3) for place in ("one", "other"))
     assert [content(folder) for folder in one] == [content(folder) for folder in other]
     assert {dataset_license(str(folder)) for folder in one} == {None}
     times = lambda: {file: file.stat().st_mtime_ns for file in (tmp_path / "one").rglob("*")}
     before = times()
-    assert transfer.halves(tmp_path / "one", name, shots=3) == one
+    assert split_classes(tmp_path / "one", name, shots=3) == one
     assert times() == before
     with pytest.raises(ValueError, match=r"'shots': 3.*'shots': 2.*name another --output_dir"):
-        transfer.halves(tmp_path / "one", name, shots=2)
+        split_classes(tmp_path / "one", name, shots=2)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +93,7 @@ def test_the_halves_are_drawn_alike_and_written_once(tmp_path):
 )
 def test_too_few_classes_or_images_are_refused_before_anything_is_written(classes, shots, said, tmp_path):
     with pytest.raises(ValueError, match=said):
-        transfer.halves(tmp_path / "halves", saved(tmp_path / "data", classes), shots)
+        split_classes(tmp_path / "halves", saved(tmp_path / "data", classes), shots)
     assert not (tmp_path / "halves").exists()
 
 
@@ -147,7 +146,7 @@ def test_data_without_a_test_split_are_refused(tmp_path):
     name = saved(tmp_path / "data", 4)
     (tmp_path / "data" / "test.parquet").unlink()
     with pytest.raises(ValueError, match="has the splits train; wanted one called test"):
-        transfer.halves(tmp_path / "halves", name, shots=2)
+        split_classes(tmp_path / "halves", name, shots=2)
 
 
 def run_of(name, seed, accuracy):
@@ -160,19 +159,19 @@ def run_of(name, seed, accuracy):
 
 
 def test_the_table_has_means_spreads_and_points_against_scratch():
-    assert list(transfer.tables.TRANSFER) == list(transfer.METHODS)
+    assert list(tables.TRANSFER) == list(transfer.METHODS)
     runs = {name: [run_of(name, seed, 0.5 + 0.02 * seed) for seed in (0, 1)] for name in transfer.METHODS}
     runs["lora"] = [run_of("lora", seed, 0.7) for seed in (0, 1)]
     runs["pretrained"] = [run_of("pretrained", 0, 0.9)]
     knn = {"knn_accuracy": 0.41, "seconds": 3.0, "halves_of": "animals"}
-    table = transfer.tables.transfer_table(runs, knn)
+    table = tables.transfer_table(runs, knn)
     assert "| from scratch | 1,000 | 9 | 4.0 s | 51.00% ± 1.41 | - |" in table
     assert "| LoRA | 1,000 | 9 | 4.0 s | 70.00% ± 0.00 | +19.00 |" in table
     assert "| k-NN | 0 | 0 | 3.0 s | 41.00% | -10.00 |" in table
     assert "`alice/half`" in table
     runs["probe"].pop()
     with pytest.raises(ValueError, match="not every method has 2 seeds"):
-        transfer.tables.transfer_table(runs, knn)
+        tables.transfer_table(runs, knn)
 
 
 @pytest.mark.slow
@@ -210,7 +209,7 @@ def test_every_method_starts_from_the_model_that_was_shared(tmp_path):
 
     lines = [line for line in done.stdout.splitlines() if line.startswith("| ")]
     assert [line.split(" | ")[0] for line in lines] == [
-        f"| {title}" for title in ("method", *transfer.tables.TRANSFER.values(), "k-NN")
+        f"| {title}" for title in ("method", *tables.TRANSFER.values(), "k-NN")
     ]
     assert "pushed to the Hub as `alice/half` and loaded from there" in done.stdout
     assert again.returncode == 0, again.stdout + again.stderr

@@ -17,7 +17,7 @@ from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTImageProcessor
 from hf_vit.data.sources import load_splits
 
 
-HOUSE = Path(__file__).parents[1]
+HOUSE = Path(__file__).parents[2]
 README = (HOUSE / "README.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 PAGES = [README, (HOUSE / "recipes" / "README.md").read_text()]

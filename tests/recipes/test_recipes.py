@@ -25,7 +25,7 @@ from transformers import (
 import hf_vit
 
 
-HOUSE = Path(__file__).parents[1]
+HOUSE = Path(__file__).parents[2]
 TINY = "image_size=16,patch_size=4,hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=64"
 
 
@@ -124,7 +124,7 @@ def test_the_saved_model_classifies_and_scores_as_the_run_said(run, photos):
         logits = model(**processor(image, return_tensors="pt")).logits
     assert model.config.id2label[logits.argmax().item()] == "green"
     printed = recipe(
-        "evaluate.py", "--model_name_or_path", run / "model", "--dataset_name", photos, "--split", "train",
+        "eval.py", "--model_name_or_path", run / "model", "--dataset_name", photos, "--split", "train",
         "--output_file", run.parent / "scores.json", cwd=photos.parent,
     )  # fmt: skip
     scores = json.loads((run.parent / "scores.json").read_text())
@@ -245,7 +245,7 @@ def test_lora_trains_little_and_what_it_saves_loads(saved, base, photos, tmp_pat
     assert results["metrics"]["accuracy"] >= 0.8
     assert (tmp_path / "run" / "model" / "model.safetensors").exists() is (saved == "merged")
     flags = ["--dataset_name", photos, "--split", "train", "--output_file", "scores.json"]
-    recipe("evaluate.py", "--model_name_or_path", "run/model", *flags, cwd=tmp_path)
+    recipe("eval.py", "--model_name_or_path", "run/model", *flags, cwd=tmp_path)
     assert json.loads((tmp_path / "scores.json").read_text())["accuracy"] >= 0.8
     assert "it sees:" in recipe("classify.py", "run/model", photos / "red" / "4.png", cwd=tmp_path)
     assert ("goes on top of" in (tmp_path / "run" / "model" / "README.md").read_text()) is (saved == "adapter")
@@ -345,7 +345,7 @@ def test_any_image_classifier_is_scored_and_its_features_are_probed(run, photos,
     AutoImageProcessor.from_pretrained(run / "model").save_pretrained(tmp_path / "native")
     for name, model in (("ours", run / "model"), ("native", tmp_path / "native")):
         recipe(
-            "evaluate.py", "--model_name_or_path", model, "--dataset_name", photos, "--probe_split", "train",
+            "eval.py", "--model_name_or_path", model, "--dataset_name", photos, "--probe_split", "train",
             "--output_file", f"{name}.json", cwd=tmp_path,
         )  # fmt: skip
         scores[name] = json.loads((tmp_path / f"{name}.json").read_text())
@@ -363,12 +363,12 @@ def test_any_image_classifier_is_scored_and_its_features_are_probed(run, photos,
 
 def test_features_are_probed_where_the_head_knows_other_labels(base, photos, tmp_path):
     flags = ["--model_name_or_path", base, "--dataset_name", photos]
-    printed = recipe("evaluate.py", *flags, "--probe_split", "train", cwd=tmp_path)
-    assert "the head is not scored" in printed
+    printed = recipe("eval.py", *flags, "--probe_split", "train", cwd=tmp_path)
+    assert "the head is not evaluated" in printed
     assert "knn_accuracy" in printed
     flags += ["--split", "train"]
-    assert "does not know 3 of the data set's 3 labels" in recipe("evaluate.py", *flags, cwd=tmp_path, fails=True)
-    assert "both train" in recipe("evaluate.py", *flags, "--probe_split", "train", cwd=tmp_path, fails=True)
+    assert "does not know 3 of the data set's 3 labels" in recipe("eval.py", *flags, cwd=tmp_path, fails=True)
+    assert "both train" in recipe("eval.py", *flags, "--probe_split", "train", cwd=tmp_path, fails=True)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,48 @@
+"""Claims about hf_vit/system/errors.py: how a script ends."""
+
+import pytest
+from huggingface_hub.errors import StrictDataclassFieldValidationError
+
+from hf_vit.system.errors import one_line, run_script
+
+
+def raising(error):
+    def main():
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("r is -1;\n  wanted 1 or more"), "error: r is -1; wanted 1 or more"),
+        (FileNotFoundError(2, "No such file", "a\x1b.png"), "error: [Errno 2] No such file: 'a\\x1b.png'"),
+        (ImportError("peft is not installed"), "error: peft is not installed"),
+        (FloatingPointError("the loss is not finite"), "error: the loss is not finite"),
+        (ValueError("a\x1b[1Ab\u202e"), "error: a\\x1b[1Ab\\u202e"),
+        (ValueError(), "error: ValueError"),
+        (
+            StrictDataclassFieldValidationError("hidden_size", TypeError("wanted int")),
+            "error: Validation error for field 'hidden_size': TypeError: wanted int",
+        ),
+    ],
+)
+def test_an_error_of_the_user_is_one_line_and_exit_code_1(error, line):
+    with pytest.raises(SystemExit) as ended:
+        run_script(raising(error))
+    assert ended.value.code == line  # Python writes a text to stderr, and exits with 1
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("a"), TypeError("a"), RuntimeError("a"), KeyboardInterrupt(), SystemExit(75)]
+)
+def test_every_other_error_keeps_its_traceback(error):
+    with pytest.raises(type(error)) as ended:
+        run_script(raising(error))
+    assert ended.value is error
+
+
+def test_the_token_is_not_printed(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert one_line(OSError("401 for hf_secret")) == "401 for ***"
