@@ -6,8 +6,7 @@ Contenders run in turns (A B A B ...), in one process where possible. The first 
 others, and a ratio is the median of the ratios of each round. timm takes part where it is installed. Each part is a file of
 recipes/benchmarks:
 
-    model       forward pass and training step at five sizes, and their share of what bare matrix products of the same shapes
-                reach (model_speed.py)
+    model       forward pass and training step at five sizes (model_speed.py)
     loading     import, from_pretrained of ViT-B and its peak memory (loading.py)
     loader      images a second to batches of tensors (loader.py)
     budget      the demo beside the usual loop with as many images, or as many seconds: the accuracy of each (budget.py)

@@ -12,7 +12,7 @@ loads it from there; without, from its folder.
     scratch/0, full/0, ...          a folder a method, and in it one a seed
     knn/results.json                what recipes/evaluate.py says of the frozen features, and the seconds it took
 
-At the end comes the table that recipes/tables.py makes of the results.json of them all. What was stopped goes on by the same
+At the end comes a table made of the results.json of them all (benchmarks/run_tables.py). What was stopped goes on by the same
 command. Exit codes: 0, 75 when a signal stopped it (the run of the moment saves its state), 1 after an error, 2 for a flag that is
 wrong.
 """
@@ -27,7 +27,7 @@ import sys
 import time
 from pathlib import Path
 
-import tables
+from benchmarks import run_tables
 
 
 # This folder holds evaluate.py, which would hide the library of that name.
@@ -225,7 +225,7 @@ def main(args: argparse.Namespace):
 
     runs = {name: [read(out / name / str(seed) / resume.FINISHED) for seed in range(args.seeds)] for name in METHODS}
     runs["pretrained"] = [read(out / "pretrained" / resume.FINISHED)]
-    print(f"\n{tables.transfer_table(runs, read(out / 'knn' / resume.FINISHED))}")
+    print(f"\n{run_tables.transfer_table(runs, read(out / 'knn' / resume.FINISHED))}")
 
 
 if __name__ == "__main__":

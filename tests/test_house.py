@@ -24,22 +24,16 @@ from hf_vit.training import arguments as presets
 
 
 HOUSE = Path(__file__).parents[1]
+sys.path.insert(0, str(HOUSE / "recipes"))
+try:
+    import tables
+    from benchmarks import kept_runs, run_tables
+finally:
+    sys.path.pop(0)
 README = (HOUSE / "README.md").read_text()
+PAGES = tables.pages(HOUSE)
 RUNS = sorted(file for file in HOUSE.glob("model_cards/**/results.json") if file.with_name("config.yaml").is_file())
 PROJECT = tomllib.loads((HOUSE / "pyproject.toml").read_text())
-MEASURED = re.compile(
-    r"\d\s?%|\d percent|\d[\s-](ms|s|min|h|(milli)?seconds?|minutes?|hours?)\b|\d images(/s| (a|per) second)|\d\s?[x\u00d7](?!\w)"
-    r"|\d times (as|faster|slower|less|more|the)\b|\d points\b|\d\s?[kKMGT]i?B\b|\d\s?[GT]FLOP|\b(twice|half|two times|three times) as\b"
-)
-SETTING = re.compile(r"95% interval|(less than|at least|at most|up to) [\d.,]+ [MGT]i?B\b|[\d.,]+ [MGT]B (of )?disk")
-
-
-@pytest.fixture(scope="module")
-def tables():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [str(HOUSE / "recipes"), *sys.path])
-        import tables
-    return tables
 
 
 def requirements():
@@ -93,17 +87,29 @@ def test_ci_runs_the_readmes_test_command():
     assert "- run: make test" in (HOUSE / ".github" / "workflows" / "test.yml").read_text()
 
 
-def test_every_file_in_the_readme_exists_and_every_module_is_in_it():
-    listed = re.findall(r"^    ((?:hf_vit|recipes|model_cards|tests)/\S*)", README, re.MULTILINE)
+def test_the_list_of_files_names_every_room_and_script_and_nothing_else():
+    text = (HOUSE / "CONTRIBUTING.md").read_text()
+    listed = re.findall(r"^    ((?:hf_vit|recipes|model_cards|tests)/\S*)", text, re.MULTILINE)
     assert [name for name in listed if not (HOUSE / name).exists()] == []
     modules = [f"recipes/{file.name}" for file in (HOUSE / "recipes").glob("*.py")]
     modules += ["hf_vit/figures.py"] + [f"hf_vit/{room.parent.name}/" for room in HOUSE.glob("hf_vit/*/__init__.py")]
     assert sorted(set(modules) - set(listed)) == []
 
 
-def test_the_tables_are_what_the_script_writes(tables):
-    pages = {page: (HOUSE / page).read_text() for page in tables.PAGES}
-    assert {page: tables.with_tables(text, HOUSE) for page, text in pages.items()} == pages
+def test_every_page_of_the_handbook_is_linked_and_every_link_leads_to_a_file():
+    links = {
+        (page.parent / target.partition("#")[0]).resolve()
+        for page in PAGES
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+        if "://" not in target
+    }
+    assert [str(target) for target in links if not target.exists()] == []
+    assert [page.name for page in (HOUSE / "recipes" / "docs").glob("*.md") if page.resolve() not in links] == []
+
+
+def test_the_tables_are_what_the_script_writes():
+    pages = {page: page.read_text() for page in PAGES}
+    assert {page: tables.fill_tables(text, HOUSE) for page, text in pages.items()} == pages
     for name in tables.TABLES:
         assert sum(f"<!-- {name}: recipes/tables.py writes this -->" in text for text in pages.values()) == 1
 
@@ -156,25 +162,25 @@ def cards_of(house):
     return {file.relative_to(house): file.read_text() for file in house.glob("model_cards/**/README.md")}
 
 
-def test_the_cards_are_what_the_script_writes(tables, tmp_path):
+def test_the_cards_are_what_the_script_writes(tmp_path):
     kept = [file.parent for file in HOUSE.glob("model_cards/**/results.json") if file.with_name("README.md").is_file()]
     assert [folder.name for folder in kept if not (folder / "config.yaml").is_file()] == []
     shutil.copytree(HOUSE / "model_cards", tmp_path / "model_cards")
-    tables.cards(tmp_path)
+    kept_runs.write_cards(tmp_path)
     assert cards_of(tmp_path) == cards_of(HOUSE)
 
 
-def test_a_card_whose_number_was_changed_is_written_anew(tables, tmp_path):
+def test_a_card_whose_number_was_changed_is_written_anew(tmp_path):
     shutil.copytree(HOUSE / "model_cards", tmp_path / "model_cards")
     card, file = (tmp_path / "model_cards" / "demo" / name for name in ("README.md", "results.json"))
     before, results = card.read_text(), json.loads(file.read_text())
     card.write_text(before.replace(f"{results['metrics']['accuracy']:.2%}", "99.99%"))
     assert card.read_text() != before
-    tables.cards(tmp_path)
+    kept_runs.write_cards(tmp_path)
     assert card.read_text() == before
     results["metrics"]["accuracy"] = 0.1234
     file.write_text(json.dumps(results))
-    tables.cards(tmp_path)
+    kept_runs.write_cards(tmp_path)
     assert "12.34%" in card.read_text()
     assert "12.34%" not in before
 
@@ -195,68 +201,34 @@ def finished_run(folder, seed=0, accuracy=0.5, **config):
     return folder
 
 
-def test_what_is_kept_of_a_run_replaces_what_was_and_leaves_its_seeds(tables, tmp_path, monkeypatch):
+def test_what_is_kept_of_a_run_replaces_what_was_and_leaves_its_seeds(tmp_path, monkeypatch):
     kept, names = tmp_path / "model_cards" / "tiny", lambda folder: sorted(file.name for file in folder.iterdir())
-    tables.keep(finished_run(tmp_path / "first"), "tiny", tmp_path)
-    tables.keep(finished_run(tmp_path / "other", seed=1), "tiny/seeds/1", tmp_path)
-    numbers = ["config.yaml", "confusion_matrix.csv", "metrics.jsonl", "results.json"]
+    kept_runs.keep(finished_run(tmp_path / "first"), "tiny", tmp_path)
+    kept_runs.keep(finished_run(tmp_path / "other", seed=1), "tiny/seeds/1", tmp_path)
+    numbers = ["config.yaml", "confusion_matrix.csv", "results.json"]
     assert names(kept / "seeds" / "1") == numbers
-    assert names(kept) == sorted([*numbers, "README.md", "config.json", "figures", "model.safetensors", "seeds"])
+    assert names(kept) == sorted([*numbers, "README.md", "config.json", "figures", "metrics.jsonl", "model.safetensors", "seeds"])
     (kept / "figures" / "old.png").touch()
-    monkeypatch.setattr(tables, "LARGEST_WEIGHTS", 7)
-    tables.keep(tmp_path / "first", "tiny", tmp_path)
-    assert names(kept) == sorted([*numbers, "README.md", "config.json", "figures", "seeds"])
+    monkeypatch.setattr(kept_runs, "LARGEST_WEIGHTS", 7)
+    kept_runs.keep(tmp_path / "first", "tiny", tmp_path)
+    assert names(kept) == sorted([*numbers, "README.md", "config.json", "figures", "metrics.jsonl", "seeds"])
     assert names(kept / "figures") == ["curves.png"]
     (tmp_path / "first" / "results.json").unlink()
     with pytest.raises(ValueError, match="is not finished"):
-        tables.keep(tmp_path / "first", "tiny", tmp_path)
+        kept_runs.keep(tmp_path / "first", "tiny", tmp_path)
     assert (kept / "results.json").is_file()
 
 
-def test_the_table_of_seeds_is_of_one_run_with_other_seeds(tables, tmp_path):
-    assert tables.seeds(tmp_path).count("\n") == 1
+def test_the_table_of_seeds_is_of_one_run_with_other_seeds(tmp_path):
+    assert run_tables.seeds(tmp_path).count("\n") == 1
     for seed, accuracy in ((0, 0.5), (2, 0.54), (1, 0.52)):
         name = "tiny" if seed == 0 else f"tiny/seeds/{seed}"
-        tables.keep(finished_run(tmp_path / str(seed), seed, accuracy), name, tmp_path)
-    row = "| [tiny](../model_cards/tiny/README.md) | 3 | 52.00% | 2.00 | 50.00% | 54.00% | 50.00%, 52.00%, 54.00% |"
-    assert tables.seeds(tmp_path).splitlines()[2:] == [row, "", "a machine, commit 0123456."]
-    tables.keep(finished_run(tmp_path / "3", 3, learning_rate=1), "tiny/seeds/3", tmp_path)
+        kept_runs.keep(finished_run(tmp_path / str(seed), seed, accuracy), name, tmp_path)
+    row = "| [tiny](../../model_cards/tiny/README.md) | 3 | 52.00% | 2.00 | 50.00% | 54.00% | 50.00%, 52.00%, 54.00% |"
+    assert run_tables.seeds(tmp_path).splitlines()[2:] == [row, "", "a machine, commit 0123456."]
+    kept_runs.keep(finished_run(tmp_path / "3", 3, learning_rate=1), "tiny/seeds/3", tmp_path)
     with pytest.raises(ValueError, match="learning_rate"):
-        tables.seeds(tmp_path)
-
-
-def prose(page):
-    """A page without its tables between marks, its code and the targets of its links; each line stays where it was."""
-    blank = lambda found: re.sub(r"[^\n]", " ", found.group())
-    page = re.sub(r"^<!-- (\w+): recipes/tables\.py writes this -->$.*?^<!-- /\1 -->$", blank, page, flags=re.M | re.S)
-    page = re.sub(r"^( *)```.*?^\1```$", blank, page, flags=re.M | re.S)
-    page = re.sub(r"^ {4}.*$", blank, page, flags=re.M)
-    return SETTING.sub(blank, re.sub(r"\]\([^)]*\)", blank, page))
-
-
-@pytest.mark.parametrize("page", ["README.md", "recipes/README.md"])
-def test_no_measured_number_is_typed_into_prose(page):
-    lines = enumerate(prose((HOUSE / page).read_text()).splitlines(), 1)
-    assert [f"{number}: {line}" for number, line in lines if MEASURED.search(line)] == []
-
-
-@pytest.mark.parametrize(
-    "claim",
-    [
-        "88.15%", "164 s", "4,494 s of training", "1,114 images/s", "324 images a second", "1.8x", "1.8\u00d7 faster", "20.04 ms", "5 minutes",
-        "3.5 times as fast", "twice as fast", "795 MB", "12.3 GB of memory", "1.5 points", "a 3-minute run",
-    ],
-)  # fmt: skip
-def test_a_measured_number_in_prose_is_found(claim):
-    assert MEASURED.search(prose(f"It takes {claim}."))
-
-
-@pytest.mark.parametrize(
-    "setting",
-    ["less than 2 GiB is decoded", "192 GB of disk", "a 95% interval", "28x28 pixels", "every 100 steps", "D=64"],
-)
-def test_a_setting_in_prose_is_none(setting):
-    assert not MEASURED.search(prose(f"It takes {setting}."))
+        run_tables.seeds(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["demo", "test"])

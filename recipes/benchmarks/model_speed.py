@@ -1,4 +1,4 @@
-"""Forward pass and training step beside native transformers and timm, and their share of what the hardware reaches."""
+"""Forward pass and training step beside native transformers and timm."""
 
 import importlib
 import importlib.util
@@ -12,50 +12,6 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from hf_vit import HFViTConfig, HFViTForImageClassification
 from hf_vit.training import arguments as presets
-
-
-def matrix_products(config: HFViTConfig, batch: int) -> list[tuple[int, int, int, int]]:
-    """The products of dense layers in one forward pass of a classifier, as (count, rows, inner, columns).
-
-    With a pooled class token the last layer computes queries, outputs and MLP for that token alone.
-    """
-    D, F, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-    patches = config.grid_size[0] * config.grid_size[1]
-    T = config.num_prefix_tokens + patches
-    flat = config.num_channels * config.patch_size**2
-    layer = [(1, batch * T, D, 3 * D), (1, batch * T, D, D), (1, batch * T, D, F), (1, batch * T, F, D)]
-    last = layer
-    if config.pooling == "cls":
-        last = [(1, batch * T, D, 2 * D), (2, batch, D, D), (1, batch, D, F), (1, batch, F, D)]
-    products = [(1, batch * patches, flat, D), *last, (1, batch, D, config.num_labels)]
-    return products + [(layers - 1, *shape) for _, *shape in layer]
-
-
-def count_flops(config: HFViTConfig, batch: int) -> float:
-    """Multiplications and additions of one forward pass: dense layers and attention."""
-    dense = sum(2 * count * rows * inner * columns for count, rows, inner, columns in matrix_products(config, batch))
-    T = config.num_prefix_tokens + config.grid_size[0] * config.grid_size[1]
-    queries = (config.num_hidden_layers - 1) * T + (1 if config.pooling == "cls" else T)
-    return dense + 4 * batch * queries * T * config.hidden_size
-
-
-def bare_products(config: HFViTConfig, batch: int, backward: bool):
-    """A function that computes these products and nothing else, with those of the backward pass if asked; and its FLOPs."""
-    calls, flops = [], 0
-    for count, rows, inner, columns in matrix_products(config, batch):
-        x, weight, grad = (torch.randn(*s, device=DEVICE) for s in ((rows, inner), (columns, inner), (rows, columns)))
-        output, x_grad, weight_grad = torch.empty_like(grad), torch.empty_like(x), torch.empty_like(weight)
-        for _ in range(count):
-            calls.append((x, weight.T, output))
-            if backward:
-                calls += [(grad, weight, x_grad), (grad.T, x, weight_grad)]
-        flops += 2 * count * rows * inner * columns * (3 if backward else 1)
-
-    def compute():
-        for left, right, out in calls:
-            torch.mm(left, right, out=out)
-
-    return compute, flops
 
 
 def native_vit(config: HFViTConfig) -> ViTForImageClassification:
@@ -104,7 +60,7 @@ def make_step(model, pixel_values, labels):
 
 
 def compare(config: HFViTConfig, batch: int, repeats: int, times: int) -> dict:
-    """What one size gives: milliseconds, ratios to each peer and the share of the bare products, for both kinds of pass."""
+    """What one size gives: milliseconds of each contender and ratios to each peer, for both kinds of pass."""
     models = {"hf_vit": HFViTForImageClassification(config), "transformers": native_vit(config)}
     if importlib.util.find_spec("timm") is not None:
         models["timm"] = timm_vit(config)
@@ -116,21 +72,16 @@ def compare(config: HFViTConfig, batch: int, repeats: int, times: int) -> dict:
             model.compile()
     row = {}
     for kind in ("forward", "step"):
-        products, product_flops = bare_products(config, batch, kind == "step")
         contenders = {
             name: make_forward(model, pixel_values) if kind == "forward" else make_step(model, pixel_values, labels)
             for name, model in models.items()
         }
-        seconds = time_in_turns({**contenders, "products": products}, repeats, times)
-        flops = count_flops(config, batch) * (3 if kind == "step" else 1)
+        seconds = time_in_turns(contenders, repeats, times)
         ratios = {peer: median_ratio(seconds[peer], seconds["hf_vit"]) for peer in models if peer != "hf_vit"}
         row[kind] = {
             **{f"{name}_ms": round(1e3 * statistics.median(seconds[name]), 2) for name in models},
             "ratios": ratios,
             "against_best_peer": min(ratios.values()),
-            "gflops_a_second": round(flops / statistics.median(seconds["hf_vit"]) / 1e9, 1),
-            "ceiling_gflops_a_second": round(product_flops / statistics.median(seconds["products"]) / 1e9, 1),
-            "share_of_ceiling": round(median_ratio(seconds["products"], seconds["hf_vit"]) * flops / product_flops, 3),
         }
     return row
 
