@@ -16,6 +16,7 @@ from PIL import Image
 
 from hf_vit.data import datasets as data
 from hf_vit.data.augment import normalize
+from hf_vit.data.images import Files, restrict
 
 
 WORKERS = 2
@@ -32,7 +33,8 @@ def photos(folder: Path, width: int, height: int, count: int) -> Dataset:
         files.append(str(folder / f"{width}-{index}.jpg"))
         Image.fromarray((smooth + grain).clip(0, 255).astype(np.uint8)).save(files[-1], quality=90)
     rows = {"image": [files[index % len(files)] for index in range(count)], "label": [0, 1] * (count // 2)}
-    return Dataset.from_dict(rows, Features(image=datasets.Image(), label=ClassLabel(names=["a", "b"])))
+    rows = Dataset.from_dict(rows, Features(image=datasets.Image(), label=ClassLabel(names=["a", "b"])))
+    return restrict({"train": rows}, Files(str(folder)))["train"]
 
 
 def compare(rows: Dataset, form: data.ImageForm, repeats: int) -> dict:

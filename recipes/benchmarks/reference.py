@@ -9,7 +9,7 @@ import time
 import numpy as np
 import torch
 from benchmarks.measuring import BATCH, DEVICE
-from datasets import Dataset
+from datasets import Dataset, Image
 from torch.utils.data import DataLoader
 from transformers import get_scheduler
 
@@ -34,7 +34,7 @@ def reference_rows(rows: Dataset, form: data.ImageForm) -> Dataset:
         batch["pixel_values"] = [torch.from_numpy(array).permute(2, 0, 1) for array in arrays]
         return batch
 
-    return rows.with_transform(transform)
+    return rows.cast_column("image", Image()).with_transform(transform)
 
 
 def collate(rows):
