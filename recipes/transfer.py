@@ -27,9 +27,9 @@ import time
 from pathlib import Path
 
 import datasets
-import tables
 import torch
 import yaml
+from benchmarks import run_tables
 
 from hf_vit.data.class_halves import split_classes
 from hf_vit.system import environment
@@ -178,7 +178,7 @@ def main():
 
     runs = {name: [read_json(out / name / str(seed) / FINISHED) for seed in range(args.seeds)] for name in METHODS}
     runs["pretrained"] = [read_json(out / "pretrained" / FINISHED)]
-    print(f"\n{tables.transfer_table(runs, read_json(out / 'knn' / FINISHED))}")
+    print(f"\n{run_tables.transfer_table(runs, read_json(out / 'knn' / FINISHED))}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Claims about the repository: what it requires, how it is tested, and that the README lists its files."""
+"""Claims about the repository: what it requires, how it is tested, and that its pages list its files."""
 
 import importlib.metadata
 import re
@@ -58,19 +58,32 @@ def test_ranges_are_open_and_the_tested_set_is_one():
 
 
 def test_ci_runs_the_readmes_test_command():
-    assert "\n    make test\n" in README
+    assert "\nmake test\n" in README
     assert [line for line in (HOUSE / ".ci" / "run").read_text().splitlines() if line.startswith("make")] == [
         "make test"
     ]
     assert "- run: make test" in (HOUSE / ".github" / "workflows" / "test.yml").read_text()
 
 
-def test_every_file_in_the_readme_exists_and_every_module_is_in_it():
-    listed = re.findall(r"^    ((?:hf_vit|recipes|model_cards|tests)/\S*)", README, re.MULTILINE)
+def test_the_list_of_files_names_every_room_and_script_and_nothing_else():
+    text = (HOUSE / "CONTRIBUTING.md").read_text()
+    listed = re.findall(r"^    ((?:hf_vit|recipes|model_cards|tests)/\S*)", text, re.MULTILINE)
     assert [name for name in listed if not (HOUSE / name).exists()] == []
     modules = [f"recipes/{file.name}" for file in (HOUSE / "recipes").glob("*.py")]
     modules += ["hf_vit/figures.py"] + [f"hf_vit/{room.parent.name}/" for room in HOUSE.glob("hf_vit/*/__init__.py")]
     assert sorted(set(modules) - set(listed)) == []
+
+
+def test_every_page_of_the_handbook_is_linked_and_every_link_leads_to_a_file():
+    pages = [HOUSE / "README.md", *HOUSE.glob("recipes/README.md"), *HOUSE.glob("recipes/docs/*.md")]
+    links = {
+        (page.parent / target.partition("#")[0]).resolve()
+        for page in pages
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+        if "://" not in target
+    }
+    assert [str(target) for target in links if not target.exists()] == []
+    assert [page.name for page in (HOUSE / "recipes" / "docs").glob("*.md") if page.resolve() not in links] == []
 
 
 @pytest.mark.parametrize("name", ["demo", "test"])

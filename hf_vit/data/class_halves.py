@@ -7,7 +7,8 @@ import numpy as np
 import yaml
 from datasets import ClassLabel, Dataset, Image
 
-from hf_vit.data import datasets as data
+from hf_vit.data.sources import dataset_license, load_splits
+from hf_vit.data.splits import prepare_splits, stratified_subset
 from hf_vit.system.files import atomic_dir
 
 
@@ -33,12 +34,12 @@ def split_classes(
                 f"{folder} holds halves of {existing}, and {request} was asked for: name another --output_dir"
             )
         return halves
-    splits = data.load(name)
+    splits = load_splits(name)
     if "test" not in splits:
         raise ValueError(
             f"{name} has the splits {', '.join(splits)}; wanted one called test, to evaluate both halves on"
         )
-    splits, names, _ = data.prepare(splits, eval_split="test", image_column=image_column, label_column=label_column)
+    splits, names, _ = prepare_splits(splits, eval_split="test", image_column=image_column, label_column=label_column)
     if len(names) < 4:
         raise ValueError(f"{name} has {len(names)} classes ({', '.join(names)}); wanted 4 or more, two for each half")
 
@@ -47,7 +48,7 @@ def split_classes(
         for odd in (0, 1)
         for split in ("train", "eval")
     }
-    license = data.license_of(name)
+    license = dataset_license(name)
     with atomic_dir(folder) as aside:
         for odd, half in enumerate(halves):
             (aside / half.name).mkdir()
@@ -68,6 +69,6 @@ def select_half(rows, names: list[str], odd: int, shots: int | None) -> Dataset:
     labels = np.asarray(rows["label"])
     kept = np.flatnonzero(labels % 2 == odd)
     if shots is not None:
-        kept = kept[data.subset(labels[kept], names, 1.0, shots, seed=0)]
+        kept = kept[stratified_subset(labels[kept], names, 1.0, shots, seed=0)]
     rows = rows.select(kept).select_columns("image").cast_column("image", Image())
     return rows.add_column("label", (labels[kept] // 2).tolist(), feature=ClassLabel(names=names[odd::2]))

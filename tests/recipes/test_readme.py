@@ -1,4 +1,4 @@
-"""Every block of the README, and every command of the recipes' one, runs as printed."""
+"""Every Python block and every command of the README and the handbook runs as printed."""
 
 import os
 import re
@@ -18,19 +18,25 @@ from hf_vit.data.sources import load_splits
 
 
 HOUSE = Path(__file__).parents[2]
-README = (HOUSE / "README.md").read_text()
-PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-PAGES = [README, (HOUSE / "recipes" / "README.md").read_text()]
+PAGES = {
+    str(page.relative_to(HOUSE)): page.read_text()
+    for page in (HOUSE / "README.md", HOUSE / "recipes" / "README.md", *sorted(HOUSE.glob("recipes/docs/*.md")))
+}
+PYTHON = [
+    pytest.param(block, id=f"{name}-{index}")
+    for name, page in PAGES.items()
+    for index, block in enumerate(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+]
 RUNS = "python recipes/"
 NOT_HERE = ("NAME.yaml", "imagenet")  # a placeholder, and a data set that is not at hand
-COMMANDS = [
-    [
+COMMANDS = {
+    name: [
         line.strip()
         for line in page.splitlines()
         if line.strip().startswith(RUNS) and not any(name in line for name in NOT_HERE)
     ]
-    for page in PAGES
-]
+    for name, page in PAGES.items()
+}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +68,7 @@ def hub():
         yield hub
 
 
-@pytest.mark.parametrize("block", PYTHON, ids=range(len(PYTHON)))
+@pytest.mark.parametrize("block", PYTHON)
 def test_python_blocks_run(block, desk, monkeypatch, capsys):
     monkeypatch.chdir(desk)
     exec(compile(block, "README.md", "exec"), {})
@@ -70,9 +76,19 @@ def test_python_blocks_run(block, desk, monkeypatch, capsys):
         assert capsys.readouterr().out.strip() in load_splits("fashion-mnist-mini")["test"].features["label"].names
 
 
-@pytest.mark.parametrize(("commands", "count"), list(zip(COMMANDS, (9, 7), strict=True)), ids=["README", "recipes"])
-def test_commands_run_in_their_order(commands, count, desk, hub, tmp_path):
-    assert len(commands) == count
+def test_every_page_has_the_blocks_that_are_run_here():
+    assert len(PYTHON) == 5
+    assert {name.rpartition("/")[2]: len(commands) for name, commands in COMMANDS.items() if commands} == {
+        "README.md": 5,
+        "attention-maps.md": 1,
+        "presets.md": 1,
+        "sharing.md": 5,
+        "your-own-images.md": 6,
+    }
+
+
+@pytest.mark.parametrize("commands", COMMANDS.values(), ids=COMMANDS)
+def test_commands_run_in_their_order(commands, desk, hub, tmp_path):
     for command in commands:
         script, *flags = shlex.split(command.replace("USER/", "alice/"))[1:]
         environment = dict(os.environ)

@@ -9,6 +9,7 @@ import pytest
 import tables
 import torch
 import yaml
+from benchmarks import kept_runs, run_tables
 from PIL import Image
 from transformers import AutoImageProcessor
 
@@ -24,8 +25,8 @@ RUNS = sorted(file for file in HOUSE.glob("model_cards/**/results.json") if file
 
 
 def test_the_tables_are_what_the_script_writes():
-    pages = {page: (HOUSE / page).read_text() for page in tables.PAGES}
-    assert {page: tables.with_tables(text, HOUSE) for page, text in pages.items()} == pages
+    pages = {page: page.read_text() for page in tables.pages(HOUSE)}
+    assert {page: tables.fill_tables(text, HOUSE) for page, text in pages.items()} == pages
     for name in tables.TABLES:
         assert sum(f"<!-- {name}: recipes/tables.py writes this -->" in text for text in pages.values()) == 1
 
@@ -82,7 +83,7 @@ def test_the_cards_are_what_the_script_writes(tmp_path):
     kept = [file.parent for file in HOUSE.glob("model_cards/**/results.json") if file.with_name("README.md").is_file()]
     assert [folder.name for folder in kept if not (folder / "config.yaml").is_file()] == []
     shutil.copytree(HOUSE / "model_cards", tmp_path / "model_cards")
-    tables.cards(tmp_path)
+    kept_runs.write_cards(tmp_path)
     assert cards_of(tmp_path) == cards_of(HOUSE)
 
 
@@ -92,11 +93,11 @@ def test_a_card_whose_number_was_changed_is_written_anew(tmp_path):
     before, results = card.read_text(), json.loads(file.read_text())
     card.write_text(before.replace(f"{results['metrics']['accuracy']:.2%}", "99.99%"))
     assert card.read_text() != before
-    tables.cards(tmp_path)
+    kept_runs.write_cards(tmp_path)
     assert card.read_text() == before
     results["metrics"]["accuracy"] = 0.1234
     file.write_text(json.dumps(results))
-    tables.cards(tmp_path)
+    kept_runs.write_cards(tmp_path)
     assert "12.34%" in card.read_text()
     assert "12.34%" not in before
 
@@ -118,29 +119,31 @@ def finished_run(folder, seed=0, accuracy=0.5, **config):
 
 def test_what_is_kept_of_a_run_replaces_what_was_and_leaves_its_seeds(tmp_path, monkeypatch):
     kept, names = tmp_path / "model_cards" / "tiny", lambda folder: sorted(file.name for file in folder.iterdir())
-    tables.keep(finished_run(tmp_path / "first"), "tiny", tmp_path)
-    tables.keep(finished_run(tmp_path / "other", seed=1), "tiny/seeds/1", tmp_path)
-    numbers = ["config.yaml", "confusion_matrix.csv", "metrics.jsonl", "results.json"]
+    kept_runs.keep(finished_run(tmp_path / "first"), "tiny", tmp_path)
+    kept_runs.keep(finished_run(tmp_path / "other", seed=1), "tiny/seeds/1", tmp_path)
+    numbers = ["config.yaml", "confusion_matrix.csv", "results.json"]
     assert names(kept / "seeds" / "1") == numbers
-    assert names(kept) == sorted([*numbers, "README.md", "config.json", "figures", "model.safetensors", "seeds"])
+    assert names(kept) == sorted(
+        [*numbers, "README.md", "config.json", "figures", "metrics.jsonl", "model.safetensors", "seeds"]
+    )
     (kept / "figures" / "old.png").touch()
-    monkeypatch.setattr(tables, "LARGEST_WEIGHTS", 7)
-    tables.keep(tmp_path / "first", "tiny", tmp_path)
-    assert names(kept) == sorted([*numbers, "README.md", "config.json", "figures", "seeds"])
+    monkeypatch.setattr(kept_runs, "LARGEST_WEIGHTS", 7)
+    kept_runs.keep(tmp_path / "first", "tiny", tmp_path)
+    assert names(kept) == sorted([*numbers, "README.md", "config.json", "figures", "metrics.jsonl", "seeds"])
     assert names(kept / "figures") == ["curves.png"]
     (tmp_path / "first" / "results.json").unlink()
     with pytest.raises(ValueError, match="is not finished"):
-        tables.keep(tmp_path / "first", "tiny", tmp_path)
+        kept_runs.keep(tmp_path / "first", "tiny", tmp_path)
     assert (kept / "results.json").is_file()
 
 
 def test_the_table_of_seeds_is_of_one_run_with_other_seeds(tmp_path):
-    assert tables.seeds(tmp_path).count("\n") == 1
+    assert run_tables.seeds(tmp_path).count("\n") == 1
     for seed, accuracy in ((0, 0.5), (2, 0.54), (1, 0.52)):
         name = "tiny" if seed == 0 else f"tiny/seeds/{seed}"
-        tables.keep(finished_run(tmp_path / str(seed), seed, accuracy), name, tmp_path)
-    row = "| [tiny](../model_cards/tiny/README.md) | 3 | 52.00% | 2.00 | 50.00% | 54.00% | 50.00%, 52.00%, 54.00% |"
-    assert tables.seeds(tmp_path).splitlines()[2:] == [row, "", "a machine, commit 0123456."]
-    tables.keep(finished_run(tmp_path / "3", 3, learning_rate=1), "tiny/seeds/3", tmp_path)
+        kept_runs.keep(finished_run(tmp_path / str(seed), seed, accuracy), name, tmp_path)
+    row = "| [tiny](../../model_cards/tiny/README.md) | 3 | 52.00% | 2.00 | 50.00% | 54.00% | 50.00%, 52.00%, 54.00% |"
+    assert run_tables.seeds(tmp_path).splitlines()[2:] == [row, "", "a machine, commit 0123456."]
+    kept_runs.keep(finished_run(tmp_path / "3", 3, learning_rate=1), "tiny/seeds/3", tmp_path)
     with pytest.raises(ValueError, match="learning_rate"):
-        tables.seeds(tmp_path)
+        run_tables.seeds(tmp_path)

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import tables
 import transfer
+from benchmarks import run_tables
 from datasets import ClassLabel, Dataset, Features, Image
 from loopback_hub import Hub
 from PIL import Image as PILImage
@@ -159,19 +159,19 @@ def run_of(name, seed, accuracy):
 
 
 def test_the_table_has_means_spreads_and_points_against_scratch():
-    assert list(tables.TRANSFER) == list(transfer.METHODS)
+    assert list(run_tables.TRANSFER) == list(transfer.METHODS)
     runs = {name: [run_of(name, seed, 0.5 + 0.02 * seed) for seed in (0, 1)] for name in transfer.METHODS}
     runs["lora"] = [run_of("lora", seed, 0.7) for seed in (0, 1)]
     runs["pretrained"] = [run_of("pretrained", 0, 0.9)]
     knn = {"knn_accuracy": 0.41, "seconds": 3.0, "halves_of": "animals"}
-    table = tables.transfer_table(runs, knn)
+    table = run_tables.transfer_table(runs, knn)
     assert "| from scratch | 1,000 | 9 | 4.0 s | 51.00% ± 1.41 | - |" in table
     assert "| LoRA | 1,000 | 9 | 4.0 s | 70.00% ± 0.00 | +19.00 |" in table
     assert "| k-NN | 0 | 0 | 3.0 s | 41.00% | -10.00 |" in table
     assert "`alice/half`" in table
     runs["probe"].pop()
     with pytest.raises(ValueError, match="not every method has 2 seeds"):
-        tables.transfer_table(runs, knn)
+        run_tables.transfer_table(runs, knn)
 
 
 @pytest.mark.slow
@@ -209,7 +209,7 @@ def test_every_method_starts_from_the_model_that_was_shared(tmp_path):
 
     lines = [line for line in done.stdout.splitlines() if line.startswith("| ")]
     assert [line.split(" | ")[0] for line in lines] == [
-        f"| {title}" for title in ("method", *tables.TRANSFER.values(), "k-NN")
+        f"| {title}" for title in ("method", *run_tables.TRANSFER.values(), "k-NN")
     ]
     assert "pushed to the Hub as `alice/half` and loaded from there" in done.stdout
     assert again.returncode == 0, again.stdout + again.stderr

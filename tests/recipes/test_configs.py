@@ -15,7 +15,7 @@ from transformers import ViTConfig, ViTImageProcessorPil, ViTModel
 from hf_vit.training.arguments import parse_args
 
 
-HOUSE = Path(__file__).parents[1]
+HOUSE = Path(__file__).parents[2]
 CONFIGS = sorted((HOUSE / "recipes" / "configs").glob("*.yaml"))
 # What the data of each preset look like: columns of images and labels, PIL mode, side, classes, splits.
 FORMS = {

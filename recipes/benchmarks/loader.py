@@ -1,0 +1,98 @@
+"""Images a second from files to batches of tensors: hf_vit.data beside rows that are transformed one by one."""
+
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import datasets
+import numpy as np
+from benchmarks.measuring import BATCH, median_ratio, square_form, time_in_turns
+from benchmarks.reference import reference_loader, reference_rows
+from datasets import ClassLabel, Dataset, Features
+from PIL import Image
+
+from hf_vit.data import image_dataset
+from hf_vit.data.columns import select_image_and_label
+from hf_vit.data.image_dataset import ImageDataset
+from hf_vit.data.image_files import AllowedFiles, restrict_files
+from hf_vit.data.image_spec import ImageSpec, training_image_spec
+from hf_vit.data.loader import data_loader
+from hf_vit.data.normalization import normalize
+from hf_vit.data.sampling import EPOCH_STRIDE, epoch_batches
+from hf_vit.data.sources import load_splits
+
+
+WORKERS = 2
+
+
+def photos(folder: Path, width: int, height: int, count: int) -> Dataset:
+    """`count` rows of JPEG files: smooth noise with grain, two classes."""
+    rng = np.random.default_rng(0)
+    files = []
+    for index in range(min(count, 64)):  # further rows name these files again
+        coarse = Image.fromarray(rng.integers(0, 256, (height // 25, width // 25, 3), dtype=np.uint8))
+        smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=np.float32)
+        grain = rng.normal(0, 6, (height, width, 1)).astype(np.float32)
+        files.append(str(folder / f"{width}-{index}.jpg"))
+        Image.fromarray((smooth + grain).clip(0, 255).astype(np.uint8)).save(files[-1], quality=90)
+    rows = {"image": [files[index % len(files)] for index in range(count)], "label": [0, 1] * (count // 2)}
+    rows = Dataset.from_dict(rows, Features(image=datasets.Image(), label=ClassLabel(names=["a", "b"])))
+    return restrict_files({"train": rows}, AllowedFiles(str(folder)))["train"]
+
+
+def compare(rows: Dataset, form: ImageSpec, repeats: int) -> dict:
+    """Images a second of the reference, of ours normalised on the CPU, and of ours as bytes."""
+    numbered = select_image_and_label(rows, ("image", "label")).add_column("row", np.arange(len(rows)))
+    began = time.perf_counter()
+    train_form = training_image_spec(form, numbered, "resized")
+    images = ImageDataset(numbered, train_form)
+    seconds_to_fill = time.perf_counter() - began
+    by_row = reference_rows(rows, train_form)
+    epochs = itertools.count()
+
+    def batches():
+        epoch = next(epochs)
+        ids = epoch_batches(len(images), BATCH, 0, epoch)
+        for batch in data_loader(
+            images, ([epoch * EPOCH_STRIDE + number for number in batch] for batch in ids), WORKERS
+        ):
+            yield batch["images"]
+
+    def read_bytes():
+        for _ in batches():
+            pass
+
+    def read_normalized():
+        for batch in batches():
+            normalize(batch, form)
+
+    def read_reference():
+        for _ in reference_loader(by_row, WORKERS):
+            pass
+
+    contenders = {"reference": read_reference, "hf_vit": read_normalized, "hf_vit_bytes": read_bytes}
+    seconds = time_in_turns(contenders, repeats)
+    return {
+        **{name: round(len(rows) / statistics.median(each), 1) for name, each in seconds.items()},
+        "ratio": median_ratio(seconds["reference"], seconds["hf_vit"]),
+        "ratio_of_bytes": median_ratio(seconds["reference"], seconds["hf_vit_bytes"]),
+        "seconds_to_fill_memory": round(seconds_to_fill, 1) if image_dataset.CACHE_BYTES else None,
+    }
+
+
+def measure(repeats: int) -> dict:
+    kinds, cache_bytes = [], image_dataset.CACHE_BYTES
+    with tempfile.TemporaryDirectory() as folder:
+        for name, rows, side in (
+            ("photos of 4000x3000, JPEG", photos(Path(folder), 4000, 3000, 2 * BATCH), 224),
+            ("photos of 500x375, JPEG", photos(Path(folder), 500, 375, 1024), 224),
+            ("the embedded 10,000 of 28x28, kept in memory", load_splits("fashion-mnist-mini")["train"], 28),
+        ):
+            image_dataset.CACHE_BYTES = 2**40 if side == 28 else 0  # photos as if they were too many to keep
+            kinds.append({"data": name, **compare(rows, square_form(side), repeats)})
+            print(json.dumps(kinds[-1]), flush=True)
+    image_dataset.CACHE_BYTES = cache_bytes
+    return {"kinds": kinds, "workers": WORKERS}

@@ -1,0 +1,129 @@
+"""Tables of the runs that model_cards keeps: results, presets, seeds, and what each way to fine-tune gives."""
+
+import json
+import statistics
+from pathlib import Path
+
+import yaml
+from benchmarks.kept_runs import TRANSFER, read_seeds
+
+
+def describe_machines(runs: list[dict]) -> str:
+    """Hardware and commit of these runs or measurements, each pair once."""
+    said = []
+    for run in runs:
+        commit, changed, _ = (run["commit"] or "unknown").partition(" ")
+        said.append(f"{run['hardware']}, commit {commit[:7]}{' with local changes' if changed else ''}")
+    return "; ".join(dict.fromkeys(said))
+
+
+def results(house: Path) -> str:
+    """One row per published run."""
+    lines = ["| run | images | accuracy | training | hardware |", "|---|---|---|---|---|"]
+    for file in sorted(house.glob("model_cards/*/results.json")):
+        run = json.loads(file.read_text())
+        data = run["data"]
+        lines.append(
+            f"| [{file.parent.name}](model_cards/{file.parent.name}/README.md) "
+            f"| {data['train_images']:,} of {Path(data['name']).name} "
+            f"| {100 * run['metrics']['accuracy']:.2f}% on {data['scored_images']:,} {data['scored']} images "
+            f"| {run['train_seconds']:,.0f} s, {run['images_per_second']:,.0f} images/s "
+            f"| {run['hardware']} |"
+        )
+    return "\n".join(lines)
+
+
+def presets(house: Path) -> str:
+    """One row per preset: what it trains on, from what, and the result where it was run."""
+    lines = ["| preset | data | model | hardware | training | accuracy |", "|---|---|---|---|---|---|"]
+    for file in sorted(house.glob("recipes/configs/*.yaml")):
+        preset = yaml.safe_load(file.read_text())
+        card = house / "model_cards" / file.stem / "results.json"
+        model = f"fine-tuned {preset['model_name_or_path']}" if "model_name_or_path" in preset else "from scratch"
+        run = "not run yet | |"
+        if card.is_file():
+            results = json.loads(card.read_text())
+            low, high = results["intervals"]["accuracy"]
+            run = (
+                f"{results['hardware']} | {results['train_seconds']:,.0f} s | "
+                f"[{results['metrics']['accuracy']:.2%}](../model_cards/{file.stem}/README.md) ({low:.1%} to {high:.1%})"
+            )
+        lines.append(f"| [{file.stem}](configs/{file.name}) | {preset['dataset_name']} | {model} | {run} |")
+    return "\n".join(lines)
+
+
+def seeds(house: Path) -> str:
+    """One row per run that was repeated with other seeds: how far its accuracy varies."""
+    lines = [
+        "| run | seeds | accuracy, mean | standard deviation, points | lowest | highest | by seed |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    repeated = []
+    for folder in sorted(folder.parent for folder in house.glob("model_cards/*/seeds")):
+        if not (folder / "results.json").is_file():
+            continue
+        runs = read_seeds(folder)
+        scores = [100 * run["metrics"]["accuracy"] for run in runs]
+        lines.append(
+            f"| [{folder.name}](../../model_cards/{folder.name}/README.md) | {len(runs)} | {statistics.mean(scores):.2f}% "
+            f"| {statistics.stdev(scores):.2f} | {min(scores):.2f}% | {max(scores):.2f}% "
+            f"| {', '.join(f'{score:.2f}%' for score in scores)} |"
+        )
+        repeated += runs
+    if repeated:
+        lines.append(f"\n{describe_machines(repeated)}.")
+    return "\n".join(lines)
+
+
+def transfer(house: Path) -> str:
+    """The table of recipes/transfer.py, from the published runs: seed 0 in a method's own folder, the others in its seeds/."""
+    folder = house / "model_cards" / "transfer"
+    runs = {name: read_seeds(folder / name) for name in ("pretrained", *TRANSFER)}
+    return transfer_table(runs, json.loads((folder / "knn" / "results.json").read_text()))
+
+
+def transfer_table(runs: dict[str, list[dict]], knn: dict) -> str:
+    """One row per fine-tuning method: what it trains, for how long, and its accuracy.
+
+    Args:
+        runs: the results.json of each seed, by the names of TRANSFER and "pretrained".
+        knn: what recipes/eval.py wrote of the frozen features, with its "seconds" and the data set they are "halves_of".
+
+    Raises:
+        ValueError: if a method has fewer seeds than the others.
+    """
+    count = len(runs["scratch"])
+    if any(len(runs[name]) != count for name in TRANSFER):
+        raise ValueError(f"not every method has {count} seeds, as scratch has: let recipes/transfer.py finish")
+    accuracy = {name: [run["metrics"]["accuracy"] for run in runs[name]] for name in TRANSFER}
+    base = statistics.mean(accuracy["scratch"])
+    lines = ["| method | trained parameters | steps | training | accuracy | points |", "|---|---|---|---|---|---|"]
+    for name, title in TRANSFER.items():
+        mean = statistics.mean(accuracy[name])
+        spread = f" ± {100 * statistics.stdev(accuracy[name]):.2f}" if count > 1 else ""
+        seconds = statistics.mean(run["train_seconds"] - run["seconds"]["scoring"] for run in runs[name])
+        points = "-" if name == "scratch" else f"{100 * (mean - base):+.2f}"
+        lines.append(
+            f"| {title} | {runs[name][0]['trained_parameters']:,} | {runs[name][0]['steps']:,} | {seconds:,.1f} s "
+            f"| {mean:.2%}{spread} | {points} |"
+        )
+    points = 100 * (knn["knn_accuracy"] - base)
+    lines.append(f"| k-NN | 0 | 0 | {knn['seconds']:,.1f} s | {knn['knn_accuracy']:.2%} | {points:+.2f} |")
+    before, after = runs["pretrained"][0], runs["full"][0]
+    first, second, hub_id = before["data"], after["data"], after["base_model_hub_id"]
+    loaded = f", pushed to the Hub as `{hub_id}` and loaded from there" if hub_id else ""
+    spread = (
+        f"mean and sample standard deviation of {count} seeds with the same images and start"
+        if count > 1
+        else "one seed"
+    )
+    lines.append(
+        f"\nPre-trained on one half of {knn['halves_of']} ({', '.join(first['labels'])}; {first['train_images']:,} images, "
+        f"{before['train_seconds']:,.0f} s, {before['metrics']['accuracy']:.2%} on {first['scored_images']:,} "
+        f"{first['scored']} images{loaded}), then trained on {second['train_images']:,} images of the other half "
+        f"({', '.join(second['labels'])}) and evaluated on {second['scored_images']:,} {second['scored']} images. "
+        f"Accuracy: {spread}. Points: against the mean from scratch, which uses the optimizer and learning rate of the "
+        "pre-training. Training: mean, without evaluation; for k-NN, the whole command with all of its probes. "
+        f"{describe_machines([run for name in ('pretrained', *TRANSFER) for run in runs[name]])}."
+    )
+    return "\n".join(lines)
