@@ -70,7 +70,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if args.space and (args.verify is not None or args.data_license is not None):
         parser.error("--space has nothing to verify and no data: leave --verify and --data_license out")
     if args.space and (args.revision is not None or args.create_pr or args.layout is not None):
-        parser.error("--space goes to the main branch, without a layout: omit --revision, --create_pr and --layout")
+        parser.error("--space has no branch and no layout: leave --revision, --create_pr and --layout out")
     if args.create_pr and args.revision is not None:
         parser.error("--create_pr asks for a merge into main: leave --revision out")
     for name in ("license", "data_license"):

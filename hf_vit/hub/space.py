@@ -42,7 +42,8 @@ def build_space(run: Path, folder: Path, app: Path, repo: str, license: str | No
             "Gradio is not installed, whose version the Space names: pip install 'hf_vit[app]'"
         ) from error
     package = Path(__file__).parents[1]
-    shutil.copytree(package, folder / "hf_vit", ignore=shutil.ignore_patterns("__pycache__"))
+    # export.py takes packages that a page does not need.
+    shutil.copytree(package, folder / "hf_vit", ignore=shutil.ignore_patterns("__pycache__", "export.py"))
     shutil.copy(app, folder / "app.py")
     requirements = [Requirement(text) for text in requires("hf_vit")]
     needed = [each for each in requirements if each.marker is None or each.marker.evaluate({"extra": "recipes"})]
