@@ -1,6 +1,3 @@
-from hf_vit.data import datasets as data
-
-
 """Timing in turns, and runs of train.py in processes of their own: what all parts of the benchmark share."""
 
 import json
@@ -12,6 +9,8 @@ from pathlib import Path
 
 import torch
 from PIL import Image
+
+from hf_vit.data.image_spec import ImageSpec
 
 
 RECIPES = Path(__file__).resolve().parents[1]
@@ -61,9 +60,9 @@ def training_seconds(run: dict) -> float:
     return [line["seconds"] for line in run["lines"] if "loss" in line][-1]
 
 
-def square_form(side: int) -> data.ImageForm:
+def square_form(side: int) -> ImageSpec:
     """Square RGB images of `side` pixels, normalised as most examples do."""
-    return data.ImageForm(side, side, 3, int(Image.Resampling.BILINEAR), (0.5,) * 3, (0.5,) * 3)
+    return ImageSpec(side, side, 3, int(Image.Resampling.BILINEAR), (0.5,) * 3, (0.5,) * 3)
 
 
 def to_overrides(fields: dict) -> str:

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader
 from transformers import get_scheduler
 
 from hf_vit.data import crops
-from hf_vit.data import datasets as data
+from hf_vit.data.image_spec import ImageSpec
 
 
-def reference_rows(rows: Dataset, form: data.ImageForm) -> Dataset:
+def reference_rows(rows: Dataset, form: ImageSpec) -> Dataset:
     """Rows whose images are decoded, converted, cropped where `form` asks for it, resized and normalised one by one, on access."""
     mean, std = (np.array(values, dtype=np.float32) for values in (form.mean, form.std))
 
