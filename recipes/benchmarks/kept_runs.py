@@ -92,4 +92,4 @@ def write_cards(house: Path):
         folder, config = card.parent, card.with_name("config.yaml").read_text(encoding="utf-8")
         where = str(Path(yaml.safe_load(config)["output_dir"], "model"))
         results = json.loads((folder / "results.json").read_text())
-        write_card(folder, template, results, config, where=where)
+        write_card(folder, template, results, config, model_path=where)

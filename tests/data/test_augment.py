@@ -10,12 +10,12 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 import torch
-from hf_vit.training.parts import loss_of
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from hf_vit.data import augment
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.normalization import normalize, standardize_
+from hf_vit.training.losses import classification_loss
 
 
 SPEC = ImageSpec(16, 16, 3, 2, (0.5, 0.4, 0.3), (0.25, 0.2, 0.3))
@@ -618,4 +618,4 @@ def test_the_loss_of_a_mixture_is_the_weighted_loss_of_its_two_labels(mixup, cut
     for row, label, other in zip(logits.double().numpy(), labels, labels[[1, 0, 3, 2, 5, 4, 7, 6]], strict=True):
         surprise = np.log(np.exp(row).sum()) - row
         loss += (weight * surprise[label] + (1 - weight) * surprise[other]) / 8
-    assert loss_of(logits, blended).item() == pytest.approx(loss, abs=1e-5)
+    assert classification_loss(logits, blended).item() == pytest.approx(loss, abs=1e-5)

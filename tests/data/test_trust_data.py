@@ -35,7 +35,7 @@ from hf_vit.data.sources import load_splits
 from hf_vit.data.splits import class_weights, prepare_splits
 from hf_vit.data.streaming import prepare_stream
 from hf_vit.evaluation.classifiers import load_processor
-from hf_vit.formats import checkpoints
+from hf_vit.formats.timm_processor import timm_input_size
 from hf_vit.system import memory
 
 
@@ -343,7 +343,7 @@ def test_a_timm_repository_with_an_impossible_input_size_is_refused(size, tmp_pa
     with pytest.raises(ValueError, match=r"input_size in config.json is"):
         load_processor(str(tmp_path))
     with pytest.raises(ValueError, match=r"input_size in config.json is"):
-        checkpoints.timm_input_size({"pretrained_cfg": cfg})
+        timm_input_size({"pretrained_cfg": cfg})
 
 
 # ----------------------------------------------------------------------------------------------------------------------
