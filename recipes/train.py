@@ -38,7 +38,6 @@ if __name__ == "__main__":  # the imports take seconds
 
 import torch
 from accelerate.utils import gather_object
-from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file
 
 from hf_vit.data.sources import EMBEDDED
@@ -272,10 +271,4 @@ if __name__ == "__main__":
     try:
         main()
     except Exception as error:
-        expected = (
-            ValueError,
-            OSError,
-            FloatingPointError,
-            StrictDataclassError,
-        )  # a traceback would hide the sentence
-        exit_with_error(error, in_a_sentence=isinstance(error, expected))
+        exit_with_error(error)

@@ -4,9 +4,11 @@ import json
 import time
 from pathlib import Path
 
-from huggingface_hub import constants, get_session, get_token, set_client_factory
+from huggingface_hub import constants, get_session, set_client_factory
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 from huggingface_hub.utils import hf_raise_for_status
+
+from hf_vit.system.errors import one_line
 
 
 MAX_ATTEMPTS = 5
@@ -98,9 +100,7 @@ def url_of(error) -> str:
 
 def summarize_error(error) -> str:
     """An error or a text on one line of at most 400 characters, without the token."""
-    text = str(error) or type(error).__name__
-    token = get_token()
-    text = " ".join((text.replace(token, "***") if token else text).split())
+    text = one_line(error)
     return text if len(text) <= 400 else f"{text[:400]} ..."
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from accelerate.utils import broadcast_object_list
 from torch.distributed import distributed_c10d
 
-from hf_vit.system.escapes import printable_lines
+from hf_vit.system.errors import USER_ERRORS, one_line
 
 
 POLL_SECONDS = 1
@@ -57,11 +57,12 @@ def _report_failure(failure: str):
         os.write(2, f"stopped, because process {rank} failed: {why}\n".encode())
 
 
-def exit_with_error(error: Exception, in_a_sentence: bool):
-    """Print the error, as a sentence or a traceback, tell the other processes, and leave with exit code 1.
+def exit_with_error(error: Exception):
+    """Print the error, as a sentence or a traceback (`USER_ERRORS`), tell the other processes, and leave with exit code 1.
 
     If another process failed first, only the main process says so: this error is a consequence.
     """
+    in_a_sentence = isinstance(error, USER_ERRORS)
     name = "" if in_a_sentence else f"{type(error).__name__}: "
     own = first = f"{dist.get_rank() if dist.is_initialized() else 0} {name}{error}"
     store = None
@@ -72,7 +73,7 @@ def exit_with_error(error: Exception, in_a_sentence: bool):
     if first != own:
         _report_failure(first)
     elif in_a_sentence:
-        print(f"error: {printable_lines(error)}", file=sys.stderr, flush=True)
+        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
     else:
         traceback.print_exception(error)
     sys.stdout.flush()

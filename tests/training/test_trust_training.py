@@ -37,7 +37,7 @@ from hf_vit.training.model import add_lora, build_model, save_model
 from hf_vit.training.optimizers import build_optimizers, is_finite
 
 
-HOUSE = Path(__file__).parents[1]
+HOUSE = Path(__file__).parents[2]
 TRAIN = HOUSE / "recipes" / "train.py"
 FORM = ImageSpec(16, 16, 3, 2, (0.5,) * 3, (0.5,) * 3)
 NAMES = ["eel", "cat", "dog"]
@@ -593,7 +593,7 @@ def pair(tmp_path, code, codes):
 def test_a_process_that_fails_ends_one_that_does_not_listen_and_its_reason_is_told(tmp_path, failing):
     code = f"""
 if rank == {failing}:
-    exit_with_error(ValueError("the disk is full"), in_a_sentence=True)
+    exit_with_error(ValueError("the disk is full"))
 time.sleep(600)
 """
     printed = pair(tmp_path, code, [1, 1])
@@ -611,7 +611,7 @@ try:
         raise RuntimeError("out of memory")
     dist.barrier()
 except Exception as error:
-    exit_with_error(error, in_a_sentence=False)
+    exit_with_error(error)
 """
     first, second = pair(tmp_path, code, [1, 1])
     assert "stopped, because process 1 failed: RuntimeError: out of memory" in first
@@ -620,7 +620,7 @@ except Exception as error:
 
 
 def test_processes_that_fail_alike_say_so_once(tmp_path):
-    printed = pair(tmp_path, "processes.leave_after(ValueError('no such label'), in_a_sentence=True)", [1, 1])
+    printed = pair(tmp_path, "exit_with_error(ValueError('no such label'))", [1, 1])
     assert sum(text.count("error: no such label") for text in printed) == 1
 
 
@@ -633,7 +633,7 @@ if rank == 1:
 try:
     dist.barrier()
 except RuntimeError as error:
-    exit_with_error(error, in_a_sentence=True)
+    exit_with_error(error)
 """
     assert "error: " in pair(tmp_path, code, [1, 1])[0]
 

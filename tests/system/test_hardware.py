@@ -47,7 +47,6 @@ def test_an_apple_gpu_is_found_where_there_is_no_other(monkeypatch):
     ],
 )
 def test_bf16_on_cpu_only_where_the_processor_computes_in_it(monkeypatch, feature, picked, environment):
-    """T18."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {feature: True})
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)

@@ -14,7 +14,7 @@ from hf_vit.training.arguments import parse_args, parse_overrides, read_label_na
 
 
 NEEDED = ["--dataset_name", "photos", "--output_dir", "runs/x", "--preset", "tiny-patch16-224"]
-CONFIGS = sorted((Path(__file__).parents[1] / "recipes" / "configs").glob("*.yaml"))
+CONFIGS = sorted((Path(__file__).parents[2] / "recipes" / "configs").glob("*.yaml"))
 
 
 def parse_yaml(tmp_path, text, *flags):
@@ -23,7 +23,7 @@ def parse_yaml(tmp_path, text, *flags):
 
 
 def test_yaml_scientific_notation_is_a_number(tmp_path):
-    """T20, as are the next two."""
+    """YAML 1.1 takes 3e-4 for text."""
     assert parse_yaml(tmp_path, "learning_rate: 3e-4").learning_rate == 3e-4
 
 

@@ -364,7 +364,7 @@ def test_sincos_1d_at_points_computed_by_hand():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("model_class", [HFViTModel, HFViTForImageClassification, HFViTBackbone])
 def test_the_sincos_1d_table_is_right_after_loading_and_not_in_the_file(tiny_model, tmp_path, model_class, dtype):
-    """T2: a table that no file holds comes back as whatever lay in memory."""
+    """A table that no file holds comes back as whatever lay in memory."""
     fields = dict(image_size=(12, 20), use_distillation_token=True, num_register_tokens=1)
     tiny_model(position_embedding="sincos1d", **fields).save_pretrained(tmp_path)
     assert not any("position" in name for name in load_file(tmp_path / "model.safetensors"))
@@ -570,7 +570,7 @@ def test_fields_that_do_not_fit_each_other_are_an_error_that_names_them(tiny_con
 
 
 def test_only_matrices_decay_whatever_the_fields(tiny_config):
-    """T15: the probe and the distillation token have three dimensions and are no matrices."""
+    """The probe and the distillation token have three dimensions and are no matrices."""
     everything = dict(
         patch_projection="norm_linear_norm", gated_mlp=True, qk_norm=True, use_distillation_token=True,
         num_register_tokens=2, embedding_norm=True, pooling="map", representation_size=8, layerscale_value=0.1,

@@ -16,7 +16,7 @@ from hf_vit import HFViTBackbone
 from hf_vit.model.token_merging import TokenMerging, bipartite_soft_matching, merge_tokens
 
 
-HOUSE = Path(__file__).parents[1]
+HOUSE = Path(__file__).parents[2]
 ARCHITECTURES = [
     {},
     dict(pooling="mean", num_register_tokens=2),

@@ -224,7 +224,7 @@ class QuantizedTensor(torch.Tensor):
 
 
 def test_quantised_tensors_are_not_looked_at_for_nan(tiny_model, tmp_path, monkeypatch):
-    """T28: a check that flattens tensors fails on those of a quantiser; `make upstream` loads with the quantisers themselves."""
+    """A check that flattens tensors fails on those of a quantiser; `make upstream` loads with the quantisers themselves."""
     tiny_model().save_pretrained(tmp_path)
     finalize = transformers.PreTrainedModel._finalize_model_loading
 
@@ -411,7 +411,7 @@ def test_another_shape_is_reset_only_where_that_is_asked_for_by_name(tiny_model,
     assert "vit.layers.0.mlp.fc1.bias, " in caplog.text
     assert "of another shape reset, as ignore_mismatched_sizes=True asks" in caplog.text
     positions = load(tmp_path, image_size=32, ignore_mismatched_sizes=True).vit.embeddings.position_embeddings
-    assert torch.equal(positions, load(tmp_path, image_size=32).vit.embeddings.position_embeddings)  # resampled (T6)
+    assert torch.equal(positions, load(tmp_path, image_size=32).vit.embeddings.position_embeddings)  # resampled
 
 
 def test_a_classifier_with_a_tanh_layer_starts_from_a_base_checkpoint(tiny_config, tmp_path, caplog):

@@ -232,7 +232,7 @@ def test_sharded_matrices_are_orthogonalized_whole_and_each_process_keeps_its_pa
     group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", SHARDED], cwd=Path(__file__).parents[1], text=True,
+            [sys.executable, "-W", "ignore", "-c", SHARDED], cwd=Path(__file__).parents[2], text=True,
             stdout=subprocess.PIPE, env={**os.environ, **group, "RANK": rank, "OMP_NUM_THREADS": "1"},
         )
         for rank in ("0", "1")

@@ -222,7 +222,7 @@ def load_and_dispatch(config, folder):
 @pytest.mark.parametrize("load", [load_on_meta_device, load_without_initial_weights, load_and_dispatch])
 @pytest.mark.parametrize("positions", ["sincos1d", "sincos2d"])
 def test_fixed_positions_are_right_when_initial_weights_are_skipped(tiny_model, pixels, tmp_path, load, positions):
-    """T27: a table that `_init_weights` fills is uninitialised memory on each of these paths."""
+    """A table that `_init_weights` fills is uninitialised memory on each of these paths."""
     model, images = tiny_model(position_embedding=positions), pixels()
     model.save_pretrained(tmp_path)
     torch.full((2**20,), float("nan"))  # what freed memory may hold

@@ -26,7 +26,7 @@ from hf_vit.data.sampling import epoch_batches
 from hf_vit.training.optimizers import learning_rate
 
 
-HOUSE = Path(__file__).parents[1]
+HOUSE = Path(__file__).parents[2]
 TRAIN, LAUNCHERS = HOUSE / "recipes" / "train.py", HOUSE / "recipes" / "accelerate"
 STEPS, TOGETHER = 50, 32
 TINY = "patch_size=7,hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=64"
@@ -244,7 +244,7 @@ def sharded(runs):
 @pytest.mark.parametrize("repeats", [1, 3])
 @pytest.mark.parametrize("count", [75, 5])
 def test_one_two_and_four_processes_see_the_same_ids_in_the_same_order(count, repeats, labels):
-    """T17. In the last case there are fewer images than one batch holds."""
+    """In the last case there are fewer images than one batch holds."""
     labels = labels if labels is None else labels[:count]
 
     def order(world):
@@ -260,14 +260,12 @@ def test_one_two_and_four_processes_see_the_same_ids_in_the_same_order(count, re
 
 
 def test_two_processes_train_as_one_does(alone, together):
-    """T17."""
     assert len(seen(alone)) == STEPS
     assert seen(together) == seen(alone)
     assert_same_course(together, alone)
 
 
 def test_two_processes_follow_the_learning_rate_to_its_end(together):
-    """T16."""
     warmup = round(0.05 * STEPS)
     wanted = {step + 1: learning_rate(step, STEPS, warmup, 1e-3) for step in range(STEPS)}
     assert logged(together, "learning_rate") == wanted
@@ -324,7 +322,6 @@ def test_a_model_of_sharded_processes_loads_in_one_and_answers_alike(alone, shar
 
 
 def test_one_process_goes_on_where_two_sharded_ones_stopped(alone, sharded, runs):
-    """T17."""
     run = interrupted(sharded[0], 20, runs / "sharded-then-one")
     one(run, "--per_device_train_batch_size", TOGETHER // 4, "--gradient_accumulation_steps", 4)
     assert results_of(run)["resumed_at_steps"] == [20]
@@ -334,7 +331,6 @@ def test_one_process_goes_on_where_two_sharded_ones_stopped(alone, sharded, runs
 
 
 def test_two_processes_go_on_where_one_stopped(alone, runs):
-    """T17."""
     run = interrupted(alone, 20, runs / "one-then-two")
     two(run, "--per_device_train_batch_size", TOGETHER // 2)
     assert results_of(run)["resumed_at_steps"] == [20]
@@ -343,7 +339,6 @@ def test_two_processes_go_on_where_one_stopped(alone, runs):
 
 
 def test_two_sharded_processes_go_on_where_one_stopped(alone, runs):
-    """T17."""
     run = interrupted(alone, 40, runs / "one-then-sharded")
     two_launched(run, "fsdp2.yaml", "--per_device_train_batch_size", TOGETHER // 2)
     assert [found["layers"] for (found,) in noted(run, "prepared")] == [[True, True]] * 2
@@ -415,7 +410,6 @@ def test_each_process_reads_only_its_own_shards_of_a_stream(stream_alone, stream
 
 
 def test_one_process_goes_on_with_a_stream_where_two_stopped(stream, stream_alone, stream_together, runs):
-    """T17."""
     run = interrupted(stream_together, 10, runs / "stream-then-one")
     one(run, *stream, "--per_device_train_batch_size", 8)
     assert seen(run) == seen(stream_alone)[10:]
@@ -437,7 +431,6 @@ def nodes(runs):
 
 
 def test_two_machines_train_as_one_process_does_and_go_on_from_the_disk_of_the_first(alone, nodes):
-    """T17."""
     assert results_of(nodes)["resumed_at_steps"] == [12]
     assert seen(nodes) == seen(alone)
     assert_same_course(nodes, alone)

@@ -1,6 +1,6 @@
 """One set of weights at every size: positions and patch kernels follow image_size, patch_size and num_channels.
 
-What transformers gets wrong: T6 (another image_size randomises the positions) and T7 (only square grids and patches).
+transformers randomises the positions of another image_size, and takes square grids and patches only.
 """
 
 import copy
@@ -126,7 +126,7 @@ def test_another_image_size_resamples_the_learned_positions_and_nothing_else(
 
 @pytest.mark.parametrize("ignore_mismatched_sizes", [False, True])
 def test_a_native_folder_is_resampled_like_our_own(native, tmp_path, caplog, ignore_mismatched_sizes):
-    """T6: what transformers makes of these arguments is a random tensor."""
+    """What transformers makes of these arguments is a random tensor."""
     theirs, folder = native
     ours = tmp_path / "ours"
     load(folder).save_pretrained(ours)
@@ -170,7 +170,7 @@ def test_bfloat16_positions_are_resampled_in_float32_and_rounded_once(saved, sto
 @pytest.mark.parametrize("positions", ["learned", "sincos1d", "sincos2d", "rotary", "none"])
 @pytest.mark.parametrize("size", [(12, 20), (12, 8), (24, 10), (4, 40)])
 def test_running_at_a_size_equals_loading_at_that_size(saved, pixels, positions, tokens, size):
-    """T7: the model is rectangular and its patch a list."""
+    """The model is rectangular and its patch a list."""
     model, folder = saved(image_size=[12, 20], patch_size=[4, 2], position_embedding=positions, **tokens)
     loaded, images = load(folder, image_size=size), pixels(2, *size)
     outputs = model(images, interpolate_pos_encoding=True, output_hidden_states=True)

@@ -46,7 +46,7 @@ from hf_vit.training.run_folder import continue_run, lock, publish_best
 from hf_vit.training.signals import STOPPED
 
 
-HOUSE = Path(__file__).parents[1]
+HOUSE = Path(__file__).parents[2]
 TINY = "image_size=16,patch_size=4,hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=64"
 FLAGS = (
     "--dataset_name", "photos", "--preset", "tiny-patch16-224",
@@ -339,7 +339,7 @@ def test_what_lies_beyond_the_step_that_a_run_goes_on_from_goes(tmp_path):
 
 
 def test_order_and_augmentation_differ_between_epochs_and_not_between_lives():
-    """resumed in the middle of an epoch, and of the next one (T17) | order and augmentation are functions of seed, epoch and image: none comes twice, none is left out."""
+    """resumed in the middle of an epoch, and of the next one | order and augmentation are functions of seed, epoch and image: none comes twice, none is left out."""
     epochs = [list(epoch_batches(24, 4, 0, epoch)) for epoch in (0, 1, 0)]
     assert epochs[0] == epochs[2] != epochs[1]
     assert sorted(chain(*epochs[0])) == sorted(chain(*epochs[1])) == list(range(24))

@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-TRAIN = Path(__file__).parents[1] / "recipes" / "train.py"
+TRAIN = Path(__file__).parents[2] / "recipes" / "train.py"
 TINY = "image_size=28,patch_size=7,hidden_size=64,num_hidden_layers=3,num_attention_heads=4,intermediate_size=128"
 FLAGS = (
     "--dataset_name", "fashion-mnist-mini", "--preset", "tiny-patch16-224", "--train_fraction", "0.1", "--max_train_steps", "20",

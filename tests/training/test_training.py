@@ -52,7 +52,6 @@ def model(tiny_config):
 
 
 def test_only_matrices_decay(model):
-    """T15."""
     decayed, undecayed = split_decay(model)
     assert sorted(decayed + undecayed) == sorted(name for name, _ in model.named_parameters())
     kinds = {name.rpartition("layers.")[2].partition(".")[2] if "layers." in name else name for name in decayed}
