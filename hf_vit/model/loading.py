@@ -1,6 +1,6 @@
 """Strict loading: every difference between checkpoint and model is explained in one log line, or is an error.
 
-`from_pretrained` reads the config, `add_conversion_rules` renames tensors of public formats, transformers loads them,
+`from_pretrained` reads the config, `add_conversion_rules` says how tensors of public formats are renamed, transformers loads them,
 `check_loading_info` accounts for what is missing or left over, and `resize_input` (resizing.py) adapts the weights to other images.
 """
 
@@ -38,7 +38,8 @@ class CheckpointSource:
 
     Args:
         name: the file, folder or repo.
-        family: the public format, a key of `hf_vit.formats.FAMILIES`; None for our own.
+        family: the public format, a key of `hf_vit.formats.FAMILIES`, set by `translate_config` (through
+            HFViTConfig.get_config_dict) or `read_raw`; None for our own.
         notes: phrases of the log line.
         ignored: a regular expression for tensors that a ViT has no use for; this one matches none.
         reset_mismatched: whether `ignore_mismatched_sizes=True` was passed.
@@ -80,13 +81,13 @@ class LoadingMixin:
             pretrained_model_name_or_path = use_adapter_config(cls, pretrained_model_name_or_path, kwargs)
         name = "the given state_dict" if pretrained_model_name_or_path is None else str(pretrained_model_name_or_path)
         source = CheckpointSource(name, reset_mismatched=reset_mismatched)
-        sizes = plan_input_sizes(cls, pretrained_model_name_or_path, kwargs, source)
+        sizes = split_off_input_sizes(cls, pretrained_model_name_or_path, kwargs, source)
         with silence_load_report(), readable_errors(name), loading_from(source):
             model, info = super().from_pretrained(
                 pretrained_model_name_or_path,
                 *model_args,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,
+                ignore_mismatched_sizes=True,  # all of them pass here, and `check_loading_info` judges
                 **kwargs,
             )
         if getattr(model, "_hf_peft_config_loaded", False):  # info is then about the adapter, not its base
@@ -227,8 +228,8 @@ def use_adapter_config(cls, path, kwargs: dict):
     return base
 
 
-def plan_input_sizes(cls, path, kwargs: dict, source: CheckpointSource) -> dict:
-    """The sizes that the loaded model is adapted to; `kwargs` then load it with those of the checkpoint."""
+def split_off_input_sizes(cls, path, kwargs: dict, source: CheckpointSource) -> dict:
+    """Take the sizes asked for out of `kwargs`, so that the model loads at the checkpoint's; `resize_input` applies them later."""
     config, task = kwargs.get("config"), "classifier" if cls.is_classifier else "model"
     if not isinstance(config, PreTrainedConfig):
         kwargs["_source"], kwargs["_task"] = source, task  # for HFViTConfig.get_config_dict
@@ -319,6 +320,7 @@ def check_loading_info(model, info: dict, source: CheckpointSource):
     missing, unexpected = set(info["missing_keys"]), set(info["unexpected_keys"])
     mismatched = {name: (tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"]}
     accept_new_head(model, missing, mismatched, source)
+    # A native config does not say whether there is a pooler, and our classifiers save none.
     without_pooler = source.family is not None or any(name.startswith("classifier.") for name in unexpected)
     if missing == {"pooler.dense.weight", "pooler.dense.bias"} and without_pooler:
         model.pooler = model.config.pooler_act = None
@@ -336,9 +338,10 @@ def check_loading_info(model, info: dict, source: CheckpointSource):
     wrong += [f"{name} has shape {found}, the model {wanted}" for name, (found, wanted) in sorted(mismatched.items())]
     advice = (
         "Only the classifier may differ, and image_size, patch_size and num_channels are adapted: check that the other "
-        "sizes asked for are those of the checkpoint, and that config.json and file are whole. ignore_mismatched_sizes=True "
-        "resets what has another shape"
+        "sizes asked for are those of the checkpoint, and that config.json and file are whole"
     )
+    if mismatched:
+        advice += ". ignore_mismatched_sizes=True resets what has another shape"
     if not wrong:
         advice = "Save it again from a run that did not diverge"
         plain = {name: tensor for name, tensor in model.state_dict().items() if type(tensor) is torch.Tensor}
@@ -352,10 +355,10 @@ def check_loading_info(model, info: dict, source: CheckpointSource):
 
 
 def accept_new_head(model, missing: set, mismatched: dict, source: CheckpointSource):
-    """Take a missing or mis-shaped head off both; it is reset as a whole, and half a head is a broken file."""
+    """Take a missing or mis-shaped head off `missing` and `mismatched`: it is reset as a whole, half of it is a broken file."""
     head = {name for name in missing | set(mismatched) if name.startswith(("classifier.", "pre_logits."))}
     classifier, pre_logits = ({f"{part}.weight", f"{part}.bias"} for part in ("classifier", "pre_logits"))
-    if head not in (classifier, classifier | pre_logits):
+    if head not in (classifier, classifier | pre_logits) or len(classifier & missing) == 1:
         return
     found = mismatched["classifier.weight"][0][0] if "classifier.weight" in mismatched else "none"
     part = "classifier" if head == classifier else "classifier and pre_logits"
@@ -421,7 +424,7 @@ def non_finite(tensors: dict[str, torch.Tensor]) -> list[str]:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Messages
+# Messages, and the end of loading
 
 
 @contextmanager

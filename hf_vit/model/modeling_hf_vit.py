@@ -3,9 +3,8 @@
 The letters of every shape:
     B batch, C channels, H W image height and width, P patch side, h w rows and columns of patches, N = h * w patches,
     R prefix tokens (class, distillation, registers), T = R + N tokens, D hidden size, A heads, K = D / A head size,
-    F width of the MLP, L labels; Q of the T tokens are queries, all of them but in the last layer of a classifier.
-
-The network is that of "An Image is Worth 16x16 Words" (arXiv 2010.11929, figure 1 and section 3.1).
+    F width of the MLP, L labels, M patches that patch dropout keeps, Q queries: Q = T, but 1 or 2 in the last layer if no more
+    tokens than these are pooled (`pooled_only`). The network is that of "An Image is Worth 16x16 Words" (arXiv 2010.11929, figure 1).
 """
 
 from typing import Unpack
@@ -90,7 +89,7 @@ class HFViTEmbeddings(nn.Module):
         self.cls_token = learned(int(config.use_class_token))
         self.distillation_token = learned(int(config.use_distillation_token))
         self.register_tokens = learned(config.num_register_tokens)
-        # Class and distillation token have positions, registers have none (arXiv 2309.16588, section 3).
+        # Class and distillation token have learned and sincos1d positions, registers never (arXiv 2309.16588, section 3).
         self.num_positioned = int(config.use_class_token) + int(config.use_distillation_token)
         if config.position_embedding == "learned":
             self.position_embeddings = learned(self.num_positioned + rows * columns)
@@ -113,7 +112,7 @@ class HFViTEmbeddings(nn.Module):
         return table.split([table.shape[1] - grid[0] * grid[1], grid[0] * grid[1]], dim=1)
 
     def forward(self, pixel_values, interpolate_pos_encoding=False):
-        check_pixel_values(pixel_values, self.config, interpolate_pos_encoding)
+        check_pixel_values(pixel_values, self.config, interpolate_pos_encoding)  # the flag only permits other sizes
         patches = self.patch_embeddings(pixel_values)  # (B, C, H, W) -> (B, N, D)
         prefix = [token for token in (self.cls_token, self.distillation_token) if token is not None]  # (1, 1, D) each
         if self.config.position_embedding not in ("rotary", "none"):
@@ -133,8 +132,8 @@ class HFViTEmbeddings(nn.Module):
 
 
 def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
-    """softmax(q k^T / sqrt(K)) v, written out: (B, A, T, K) -> (B, T, A, K), and the weights (B, A, T, T)."""
-    weights = query @ key.transpose(2, 3) * scaling  # (B, A, T, T)
+    """softmax(q k^T / sqrt(K)) v: q (B, A, Q, K), k and v (B, A, T, K) -> (B, Q, A, K), and the weights (B, A, Q, T)."""
+    weights = query @ key.transpose(2, 3) * scaling  # (B, A, Q, T)
     if attention_mask is not None:
         weights = weights + attention_mask  # (B, 1, 1, T)
     weights = nn.functional.softmax(weights, dim=-1, dtype=torch.float32).to(query.dtype)
@@ -168,7 +167,7 @@ class HFViTAttention(nn.Module):
         key = self.k_norm(split_heads(self.k_proj(hidden_states), self.head_dim))  # (B, A, T, K)
         value = split_heads(self.v_proj(hidden_states), self.head_dim)  # (B, A, T, K)
         if rotary is not None:
-            query = apply_rotary(query, *rotary) if num_queries is None else query  # prefix tokens are not turned
+            query = apply_rotary(query, *rotary) if num_queries is None else query  # a few are all prefix tokens
             key = apply_rotary(key, *rotary)
         return query, key, value
 
@@ -179,7 +178,7 @@ class HFViTAttention(nn.Module):
         wants_weights = kwargs.get("output_attentions", self.config.output_attentions)
         backend, bias = "eager" if wants_weights else self.config._attn_implementation, None
         if token_merging is not None:
-            token_merging.key = key
+            token_merging.key = key  # read when `HFViTLayer.merge` calls it
             bias = proportional_attention_bias(token_merging.sizes, query)  # (B, 1, 1, T)
             if bias is not None and backend != "eager":
                 backend = "sdpa"  # not every backend takes a mask of floats
@@ -199,11 +198,11 @@ class HFViTMLP(nn.Module):
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, hidden_states):
-        return self.fc2(self.activation(self.fc1(hidden_states)))  # (B, T, D) -> (B, T, F) -> (B, T, D)
+        return self.fc2(self.activation(self.fc1(hidden_states)))  # (..., D) -> (..., F) -> (..., D)
 
 
 class HFViTGatedMLP(nn.Module):
-    """Two dense layers with a gate between them; SwiGLU where the activation is "silu" (arXiv 2002.05202, equation 6)."""
+    """down(act(gate(x)) * up(x)): three dense layers; SwiGLU if the activation is "silu" (arXiv 2002.05202, equation 6)."""
 
     def __init__(self, config: HFViTConfig):
         super().__init__()
@@ -213,8 +212,8 @@ class HFViTGatedMLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, hidden_states):
-        gate = self.activation(self.gate_proj(hidden_states))  # (B, T, D) -> (B, T, F)
-        return self.down_proj(gate * self.up_proj(hidden_states))  # (B, T, F) -> (B, T, D)
+        gate = self.activation(self.gate_proj(hidden_states))  # (..., D) -> (..., F)
+        return self.down_proj(gate * self.up_proj(hidden_states))  # (..., F) -> (..., D)
 
 
 class HFViTLayerScale(nn.Module):
@@ -225,7 +224,7 @@ class HFViTLayerScale(nn.Module):
         self.lambda1 = nn.Parameter(torch.empty(config.hidden_size))
 
     def forward(self, hidden_states):
-        return hidden_states * self.lambda1  # (B, T, D)
+        return hidden_states * self.lambda1  # (..., D)
 
 
 class HFViTDropPath(nn.Module):
@@ -278,7 +277,7 @@ class HFViTLayer(GradientCheckpointingLayer):
 
 
 class HFViTPostNormLayer(HFViTLayer):
-    """Post-norm transformer layer: the norm follows each sum (arXiv 1706.03762, section 3.1)."""
+    """Post-norm layer: `layernorm_before` and `layernorm_after` follow the two sums (arXiv 1706.03762, section 3.1)."""
 
     def forward(self, hidden_states, num_queries=None, token_merging=None, **kwargs):
         """Tokens (B, T, D) -> the first `num_queries` of them (None: all), (B, Q, D)."""
@@ -386,7 +385,7 @@ class HFViTPreTrainedModel(LoadingMixin, ResizingMixin, TokenMergingMixin, Atten
                 init.normal_(module.position_embeddings, std=std)
         elif isinstance(module, HFViTAttentionPooling):
             init.normal_(module.probe, std=std)
-        else:  # the head of a subclass
+        else:  # modules of a subclass, and those without weights
             super()._init_weights(module)
 
 
@@ -558,14 +557,14 @@ class HFViTBackbone(BackboneMixin, HFViTModel):
         if config.patch_dropout_rate > 0:
             raise ValueError("a backbone gives maps of all patches: patch_dropout_rate must be 0")
         super().__init__(config, add_pooling_layer=False)
-        self.attention_pooling = None
+        self.attention_pooling = None  # maps are not pooled
         self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
 
     def set_token_merging(self, r):
         raise ValueError("a backbone gives maps of all patches: merge tokens in an HFViTModel or a classifier")
 
     @capture_outputs(tie_last_hidden_states=False)
-    def features(self, pixel_values, interpolate_pos_encoding, **kwargs):
+    def features(self, pixel_values, interpolate_pos_encoding, **kwargs):  # `encode`, with hidden states by hooks
         return BaseModelOutput(last_hidden_state=self.encode(pixel_values, interpolate_pos_encoding, **kwargs))
 
     @can_return_tuple

@@ -1,4 +1,4 @@
-"""Which images a model reads, and other images for the same weights: positions, patch kernels and channels are resampled.
+"""Which images a model reads, and how it is adapted to another image size, patch size or number of channels.
 
 Letters of the shapes: D hidden size, C channels, P patch side.
 """
@@ -81,9 +81,7 @@ def resize_patch_projection(model, wanted) -> list[str]:
             f"num_channels {config.num_channels}"
         )
     weight = patches.projection.weight
-    kernel = resample_patches(
-        weight.cpu().double(), new
-    )  # (D, C, P, P) in float64, which MPS lacks; rounded at the end
+    kernel = resample_patches(weight.cpu().double(), new)  # (D, C, P, P); MPS has no float64, and it is rounded last
     if old != new:
         notes.append(f"patch kernel resampled from {as_text(old)} to {as_text(new)} pixels")
     if config.num_channels != wanted.num_channels:
