@@ -48,7 +48,14 @@ from hf_vit.system.hub_names import refuse_mistyped_path
 from hf_vit.system.run_files import SAMPLES
 from hf_vit.training import report as reports
 from hf_vit.training.arguments import parse_args, to_yaml
-from hf_vit.training.distributed import exit_with_error, leave_together, shorten_timeout, watch_for_failures
+from hf_vit.training.distributed import (
+    REPORT_TIMEOUT,
+    STEP_TIMEOUT,
+    exit_with_error,
+    leave_together,
+    set_timeout,
+    watch_for_failures,
+)
 from hf_vit.training.inputs import Prefetcher, seed_micro_batch
 from hf_vit.training.optimizers import clip_gradients, is_finite, learning_rate, set_learning_rate
 from hf_vit.training.progress import ProgressBar
@@ -72,12 +79,12 @@ def main():
     for flag in ("model_name_or_path", "teacher_name_or_path"):
         refuse_mistyped_path(getattr(args, flag), f"--{flag}")
     accelerator = set_up_accelerator(args)
-    failures = watch_for_failures()
+    stop_watching = watch_for_failures()
     finished, saved, tensors = find_checkpoint(Path(args.output_dir), args, accelerator)
     if finished:
         done = "is finished: its results.json and model/ are there; --overwrite true trains anew"
         print_main(accelerator, f"{args.output_dir} {done}")
-        leave_together(accelerator, failures)
+        leave_together(accelerator, stop_watching)
         return accelerator.end_training()
 
     run = build_run(args, accelerator, signals, began)
@@ -88,13 +95,13 @@ def main():
             "test images select nothing: the last weights are kept (a split called validation would keep the best)"
         )
     if train(run, state):
+        set_timeout(REPORT_TIMEOUT)
         report(run, state)
-        leave(run, failures, 0)
+        leave(run, stop_watching, 0)
     else:
-        run.print(
-            f"stopped by {signals.asked or 'a signal'} after step {state.step:,}: the same command goes on from there"
-        )
-        leave(run, failures, STOPPED)
+        again = "the same command, without --overwrite," if args.overwrite else "the same command"
+        run.print(f"stopped by {signals.asked or 'a signal'} after step {state.step:,}: {again} goes on from there")
+        leave(run, stop_watching, STOPPED)
 
 
 def train(run: Run, state: TrainState) -> bool:
@@ -104,7 +111,7 @@ def train(run: Run, state: TrainState) -> bool:
     checkpoint_due = stopped = False
     is_consistent = True  # weights, optimizers and counters are all of one step
     saved_at = time.monotonic()
-    shorten_timeout()
+    set_timeout(STEP_TIMEOUT)
     run.signals.training = True
     try:
         while True:
@@ -151,7 +158,8 @@ def train(run: Run, state: TrainState) -> bool:
             run.print(f"stopped in step {state.step + 1:,}: the same command goes on from step {run.saved_step:,}")
         raise
     finally:
-        batches.close()
+        if not stopped:  # else the process leaves at once, and its decoding workers with it
+            batches.close()
         progress.bar.close()
     state.seconds["training"] += time.monotonic() - run.training_began
     return not stopped
@@ -215,7 +223,10 @@ def note_skipped_step(run: Run, state: TrainState, rate: float, ids: torch.Tenso
 
 
 def optimizer_step(run: Run, sums: torch.Tensor, finite: bool):
-    """Update the weights and their average; a step that is not finite leaves them alone."""
+    """Update the weights and their average; a step that is not finite leaves them alone.
+
+    An overflow in float16 counts as finite: the scaler skips it, and average and rate go on.
+    """
     if finite:
         for optimizer in run.optimizers:
             optimizer.step()
@@ -239,7 +250,7 @@ def report(run: Run, state: TrainState):
     samples = load_file(run.folder / SAMPLES)
     has_examples = not (data.is_stream or run.args.cache_features or data.spec.processor is not None)
     try:
-        examples = run.batches.examples() if has_examples and data.spec.channels in (1, 3) else None
+        examples = run.batches.examples if has_examples else None
         log = reports.read_log(run.folder)
         pictures.draw_run(folder / "figures", log, scores, samples, data.labels, data.spec, model, examples)
     except Exception as error:  # hours of training are worth more than their pictures
@@ -249,7 +260,7 @@ def report(run: Run, state: TrainState):
     write_card(folder, TEMPLATE, results, to_yaml(run.args))
     write_text(run.folder / FINISHED, json.dumps(results, indent=2) + "\n")
     if skipped:
-        print(f"{len(skipped)} images could not be read and were skipped; {skipped[0]}")
+        run.print(f"{len(skipped)} images could not be read and were skipped; {skipped[0]}")
     low, high = results["intervals"]["accuracy"]
     print(
         f"accuracy on {data.scored}: {results['metrics']['accuracy']:.2%} (95% interval {low:.2%} to {high:.2%}); "
@@ -257,9 +268,9 @@ def report(run: Run, state: TrainState):
     )
 
 
-def leave(run: Run, failures, code: int):
+def leave(run: Run, stop_watching, code: int):
     run.signals.answer(signal.SIG_IGN)
-    leave_together(run.accelerator, failures)
+    leave_together(run.accelerator, stop_watching)
     run.accelerator.end_training()
     if run.accelerator.num_processes > 1 or code:  # gloo may hang at its end, a stream while it is read
         sys.stdout.flush()

@@ -21,7 +21,7 @@ def draw_run(
         samples: tensors of samples.safetensors.
         spec: the `ImageSpec` of the model's images.
         model: an `HFViTForImageClassification`.
-        examples: augmented training images, as `TrainBatches.examples` returns them, or None.
+        examples: gives augmented training images, such as `TrainBatches.examples`, or None.
     """
     folder.mkdir()
     for name, figure in run_pictures(log, scores, samples, labels, spec, model, examples):
@@ -44,7 +44,7 @@ def run_pictures(log, scores, samples, labels, spec, model, examples) -> Iterato
         mistakes["images"] = denormalize(normalize(mistakes["images"], spec), spec)
         yield "mistakes", figures.predictions(**mistakes, names=labels)
     if examples is not None:
-        images, classes, versions = examples
+        images, classes, versions = examples()
         titles = [[figures.shorten(labels[label], 14) for label in classes]]
         titles += [figures.target_captions(targets, labels) for _, targets in versions]
         yield (

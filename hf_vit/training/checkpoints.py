@@ -155,14 +155,19 @@ def _check_tensors(tensors: dict, model, averaged: bool, optimizers):
                 f"{part}.safetensors of the checkpoint is not of this model: {printable(other)} is {found.get(other)} there, and "
                 f"{own.get(other)} here"
             )
-    shapes = {name: shape for name, (shape, _) in own.items()}
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    shapes = {  # by the names of the optimizers, which may be of a larger model than the head that is trained
+        name: tuple(parameter.shape)
+        for group in groups
+        for name, parameter in zip(group["names"], group["params"], strict=True)
+    }
     keys = defaultdict(set)
     for name, value in tensors["optimizer"].items():
         parameter, _, key = name.rpartition(".")
         keys[parameter].add(key)
         if parameter not in shapes or tuple(value.shape) not in ((), shapes[parameter]):
             raise ValueError(f"optimizer.safetensors of the checkpoint is not of this model: {printable(name)}")
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+    for group in groups:
         wanted = set().union(*(keys[name] for name in group["names"]))
         for name in group["names"]:
             if keys[name] and keys[name] != wanted:  # a parameter without a gradient has none

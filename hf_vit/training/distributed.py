@@ -17,7 +17,8 @@ from hf_vit.system.errors import USER_ERRORS, one_line
 
 POLL_SECONDS = 1
 PATIENCE_SECONDS = 3  # that a process which failed leaves the others to hear of it, for it may hold the store
-TIMEOUT = timedelta(minutes=10)  # a collective of a training run; the longest thing one process does alone is to save
+STEP_TIMEOUT = timedelta(minutes=10)  # while training: the longest thing one process does alone is to save
+REPORT_TIMEOUT = timedelta(hours=1)  # at the end, it draws and publishes alone
 FAILED, HEARD = "hf_vit/failed", "hf_vit/heard"  # keys of the store
 
 
@@ -54,7 +55,7 @@ def _report_failure(failure: str):
     """Print on the main process which process failed first, and why."""
     rank, _, why = failure.partition(" ")
     if dist.get_rank() == 0:
-        os.write(2, f"stopped, because process {rank} failed: {why}\n".encode())
+        os.write(2, f"stopped, because process {rank} failed: {one_line(why)}\n".encode())
 
 
 def exit_with_error(error: Exception):
@@ -94,7 +95,7 @@ def leave_together(accelerator, over: threading.Event):
     accelerator.wait_for_everyone()  # nobody is watched any more
 
 
-def shorten_timeout(timeout: timedelta = TIMEOUT):
+def set_timeout(timeout: timedelta):
     """From now on, give up a collective after this time: a killed process cannot report its failure."""
     if dist.is_initialized():
         distributed_c10d._set_pg_timeout(timeout)  # PyTorch has no public function for a group that is there

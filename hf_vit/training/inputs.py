@@ -32,7 +32,7 @@ class RunData:
     Args:
         labels: names of the classes.
         scored: which images are scored, in words, such as "test".
-        train_images, eval_images: `Images`, or a `Stream` to train on; `Features` of them if they are cached.
+        train_images, eval_images: an `ImageDataset`, or an `ImageStream` to train on; a `FeatureDataset` if they are cached.
         spec, train_spec: `ImageSpec` of the images that are scored and trained on.
         splits: rows of each split that is not streamed, for fingerprints.
         is_stream: whether training images are read while training.
@@ -157,6 +157,7 @@ class TrainBatches:
             for epoch, rows in images.batches(first_step, self.per_process, self.rank, self.world):
                 for start in starts:
                     yield epoch, {key: value[start : start + size] for key, value in rows.items()}
+            return
 
         def order():
             shares = images.labels.numpy() if self.args.balance == "sampling" else None

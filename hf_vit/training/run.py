@@ -44,14 +44,14 @@ class Run:
     """A run in this process. What is saved of it is its `TrainState` and the tensors of model, optimizers and average.
 
     Args:
-        began: when the process started, on the monotonic clock.
+        began: when `main` began, on the monotonic clock.
         unsharded: takes the weights of all processes, to score and save them; the model itself if it is not sharded.
         backbone: the network without its head.
         model: as Accelerate prepared it; `network` is the same unwrapped.
         trainable_parameters, parameters: counts.
         best: metrics of `checkpoints/best-N`.
         sums: of this process since the last log line: loss, correct images, images.
-        saved_step: of the last checkpoint of this life.
+        saved_step: the last step that was saved, or resumed from.
     """
 
     args: TrainArguments
@@ -374,7 +374,7 @@ def open_folder(run: Run, state: TrainState, saved: dict | None) -> dict | None:
     if saved is None:
         clear(run.folder)
     else:
-        found = continue_run(Path(saved["folder"]).parents[1], run.folder, state.step)
+        found = continue_run(Path(saved["folder"]).parents[1], run.folder, state.step, state.scored_step)
         if found is not None:
             run_files.check_shape(found[1], SCORES_SHAPE, str(found[0] / "scores.json"))
     write_text(run.folder / STARTED, to_yaml(run.args))

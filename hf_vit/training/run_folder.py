@@ -25,7 +25,7 @@ logger = logging.get_logger(__name__)
 
 LOCK_SECONDS = 10  # a run that was told to stop may still be saving
 FOLDERS = ("checkpoints", "model", "last")
-STARTED = "config.yaml"  # there from the first step on
+STARTED = "config.yaml"  # written before the first step
 FINISHED = "results.json"  # written last
 NEW_RUN = "choose another --output_dir, or pass --overwrite true to begin anew"
 
@@ -140,7 +140,7 @@ def _find(run: Path, args: TrainArguments) -> tuple[bool, dict | None]:
             raise ValueError(f"{run / STARTED} cannot be read: {NEW_RUN}") from error
         if changes := changed_arguments(saved, args):
             raise ValueError(f"{already} of another configuration ({'; '.join(changes)}): {NEW_RUN}")
-        folder = newest_checkpoint(run)
+        folder = newest_checkpoint(run) or named  # a run that was stopped before its first own checkpoint
         if (run / FINISHED).exists() and (folder is None or (run / "model" / "config.json").is_file()):
             return True, None
         if folder is None:
@@ -187,10 +187,10 @@ def clear(run: Path):
     (run / STARTED).unlink(missing_ok=True)
 
 
-def continue_run(origin: Path, run: Path, step: int) -> tuple[Path, dict] | None:
+def continue_run(origin: Path, run: Path, step: int, scored_step: int) -> tuple[Path, dict] | None:
     """Continue in `run` from step `step` of `origin`, usually the same folder; return its best weights as `load_best` does.
 
-    The log is cut at that step. What the folder holds beyond it, broken or given up, is deleted.
+    The log is cut at that step, and of evaluations at `scored_step`. What the folder holds beyond it, broken or given up, is deleted.
     """
     (run / FINISHED).unlink(missing_ok=True)
     for part in run.glob("checkpoints/.*.part"):
@@ -202,7 +202,8 @@ def continue_run(origin: Path, run: Path, step: int) -> tuple[Path, dict] | None
     if (origin / "metrics.jsonl").is_file():
         for line in run_files.read_text(origin / "metrics.jsonl", LARGEST_LOG).splitlines():
             with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):  # half a line, at a kill
-                if json.loads(line)["step"] <= step:
+                values = json.loads(line)
+                if values["step"] <= (scored_step if "eval_accuracy" in values else step):
                     lines.append(line + "\n")
     write_text(run / "metrics.jsonl", "".join(lines))
     best = load_best(origin)

@@ -21,6 +21,7 @@ STATE_SHAPE = {  # of a state.json that somebody else may have written
     "sums": [[NUMBER, 3]],
     "seconds": dict.fromkeys(("training", "scoring", "input", "model", "total"), NUMBER),
     "facts": {str: SCALAR},
+    "lives": (OPTIONAL, [dict]),
     "config": {str: SCALAR},
 }
 
@@ -28,6 +29,9 @@ STATE_SHAPE = {  # of a state.json that somebody else may have written
 @dataclass
 class TrainState:
     """Exactly what state.json holds.
+
+    While a run is at work, some live elsewhere and are filled in by `Run.save`: sums, skipped images and lengths of this
+    process, the average's and the scaler's state, and the seconds since this start.
 
     Args:
         step: optimizer steps taken.

@@ -328,7 +328,7 @@ def test_what_the_manifest_does_not_list_is_not_copied(name, tmp_path, victim):
     publish_best(folder, tmp_path / "run" / "model", leave_out=("scores.json",))
     assert sorted(content(tmp_path / "run" / "model")) == ["sub/more", "weights"]
     (tmp_path / "other").mkdir()
-    continue_run(tmp_path / "run", tmp_path / "other", 4)
+    continue_run(tmp_path / "run", tmp_path / "other", 4, 4)
     copied = content(tmp_path / "other" / "checkpoints" / "best-000004")
     assert sorted(copied) == ["manifest.json", "scores.json", "sub/more", "weights"]
 
@@ -701,7 +701,7 @@ def test_no_checkpoint_of_a_stranger_ends_in_a_traceback_or_touches_other_files(
         if state is None:
             return
         restore_state(tensors, model, [optimizer], None, accelerator)
-        best = continue_run(Path(state["folder"]).parents[1], run, state["step"])
+        best = continue_run(Path(state["folder"]).parents[1], run, state["step"], state["scored_step"])
         if best is not None:
             run_files.check_shape(best[1], SCORES_SHAPE, "scores.json")
             publish_best(best[0], run / "model", leave_out=("scores.json",))

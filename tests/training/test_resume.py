@@ -332,7 +332,7 @@ def test_what_lies_beyond_the_step_that_a_run_goes_on_from_goes(tmp_path):
     (tmp_path / "results.json").touch()
     lines = ['{"step": 3}\n', '{"step": 6}\n', '{"step": 7}\n', '{"st']
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
-    continue_run(tmp_path, tmp_path, 6)
+    continue_run(tmp_path, tmp_path, 6, 6)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-000003", "step-000006"]
     assert not (tmp_path / "results.json").exists()
     assert (tmp_path / "metrics.jsonl").read_text() == "".join(lines[:2])

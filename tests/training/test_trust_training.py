@@ -579,7 +579,7 @@ PAIR = """
 import os, signal, sys, time
 from datetime import timedelta
 import torch.distributed as dist
-from hf_vit.training.distributed import POLL_SECONDS, exit_with_error, leave_together, shorten_timeout, watch_for_failures
+from hf_vit.training.distributed import POLL_SECONDS, exit_with_error, leave_together, set_timeout, watch_for_failures
 dist.init_process_group("gloo")
 rank, over = dist.get_rank(), watch_for_failures()
 """
@@ -627,7 +627,7 @@ def test_processes_that_fail_alike_say_so_once(tmp_path):
 def test_a_process_that_does_not_come_is_waited_for_no_longer_than_the_time_out(tmp_path):
     code = """
 dist.barrier()
-shorten_timeout(timedelta(seconds=3))
+set_timeout(timedelta(seconds=3))
 if rank == 1:
     time.sleep(600)
 try:
