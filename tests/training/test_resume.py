@@ -20,7 +20,6 @@ import psutil
 import pytest
 import torch
 import yaml
-from datasets import load_dataset
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -29,6 +28,7 @@ from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import epoch_batches
+from hf_vit.data.sources import load_splits
 from hf_vit.data.splits import prepare_splits
 from hf_vit.system import files
 from hf_vit.system.files import atomic_dir, checksummed_dir, verify_checksums, write_text
@@ -93,7 +93,8 @@ for line in sys.stdin:
 """
 SLOW = """
 import sys, time
-module = sys.modules["hf_vit.data.augment"]
+import importlib
+module = importlib.import_module("hf_vit.data.augment")
 augment = module.augment
 def slow(*args, **kwargs):
     print("a step", flush=True)
@@ -103,7 +104,8 @@ module.augment = slow
 """
 NOT_A_NUMBER = """
 import sys, time
-module = sys.modules["hf_vit.data.augment"]
+import importlib
+module = importlib.import_module("hf_vit.data.augment")
 augment, clock, steps = module.augment, time.time, []
 def spoiled(*args, **kwargs):
     steps.append(None)
@@ -849,7 +851,7 @@ time.sleep(600)
 def uncached(photos, monkeypatch):
     """The training images, which workers decode anew each time; and ids of 12 batches."""
     monkeypatch.setattr(image_dataset, "CACHE_BYTES", 0)
-    splits, _, _ = prepare_splits(load_dataset(str(photos)))
+    splits, _, _ = prepare_splits(load_splits(str(photos)))
     form = ImageSpec(16, 16, 3, 2, (0.5,) * 3, (0.5,) * 3)
     return ImageDataset(splits["train"], form), [[first, first + 12] for first in range(12)]
 
