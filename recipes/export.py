@@ -60,7 +60,7 @@ def predict(file: Path, images: ImageDataset) -> tuple[torch.Tensor, torch.Tenso
     model = exporting.onnx_model(file)
     num_workers = min(4, os.cpu_count() or 1)
     batches = data_loader(images, sequential_batches(len(images), BATCH_SIZE), num_workers=num_workers)
-    pairs = [(model(normalize(batch["images"], images.form)), batch["labels"]) for batch in batches]
+    pairs = [(model(normalize(batch["images"], images.spec)), batch["labels"]) for batch in batches]
     logits, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     return logits, labels
 
@@ -155,7 +155,7 @@ def export(checkpoint: str, folder: Path, evaluated) -> dict:
         match_labels(torch.zeros(0, dtype=torch.long), labels, config.id2label)  # before minutes are spent
         images = ImageDataset(rows, image_spec_of(load_processor(checkpoint), config), on_bad_image)
         first = next(data_loader(images, sequential_batches(len(images), 3), 0), None)
-        pixel_values = None if first is None else normalize(first["images"], images.form)
+        pixel_values = None if first is None else normalize(first["images"], images.spec)
 
     full, small, saved = folder / "onnx" / "model.onnx", folder / "onnx" / "model_quantized.onnx", folder / "model.pt2"
     full.parent.mkdir()

@@ -34,7 +34,7 @@ from hf_vit.data.sources import load_splits
 from hf_vit.data.splits import prepare_splits
 from hf_vit.evaluation.classifiers import load_processor, model_folder
 from hf_vit.evaluation.prediction import predict
-from hf_vit.evaluation.scores import classification_report, compute_metrics
+from hf_vit.evaluation.scores import classification_report, compute_metrics, surest_mistakes
 from hf_vit.model.attention_maps import GRADIENT_METHODS, MAP_METHODS
 from hf_vit.system import hardware
 from hf_vit.system.errors import run_script
@@ -115,7 +115,7 @@ def draw_evaluation(model, images: ImageDataset, labels: list[str], split: str, 
     }
     samples = {
         "predictions": torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:12],
-        "mistakes": figures.mistakes(truth, logits),
+        "mistakes": surest_mistakes(truth, logits),
     }
     for name, indices in samples.items():
         if len(indices):
@@ -131,8 +131,8 @@ def draw_attention(model, pixels: torch.Tensor, args, image_spec) -> dict:
     pixel_values = normalize(pixels, image_spec)  # (n, C, H, W)
     pictures = denormalize(pixel_values, image_spec)
     with torch.no_grad():
-        captions = figures.answers(model(pixel_values).logits, class_names(model))
-    drawn = figures.of_model(model, pictures, pixel_values, captions)
+        captions = figures.prediction_captions(model(pixel_values).logits, class_names(model))
+    drawn = figures.model_figures(model, pictures, pixel_values, captions)
     layers = list(range(config.num_hidden_layers)) if args.layers is None else args.layers
     labels = {} if args.label is None else {"labels": config.label2id[args.label]}
     maps = model.attention_maps(pixel_values, layers, args.method, **labels)  # (n, layers, h, w)

@@ -286,7 +286,9 @@ def test_a_run_whose_data_changed_is_refused(run, tmp_path, monkeypatch):
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path, monkeypatch):
-    assert "is not there" in refusal(monkeypatch, tmp_path, tmp_path / "vit", "--output_dir", tmp_path / "out")
+    assert "there is no such folder" in refusal(
+        monkeypatch, tmp_path, tmp_path / "vit", "--output_dir", tmp_path / "out"
+    )
 
 
 def test_a_model_folder_needs_an_output_dir(native, tmp_path, monkeypatch):

@@ -406,7 +406,7 @@ def test_a_checkpoint_of_another_model_is_refused_before_anything_is_filled():
             restore_state({"model": wrong, "optimizer": {}}, model, [], None, accelerator)
     with pytest.raises(ValueError, match=r"optimizer\.safetensors of the checkpoint is not of this model"):
         restore_state({"model": good, "optimizer": {"x.exp_avg": torch.ones(1)}}, model, [], None, accelerator)
-    optimizer = SimpleNamespace(param_groups=[{"names": ["weight", "bias"]}])
+    optimizer = SimpleNamespace(param_groups=[{"names": ["weight", "bias"], "params": [model.weight, model.bias]}])
     halves = {"weight.exp_avg": torch.ones(2, 2), "weight.exp_avg_sq": torch.ones(2, 2), "bias.exp_avg": torch.ones(2)}
     with pytest.raises(ValueError, match=r"optimizer\.safetensors of the checkpoint lacks exp_avg_sq of bias"):
         restore_state({"model": good, "optimizer": halves}, model, [optimizer], None, accelerator)

@@ -248,7 +248,7 @@ def test_lora_trains_little_and_what_it_saves_loads(saved, base, photos, tmp_pat
     recipe("eval.py", "--model_name_or_path", "run/model", *flags, cwd=tmp_path)
     assert json.loads((tmp_path / "scores.json").read_text())["accuracy"] >= 0.8
     assert "it sees:" in recipe("classify.py", "run/model", photos / "red" / "4.png", cwd=tmp_path)
-    assert ("goes on top of" in (tmp_path / "run" / "model" / "README.md").read_text()) is (saved == "adapter")
+    assert ("LoRA adapter of" in (tmp_path / "run" / "model" / "README.md").read_text()) is (saved == "adapter")
 
 
 COUNTED = """
@@ -307,9 +307,9 @@ def weights_of(run):
 def test_cached_features_give_the_same_head_and_the_backbone_sees_each_image_once(head, cached):
     plain, seen = head("plain")
     folder, seen_cached = cached
-    # A trial of one batch; 12 are scored at the end; the pictures look at 4 of them, two times with gradients, three times without.
-    assert seen == {"with gradients": 16 + 4 * 48 + 2 * 4, "without": 12 + 3 * 4}
-    assert seen_cached == {"with gradients": 2 * 4, "without": 48 + 12 + 3 * 4}
+    # A trial of one batch; 12 are scored at the end, and again by the saved model; the pictures look at 4 of them, two times with gradients, three times without.
+    assert seen == {"with gradients": 16 + 4 * 48 + 2 * 4, "without": 12 + 12 + 3 * 4}
+    assert seen_cached == {"with gradients": 2 * 4, "without": 48 + 12 + 12 + 3 * 4}
     wanted, found = weights_of(plain), weights_of(folder)
     assert found["classifier.weight"].abs().max() > 0.01
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
@@ -329,7 +329,7 @@ def test_a_head_on_cached_features_goes_on_after_a_stop_as_if_there_had_been_non
     folder, _ = cached
     again, seen = head("again", "--cache_features", "true", "--resume", folder / "checkpoints" / "step-000010")
     assert json.loads((again / "results.json").read_text())["resumed_at_steps"] == [10]
-    assert seen == {"with gradients": 2 * 4, "without": 48 + 12 + 3 * 4}
+    assert seen == {"with gradients": 2 * 4, "without": 48 + 12 + 12 + 3 * 4}
     wanted, found = weights_of(folder), weights_of(again)
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     passed = [json.loads(line)["seconds"] for line in (again / "metrics.jsonl").read_text().splitlines()]

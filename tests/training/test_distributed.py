@@ -84,6 +84,7 @@ def prepare(self, model, *others):
 
 augments = importlib.import_module("hf_vit.data.augment")
 real_augment, augments.augment = augments.augment, augment
+from hf_vit.data.streaming import ImageStream
 real_read, ImageStream._read_shards = ImageStream._read_shards, read
 real_prepare, accelerate.Accelerator.prepare = accelerate.Accelerator.prepare, prepare
 hardware.use_all_cores = lambda: None  # threads that wait for each other starve on a busy machine

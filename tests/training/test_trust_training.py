@@ -20,6 +20,7 @@ from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 from hf_vit import HFViTConfig, HFViTForImageClassification
 from hf_vit.data.decoding import decode_image
 from hf_vit.data.image_dataset import ImageDataset
+from hf_vit.data.image_files import AllowedFiles, RestrictedImage
 from hf_vit.data.image_spec import ImageSpec, image_spec_of
 from hf_vit.data.loader import data_loader
 from hf_vit.data.normalization import normalize
@@ -555,6 +556,8 @@ def test_a_checkpoint_of_a_version_without_lives_is_gone_on_with(photos):
 
 def test_a_checksum_of_images_sees_contents_and_order_and_not_where_files_lie(tmp_path):
     class Rows(list):
+        features = {"image": RestrictedImage(decode=False, files=AllowedFiles(str(tmp_path)))}
+
         def __getitems__(self, places):
             return [{"image": self[place]} for place in places]
 
@@ -635,7 +638,7 @@ try:
 except RuntimeError as error:
     exit_with_error(error)
 """
-    assert "error: " in pair(tmp_path, code, [1, 1])[0]
+    assert "Traceback" in pair(tmp_path, code, [1, 1])[0]
 
 
 def test_processes_that_part_leave_without_an_error(tmp_path):
