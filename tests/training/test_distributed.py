@@ -58,7 +58,7 @@ def note(**line):
 def augment(images, index, *how, **more):
     global passes
     passes += 1
-    if sys._getframe(2).f_code.co_name == "prepared_batches":  # and not for the pictures of a finished run
+    if sys._getframe(2).f_code.co_name == "prepared":  # and not for the pictures of a finished run
         note(ids=index.tolist())
     pixel_values = real_augment(images, index, *how, **more)
     if os.environ.get("TERM_AT") == f"{rank}:{passes}":
