@@ -310,7 +310,7 @@ def model_figures(model, images: torch.Tensor, pixel_values: torch.Tensor, capti
         "attention": attention(images, maps, list(methods.values()), captions),
         "inside": inside(
             patches.projection.weight if patches.by_convolution else None,
-            embeddings.interpolate_pos_encoding(config.grid_size)[1][0] if with_table else None,
+            embeddings.positions_on_grid(config.grid_size)[1][0] if with_table else None,
             config.grid_size,
             model.attention_distances(pixel_values),
         ),

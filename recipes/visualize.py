@@ -142,7 +142,7 @@ def draw_attention(model, pixels: torch.Tensor, args, image_spec) -> dict:
     titles = [f"head {head + 1}" for head in range(heads.shape[1])]
     drawn["heads"] = figures.attention(pictures, heads, titles, captions)
     if config.position_embedding not in ("rotary", "none"):
-        embeddings = model.vit.embeddings.interpolate_pos_encoding(config.grid_size)[1][0]  # (N, D)
+        embeddings = model.vit.embeddings.positions_on_grid(config.grid_size)[1][0]  # (N, D)
         drawn["positions"] = figures.positions(embeddings, config.position_embedding)
     return drawn
 

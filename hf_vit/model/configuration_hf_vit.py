@@ -267,8 +267,6 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
         """As in transformers; the config.json of a known public family comes back in our terms."""
         cls.prepare()
-        # While a model loads: its CheckpointSource, and "model" or "classifier".
-        source, task = kwargs.pop("_source", None), kwargs.pop("_task", "")
         kwargs.pop("trust_remote_code", None)  # this class is the code: transformers would warn of it
         download = dict(kwargs)
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
@@ -291,8 +289,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
                 f"{pretrained_model_name_or_path} is not in the format of hf_vit, and this copy of the model's code stands "
                 "alone: install the package hf_vit to read other formats"
             )
-        path = pretrained_model_name_or_path
-        return cls.formats.translate_config(config_dict, path, download, task, source), kwargs
+        return cls.formats.translate_config(config_dict, pretrained_model_name_or_path, download), kwargs
 
     @classmethod
     def _dict_from_json_file(cls, json_file):
