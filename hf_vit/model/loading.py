@@ -190,10 +190,6 @@ def installed_formats(cls, purpose: str):
     return cls.config_class.formats
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The config
-
-
 def base_of_adapter(path, kwargs) -> str | None:
     """The base checkpoint of a PEFT adapter; None if `path` is no adapter, or has a whole model beside it.
 
@@ -253,10 +249,6 @@ def split_off_input_sizes(cls, path, kwargs: dict) -> dict:
             for name in INPUT_FIELDS:
                 setattr(kwargs["config"], name, getattr(stored, name))
     return {name: getattr(config, name) for name in INPUT_FIELDS}
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The tensors
 
 
 def add_family_rules(model, load_config, source: CheckpointSource):
@@ -323,10 +315,6 @@ def check_names(model, tensors: list[tuple[str, torch.Tensor]], rules: list, sou
             )
     if source.family_name is not None:
         source.notes.insert(0, f"read as {source.family_name}, {renamed} of {len(tensors)} tensors renamed")
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What is missing or left over
 
 
 def check_loading_info(model, info: dict, source: CheckpointSource):
@@ -457,10 +445,6 @@ def check_adapter(path, info: dict):
         raise ValueError(f"the adapter {path} does not fit its base model: {', '.join(sorted(wrong)[:5])}")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Messages, and the end of loading
-
-
 @contextmanager
 def silence_load_report():
     """Silence transformers' loading table: our log line says what happened, or an error does."""
@@ -484,18 +468,15 @@ def readable_errors(name):
             raise
         raise ValueError(no_such_field(misspelt.group(1))) from error
     except (EOFError, pickle.UnpicklingError, SafetensorError, BadZipFile, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "PytorchStreamReader" not in str(error):
+            raise
+        reason = f"the file is not whole, or no checkpoint ({type(error).__name__}: {str(error).partition('. ')[0]})"
         if isinstance(error, EOFError):
             reason = "the file is empty"
         elif isinstance(error, pickle.UnpicklingError):
-            what = re.search(r"GLOBAL (\S+)", str(error))
-            what = f" ({what.group(1)})" if what is not None else ", or is no checkpoint"
+            found = re.search(r"GLOBAL (\S+)", str(error))
+            what = f" ({found.group(1)})" if found is not None else ", or is no checkpoint"
             reason = f"it holds more than tensors{what}, and none of that was run"
-        elif not isinstance(error, RuntimeError) or "PytorchStreamReader" in str(error):
-            reason = (
-                f"the file is not whole, or no checkpoint ({type(error).__name__}: {str(error).partition('. ')[0]})"
-            )
-        else:
-            raise
         raise ValueError(
             f"{name} cannot be read: {reason}. Fetch it again, or save its tensors as safetensors"
         ) from error
