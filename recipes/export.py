@@ -92,7 +92,7 @@ def rows_to_evaluate(args, run: Path | None):
     streaming = as_trained and asked.streaming
     splits = load_splits(asked.dataset_name, asked.dataset_config, streaming)
     if streaming:
-        _, rows, labels, scored = prepare_stream(
+        _, rows, labels, split = prepare_stream(
             splits, train_split=asked.train_split, eval_split=asked.eval_split, **columns
         )
     elif as_trained:
@@ -100,20 +100,20 @@ def rows_to_evaluate(args, run: Path | None):
             name: getattr(asked, name)
             for name in ("train_split", "eval_split", "eval_fraction", "train_fraction", "shots", "seed")
         }
-        splits, labels, scored = prepare_splits(splits, **columns, **sizes)
+        splits, labels, split = prepare_splits(splits, **columns, **sizes)
         rows = splits["eval"]
     else:
-        splits, labels, scored = prepare_splits(splits, train_split=None, eval_split=args.split, **columns)
+        splits, labels, split = prepare_splits(splits, train_split=None, eval_split=args.split, **columns)
         rows = splits["eval"]
     if as_trained:
         was = json.loads((run / "results.json").read_text())["data"]
         gone = len(rows) - was["scored_images"]
-        if (was["scored"], was["labels"]) != (scored, labels) or gone not in range(was["skipped_images"] + 1):
+        if (was["scored"], was["labels"]) != (split, labels) or gone not in range(was["skipped_images"] + 1):
             raise ValueError(
-                f"{run} scored {was['scored_images']} images of {was['name']} ({was['scored']}), where now there are {len(rows)} "
-                f"({scored}); wanted the same data: mend them, or name others with --dataset_name or --split"
+                f"{run} evaluated {was['scored_images']} images of {was['name']} ({was['scored']}), where now there are {len(rows)} "
+                f"({split}); wanted the same data: mend them, or name others with --dataset_name or --split"
             )
-    source = {"name": asked.dataset_name, "config": asked.dataset_config, "split": scored}
+    source = {"name": asked.dataset_name, "config": asked.dataset_config, "split": split}
     return rows, labels, source, asked.on_bad_image or "stop"
 
 

@@ -45,7 +45,7 @@ def prepare_stream(
     eval_split = next((name for name in candidates if name in splits and name != train_split), None)
     if train_split not in splits or eval_split is None:
         raise ValueError(
-            f"--streaming needs the split {train_split!r} and another one to score ({' or '.join(candidates)}); the data set "
+            f"--streaming needs the split {train_split!r} and another one to evaluate on ({' or '.join(candidates)}); the data set "
             f"has {', '.join(splits)}: name them with --train_split and --eval_split"
         )
     train, held_out = splits[train_split], splits[eval_split]

@@ -1,4 +1,4 @@
-"""What `pretrained_cfg` in the config.json of a timm repo says of images: their size, and what timm does before it scores them."""
+"""What `pretrained_cfg` in the config.json of a timm repo says of images: their size, and what timm does to them before it evaluates."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Evaluation while a run trains: scores, and the best weights so far."""
+"""Evaluation while a run trains: its metrics, and the best weights so far."""
 
 from pathlib import Path
 
@@ -14,14 +14,14 @@ from hf_vit.training.state import TrainState
 
 
 def evaluate(run: Run, state: TrainState) -> bool:
-    """Score the weights, and keep them if they are the best; False if a signal interrupted it.
+    """Evaluate the weights, and keep them if they are the best; False if a signal interrupted it.
 
     A test split selects nothing: the last weights are kept.
     """
     seconds, step = run.seconds_of_training(state), state.step
-    images, scored = run.data.eval_images, run.data.scored
+    images, split = run.data.eval_images, run.data.scored
     with run.whole_model() as model:
-        predictions = run.predict(model, images, scored, stopped=lambda: run.signals.asked is not None)
+        predictions = run.predict(model, images, split, stopped=lambda: run.signals.asked is not None)
         if predictions is None:
             return False
         logits, rows = predictions  # (n, L), (n,)
@@ -32,7 +32,7 @@ def evaluate(run: Run, state: TrainState) -> bool:
             run_on_main(run.accelerator, lambda: keep_best(run, model, metrics, logits, labels, rows))
             run.best = metrics
     run.print(
-        f"step {step:,}, epoch {state.epoch + 1}: {scored} accuracy {metrics['accuracy']:.2%}, loss {metrics['loss']:.4f}"
+        f"step {step:,}, epoch {state.epoch + 1}: {split} accuracy {metrics['accuracy']:.2%}, loss {metrics['loss']:.4f}"
     )
     values = {f"eval_{name}": value for name, value in metrics.items() if name not in ("step", "epoch")}
     run.log(step, state.epoch + 1, **values, seconds=seconds)
@@ -46,11 +46,7 @@ def merit(metrics: dict) -> tuple[float, float]:
 
 def keep_best(run: Run, model, metrics: dict, logits, labels, rows):
     """Write `checkpoints/best-N`: the model, its scores, and samples of the images with labels and logits."""
-    scores = {
-        "metrics": metrics,
-        "images": len(labels),
-        **classification_report(logits, labels, run.data.labels),
-    }
+    scores = {"metrics": metrics, "images": len(labels), **classification_report(logits, labels, run.data.labels)}
     size = sum(parameter.nbytes for parameter in model.parameters())
     generator = torch.Generator().manual_seed(run.args.seed)
     drawn = torch.randperm(len(labels), generator=generator)[:NUM_SAMPLES]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import yaml
-from benchmarks.measuring import DEMO, run_training, square_form, training_seconds
+from benchmarks.measuring import DEMO, run_training, square_spec, training_seconds
 from benchmarks.model_speed import native_vit
 from benchmarks.reference import reference_loop
 
@@ -40,12 +40,12 @@ def summarize(who: str, runs: list[dict], ours: list[dict]) -> dict:
 def measure(repeats: int) -> dict:
     preset = yaml.safe_load(DEMO.read_text())
     config = HFViTConfig(**parse_overrides(preset["config_overrides"]), num_labels=10)
-    form, splits = square_form(config.image_size), load_splits(preset["dataset_name"])
+    spec, splits = square_spec(config.image_size), load_splits(preset["dataset_name"])
     demo_epochs, seeds = preset["num_train_epochs"], min(repeats, 3)
 
     def run_reference(rate: float, seed: int, epochs: int) -> dict:
         torch.manual_seed(seed)
-        run = reference_loop(native_vit(config), splits["train"], splits["test"], form, rate, seed, epochs)
+        run = reference_loop(native_vit(config), splits["train"], splits["test"], spec, rate, seed, epochs)
         print(json.dumps({"learning_rate": rate, "seed": seed, **run}), flush=True)
         return run
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import datasets
 import numpy as np
-from benchmarks.measuring import BATCH, median_ratio, square_form, time_in_turns
+from benchmarks.measuring import BATCH, median_ratio, square_spec, time_in_turns
 from benchmarks.reference import reference_loader, reference_rows
 from datasets import ClassLabel, Dataset, Features
 from PIL import Image
@@ -43,14 +43,14 @@ def photos(folder: Path, width: int, height: int, count: int) -> Dataset:
     return restrict_files({"train": rows}, AllowedFiles(str(folder)))["train"]
 
 
-def compare(rows: Dataset, form: ImageSpec, repeats: int) -> dict:
+def compare(rows: Dataset, spec: ImageSpec, repeats: int) -> dict:
     """Images a second of the reference, of ours normalised on the CPU, and of ours as bytes."""
     numbered = select_image_and_label(rows, ("image", "label")).add_column("row", np.arange(len(rows)))
     began = time.perf_counter()
-    train_form = training_image_spec(form, numbered, "resized")
-    images = ImageDataset(numbered, train_form)
+    train_spec = training_image_spec(spec, numbered, "resized")
+    images = ImageDataset(numbered, train_spec)
     seconds_to_fill = time.perf_counter() - began
-    by_row = reference_rows(rows, train_form)
+    by_row = reference_rows(rows, train_spec)
     epochs = itertools.count()
 
     def batches():
@@ -67,7 +67,7 @@ def compare(rows: Dataset, form: ImageSpec, repeats: int) -> dict:
 
     def read_normalized():
         for batch in batches():
-            normalize(batch, form)
+            normalize(batch, spec)
 
     def read_reference():
         for _ in reference_loader(by_row, WORKERS):
@@ -92,7 +92,7 @@ def measure(repeats: int) -> dict:
             ("the embedded 10,000 of 28x28, kept in memory", load_splits("fashion-mnist-mini")["train"], 28),
         ):
             image_dataset.CACHE_BYTES = 2**40 if side == 28 else 0  # photos as if they were too many to keep
-            kinds.append({"data": name, **compare(rows, square_form(side), repeats)})
+            kinds.append({"data": name, **compare(rows, square_spec(side), repeats)})
             print(json.dumps(kinds[-1]), flush=True)
     image_dataset.CACHE_BYTES = cache_bytes
     return {"kinds": kinds, "workers": WORKERS}

@@ -63,11 +63,11 @@ def seeds(house: Path) -> str:
         if not (folder / "results.json").is_file():
             continue
         runs = read_seeds(folder)
-        scores = [100 * run["metrics"]["accuracy"] for run in runs]
+        accuracies = [100 * run["metrics"]["accuracy"] for run in runs]
         lines.append(
-            f"| [{folder.name}](../../model_cards/{folder.name}/README.md) | {len(runs)} | {statistics.mean(scores):.2f}% "
-            f"| {statistics.stdev(scores):.2f} | {min(scores):.2f}% | {max(scores):.2f}% "
-            f"| {', '.join(f'{score:.2f}%' for score in scores)} |"
+            f"| [{folder.name}](../../model_cards/{folder.name}/README.md) | {len(runs)} | {statistics.mean(accuracies):.2f}% "
+            f"| {statistics.stdev(accuracies):.2f} | {min(accuracies):.2f}% | {max(accuracies):.2f}% "
+            f"| {', '.join(f'{accuracy:.2f}%' for accuracy in accuracies)} |"
         )
         repeated += runs
     if repeated:
