@@ -55,29 +55,24 @@ BATCH = 32
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    in_help = argparse.ArgumentDefaultsHelpFormatter
     parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0],
-        allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        description=__doc__.partition("\n")[0], allow_abbrev=False, formatter_class=in_help
     )
-    parser.add_argument(
-        "--dataset_name",
-        required=True,
-        help="Hub id, local folder or file with a split called test, or fashion-mnist-mini",
-    )
-    parser.add_argument("--image_column", help="column of images; by default found by its feature type")
-    parser.add_argument("--label_column", help="column of labels; by default found by its feature type")
-    parser.add_argument(
-        "--config", default=script_path("configs/cifar10-cpu.yaml"), help="preset of train.py that trains from scratch"
-    )
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/transfer"), help="folder of all runs")
-    parser.add_argument("--shots", type=int, default=50, help="training images per class of the second half")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each method")
-    parser.add_argument("--pretrain_epochs", type=float, help="by default those of --config")
-    parser.add_argument("--scratch_epochs", type=float, default=100, help="on the second half, from scratch")
-    parser.add_argument("--finetune_epochs", type=float, default=30, help="on the second half, for all other methods")
-    parser.add_argument("--repo", help="USER/NAME on the Hub: push the pre-trained model there and load it from there")
-    parser.add_argument("--public", action="store_true", help="make a new repository public")
+    flag, preset = parser.add_argument, script_path("configs/cifar10-cpu.yaml")
+    data = "Hub id, local folder or file with a split called test, or fashion-mnist-mini"
+    flag("--dataset_name", required=True, help=data)
+    flag("--image_column", help="column of images; by default found by its feature type")
+    flag("--label_column", help="column of labels; by default found by its feature type")
+    flag("--config", default=preset, help="preset of train.py that trains from scratch")
+    flag("--output_dir", type=Path, default=Path("runs/transfer"), help="folder of all runs")
+    flag("--shots", type=int, default=50, help="training images per class of the second half")
+    flag("--seeds", type=int, default=3, help="runs of each method")
+    flag("--pretrain_epochs", type=float, help="by default those of --config")
+    flag("--scratch_epochs", type=float, default=100, help="on the second half, from scratch")
+    flag("--finetune_epochs", type=float, default=30, help="on the second half, for all other methods")
+    flag("--repo", help="USER/NAME on the Hub: push the pre-trained model there and load it from there")
+    flag("--public", action="store_true", help="make a new repository public")
     args = parser.parse_args(argv)
     for name in ("shots", "seeds", "pretrain_epochs", "scratch_epochs", "finetune_epochs"):
         if (value := getattr(args, name)) is not None and value < 1:
@@ -163,17 +158,9 @@ def main():
     for seed in range(args.seeds):  # every method in turn, so that other load on this machine affects them alike
         for name, flags in METHODS.items():
             scratch = name == "scratch"
-            epochs = args.scratch_epochs if scratch else args.finetune_epochs
-            flags = {
-                **(from_scratch if scratch else finetuned),
-                "dataset_name": second,
-                "per_device_train_batch_size": BATCH,
-                "num_train_epochs": epochs,
-                "eval_epochs": math.ceil(epochs),
-                **flags,
-                "seed": seed,
-            }
-            train(out / name / str(seed), **flags)
+            shared, epochs = (from_scratch, args.scratch_epochs) if scratch else (finetuned, args.finetune_epochs)
+            length = dict(num_train_epochs=epochs, eval_epochs=math.ceil(epochs), per_device_train_batch_size=BATCH)
+            train(out / name / str(seed), **shared, dataset_name=second, **length, **flags, seed=seed)
     probe_features(out / "knn", source, second, config.get("mixed_precision", "auto"), args.dataset_name)
 
     runs = {name: [read_json(out / name / str(seed) / FINISHED) for seed in range(args.seeds)] for name in METHODS}

@@ -53,10 +53,7 @@ def retry(action, explain, log, give_up=lambda error: False):
     for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
             return action()
-        except (
-            *REQUEST_ERRORS,
-            RuntimeError,
-        ) as error:  # RuntimeError: huggingface_hub wraps errors of an upload in it
+        except (*REQUEST_ERRORS, RuntimeError) as error:  # the latter wraps errors of an upload in huggingface_hub
             cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ is not None else error
             wait = _wait_before_retry(cause, attempt)
             exhausted = attempt == MAX_ATTEMPTS or time.monotonic() - began > MAX_WAIT

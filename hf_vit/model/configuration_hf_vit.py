@@ -278,9 +278,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
             )
         if config_dict.get("model_type") == cls.model_type:
             return config_dict, kwargs
-        if (
-            "model_type" not in config_dict and "architecture" not in config_dict
-        ):  # the latter is how timm names a model
+        if not {"model_type", "architecture"} & set(config_dict):  # the latter is how timm names a model
             raise ValueError(
                 f"config.json of {pretrained_model_name_or_path} has no model_type: it is of no known format"
             )

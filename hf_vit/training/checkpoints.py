@@ -7,7 +7,7 @@ random numbers of a step are functions of (seed, step) and need not be saved.
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -77,6 +77,12 @@ def gather_weights(model, wanted: bool = True) -> dict[str, torch.Tensor]:
     return full_tensors(model.state_dict().items(), wanted)
 
 
+def named_parameters(optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+    """Its parameters with their names, group by group, as `parameter_groups` gave them."""
+    for group in optimizer.param_groups:
+        yield from zip(group["names"], group["params"], strict=True)
+
+
 def gather_state(model, optimizers, average=None, wanted: bool = True) -> dict[str, dict[str, torch.Tensor]]:
     """{"model": ..., "optimizer": ..., "average": ...}: tensors by name, unsharded, on CPU; all processes must call it.
 
@@ -86,8 +92,7 @@ def gather_state(model, optimizers, average=None, wanted: bool = True) -> dict[s
     states = (
         (f"{name}.{key}", value)
         for optimizer in optimizers
-        for group in optimizer.param_groups
-        for name, parameter in zip(group["names"], group["params"], strict=True)
+        for name, parameter in named_parameters(optimizer)
         for key, value in optimizer.state[parameter].items()
     )
     tensors["optimizer"] = full_tensors(states, wanted)
@@ -106,18 +111,11 @@ def restore_state(tensors: dict | None, model, optimizers, average, accelerator)
     """
     if tensors is not None:
         _check_tensors(tensors, model, average is not None, optimizers)
-    shapes = [
-        tensors
-        and {
-            file: {name: (value.shape, value.dtype) for name, value in part.items()} for file, part in tensors.items()
-        }
-    ]
+    shapes = [tensors and {file: shapes_and_types(part) for file, part in tensors.items()}]
     broadcast_object_list(shapes)
     if tensors is None:  # not the main process: what is received has the shape and type of this
-        tensors = {
-            file: {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in part.items()}
-            for file, part in shapes[0].items()
-        }
+        empty = lambda part: {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in part.items()}
+        tensors = {file: empty(part) for file, part in shapes[0].items()}
 
     def received(value, like):
         value = value.to(like.device, copy=True)  # not the memory-mapped file, which will be deleted
@@ -135,39 +133,36 @@ def restore_state(tensors: dict | None, model, optimizers, average, accelerator)
         average.copy_from(model)
     fill(tensors["model"])
     for optimizer in optimizers:
-        parameters = [
-            pair for group in optimizer.param_groups for pair in zip(group["names"], group["params"], strict=True)
-        ]
         states = {}
-        for index, (name, parameter) in enumerate(parameters):
+        for index, (name, parameter) in enumerate(named_parameters(optimizer)):
             own = {key: value for key, value in tensors["optimizer"].items() if key.rpartition(".")[0] == name}
             states[index] = {key.rpartition(".")[2]: received(value, parameter) for key, value in own.items()}
         optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
 
 
+def shapes_and_types(tensors: dict[str, torch.Tensor]) -> dict[str, tuple]:
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+
 def _check_tensors(tensors: dict, model, averaged: bool, optimizers):
-    own = {name: (tuple(value.shape), value.dtype) for name, value in model.state_dict().items()}
+    own = shapes_and_types(model.state_dict())
     for part in ("model", "average") if averaged else ("model",):
-        found = {name: (tuple(value.shape), value.dtype) for name, value in tensors.get(part, {}).items()}
+        found = shapes_and_types(tensors.get(part, {}))
         if found != own:
-            other = next(iter(sorted(name for name in {*found, *own} if found.get(name) != own.get(name))))
+            other = min(name for name in {*found, *own} if found.get(name) != own.get(name))
             raise ValueError(
                 f"{part}.safetensors of the checkpoint is not of this model: {printable(other)} is {found.get(other)} there, and "
                 f"{own.get(other)} here"
             )
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    shapes = {  # by the names of the optimizers, which may be of a larger model than the head that is trained
-        name: tuple(parameter.shape)
-        for group in groups
-        for name, parameter in zip(group["names"], group["params"], strict=True)
-    }
+    # By the names of the optimizers, which may be of a larger model than the head that is trained.
+    parameters = {name: value for optimizer in optimizers for name, value in named_parameters(optimizer)}
     keys = defaultdict(set)
     for name, value in tensors["optimizer"].items():
         parameter, _, key = name.rpartition(".")
         keys[parameter].add(key)
-        if parameter not in shapes or tuple(value.shape) not in ((), shapes[parameter]):
+        if parameter not in parameters or tuple(value.shape) not in ((), tuple(parameters[parameter].shape)):
             raise ValueError(f"optimizer.safetensors of the checkpoint is not of this model: {printable(name)}")
-    for group in groups:
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         wanted = set().union(*(keys[name] for name in group["names"]))
         for name in group["names"]:
             if keys[name] and keys[name] != wanted:  # a parameter without a gradient has none

@@ -96,13 +96,10 @@ def find_checkpoint(run: Path, args: TrainArguments, accelerator) -> tuple[bool,
         return finished, state, None
     folder = Path(state["folder"])
     try:
-        return (
-            finished,
-            state,
-            {name: load_file(folder / f"{name}.safetensors") for name in checkpoint_tensors(folder)},
-        )
+        tensors = {name: load_file(folder / f"{name}.safetensors") for name in checkpoint_tensors(folder)}
     except SafetensorError as error:
         raise ValueError(f"{folder} holds weights that cannot be read ({error})") from error
+    return finished, state, tensors
 
 
 def checkpoint_tensors(folder: Path) -> list[str]:
