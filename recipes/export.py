@@ -79,31 +79,28 @@ def rows_to_evaluate(args, run: Path | None):
     Raises:
         ValueError: as `prepare_splits`; and if the data of a run have changed since.
     """
-    asked = argparse.Namespace(**vars(args))
-    if args.dataset_name is None and run is not None:
+    if args.dataset_name is None and run is None:
+        return None
+    asked = args
+    if args.dataset_name is None:
         asked = parse_args(["--config", str(run / "config.yaml")])
         for name in ("dataset_config", "image_column", "label_column", "label_names", "on_bad_image"):
             setattr(asked, name, getattr(args, name) or getattr(asked, name))
-    if asked.dataset_name is None:
-        return None
     columns = {name: getattr(asked, name) for name in ("image_column", "label_column")}
     columns["label_names"] = read_label_names(asked.label_names)
-    as_trained = asked is not args and args.split is None and args.dataset_name is None
-    streaming = as_trained and asked.streaming
-    splits = load_splits(asked.dataset_name, asked.dataset_config, streaming)
-    if streaming:
-        _, rows, labels, split = prepare_stream(
-            splits, train_split=asked.train_split, eval_split=asked.eval_split, **columns
-        )
-    elif as_trained:
-        sizes = {
-            name: getattr(asked, name)
-            for name in ("train_split", "eval_split", "eval_fraction", "train_fraction", "shots", "seed")
-        }
-        splits, labels, split = prepare_splits(splits, **columns, **sizes)
-        rows = splits["eval"]
+    as_trained = args.dataset_name is None and args.split is None
+    choice = dict(train_split=None, eval_split=args.split)
+    if as_trained:
+        choice = dict(train_split=asked.train_split, eval_split=asked.eval_split)
+    if as_trained and asked.streaming:
+        splits = load_splits(asked.dataset_name, asked.dataset_config, streaming=True)
+        _, rows, labels, split = prepare_stream(splits, **columns, **choice)
     else:
-        splits, labels, split = prepare_splits(splits, train_split=None, eval_split=args.split, **columns)
+        if as_trained:
+            choice |= {name: getattr(asked, name) for name in ("eval_fraction", "train_fraction", "shots", "seed")}
+        splits, labels, split = prepare_splits(
+            load_splits(asked.dataset_name, asked.dataset_config), **columns, **choice
+        )
         rows = splits["eval"]
     if as_trained:
         was = json.loads((run / "results.json").read_text())["data"]

@@ -19,12 +19,6 @@ from hf_vit.training.arguments import parse_overrides
 RATES = (3e-4, 1e-3, 3e-3)  # of which the reference loop gets the best
 
 
-def run_demo(folder: Path, seed: int, epochs: int) -> dict:
-    run = run_training(folder, config=DEMO, seed=seed)
-    seconds = run["seconds"]["reading"] + training_seconds(run)
-    return {"seconds": seconds, "accuracy": run["metrics"]["accuracy"], "epochs": epochs}
-
-
 def summarize(who: str, runs: list[dict], ours: list[dict]) -> dict:
     gains = [100 * (our["accuracy"] - run["accuracy"]) for our, run in zip(ours, runs, strict=True)]
     return {
@@ -54,7 +48,9 @@ def measure(repeats: int) -> dict:
     runs = {"hf_vit, demo.yaml": [], "reference, as many images": [], "reference, as many seconds": []}
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(seeds):
-            ours = run_demo(Path(folder, str(seed)), seed, demo_epochs)
+            run = run_training(Path(folder, str(seed)), config=DEMO, seed=seed)
+            seconds = run["seconds"]["reading"] + training_seconds(run)
+            ours = {"seconds": seconds, "accuracy": run["metrics"]["accuracy"], "epochs": demo_epochs}
             same_images = by_rate[best] if seed == 0 else run_reference(best, seed, demo_epochs)
             epochs = max(1, round(ours["seconds"] * demo_epochs / same_images["seconds"]))
             same_seconds = run_reference(best, seed, epochs)

@@ -43,6 +43,11 @@ def photos(folder: Path, width: int, height: int, count: int) -> Dataset:
     return restrict_files({"train": rows}, AllowedFiles(str(folder)))["train"]
 
 
+def exhaust(batches):
+    for _ in batches:
+        pass
+
+
 def compare(rows: Dataset, spec: ImageSpec, repeats: int) -> dict:
     """Images a second of the reference, of ours normalised on the CPU, and of ours as bytes."""
     numbered = select_image_and_label(rows, ("image", "label")).add_column("row", np.arange(len(rows)))
@@ -56,24 +61,14 @@ def compare(rows: Dataset, spec: ImageSpec, repeats: int) -> dict:
     def batches():
         epoch = next(epochs)
         ids = epoch_batches(len(images), BATCH, 0, epoch)
-        for batch in data_loader(
-            images, ([epoch * EPOCH_STRIDE + number for number in batch] for batch in ids), WORKERS
-        ):
-            yield batch["images"]
+        numbers = ([epoch * EPOCH_STRIDE + number for number in batch] for batch in ids)
+        return (batch["images"] for batch in data_loader(images, numbers, WORKERS))
 
-    def read_bytes():
-        for _ in batches():
-            pass
-
-    def read_normalized():
-        for batch in batches():
-            normalize(batch, spec)
-
-    def read_reference():
-        for _ in reference_loader(by_row, WORKERS):
-            pass
-
-    contenders = {"reference": read_reference, "hf_vit": read_normalized, "hf_vit_bytes": read_bytes}
+    contenders = {
+        "reference": lambda: exhaust(reference_loader(by_row, WORKERS)),
+        "hf_vit": lambda: exhaust(normalize(batch, spec) for batch in batches()),
+        "hf_vit_bytes": lambda: exhaust(batches()),
+    }
     seconds = time_in_turns(contenders, repeats)
     return {
         **{name: round(len(rows) / statistics.median(each), 1) for name, each in seconds.items()},
