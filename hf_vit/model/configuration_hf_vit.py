@@ -321,11 +321,10 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         from transformers.activations import ACT2FN  # here, because it makes transformers import accelerate
 
         check_sizes({name: getattr(self, name) for name in LARGEST})
-        for name in ("num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+        counts = ("num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        for name in (*counts, "num_labels"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.num_labels < 1:
-            raise ValueError(f"num_labels is {self.num_labels}; it must be at least 1")
         for name in ("image_size", "patch_size"):
             size = getattr(self, name)
             if (not isinstance(size, int) and len(size) != 2) or min(as_pair(size)) < 1:

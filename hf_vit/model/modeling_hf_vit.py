@@ -337,7 +337,7 @@ class HFViTAttentionPooling(nn.Module):
 
 
 class HFViTPreTrainedModel(LoadingMixin, ResizingMixin, TokenMergingMixin, AttentionMapsMixin, PreTrainedModel):
-    """What every model here shares: the config class, the initial weights, and what the sibling files add."""
+    """What every model shares: config class, initial weights, and the methods of loading.py, resizing.py and the other siblings."""
 
     config_class = HFViTConfig
     base_model_prefix = "vit"

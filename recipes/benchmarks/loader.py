@@ -4,7 +4,6 @@ import itertools
 import json
 import statistics
 import tempfile
-import time
 from pathlib import Path
 
 import datasets
@@ -51,10 +50,8 @@ def exhaust(batches):
 def compare(rows: Dataset, spec: ImageSpec, repeats: int) -> dict:
     """Images a second of the reference, of ours normalised on the CPU, and of ours as bytes."""
     numbered = select_image_and_label(rows, ("image", "label")).add_column("row", np.arange(len(rows)))
-    began = time.perf_counter()
     train_spec = training_image_spec(spec, numbered, "resized")
     images = ImageDataset(numbered, train_spec)
-    seconds_to_fill = time.perf_counter() - began
     by_row = reference_rows(rows, train_spec)
     epochs = itertools.count()
 
@@ -74,7 +71,6 @@ def compare(rows: Dataset, spec: ImageSpec, repeats: int) -> dict:
         **{name: round(len(rows) / statistics.median(each), 1) for name, each in seconds.items()},
         "ratio": median_ratio(seconds["reference"], seconds["hf_vit"]),
         "ratio_of_bytes": median_ratio(seconds["reference"], seconds["hf_vit_bytes"]),
-        "seconds_to_fill_memory": round(seconds_to_fill, 1) if image_dataset.CACHE_BYTES else None,
     }
 
 
