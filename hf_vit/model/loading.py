@@ -3,10 +3,11 @@
 `from_pretrained` runs the parts of this file from top to bottom:
 
     the config    `use_adapter_config` and `split_off_input_sizes`; hf_vit/formats translates the config of a public format
-    the tensors   `add_family_rules` renames those of a public format, `check_names` and `check_size` refuse what cannot fit,
-                  and transformers loads them and lists what is missing, unexpected or of another shape
-    what differs  `check_loading_info` accepts a new classifier, a missing pooler and what a ViT has no use for; any other tensor
-                  that the checkpoint lacks, or has beyond the model, is an error that names it
+    the tensors   `_load_pretrained_model`: `add_family_rules` renames those of a public format, `check_size` and `check_names`
+                  refuse what cannot fit, transformers loads the rest
+    what differs  `_finalize_model_loading`, with transformers' lists of tensors that are missing, unexpected or of another
+                  shape: `check_loading_info` accepts a new classifier, a missing pooler and what a ViT has no use for;
+                  any other is an error that names it
     the end       `finish_loading` adapts the weights to other images (resizing.py) and logs what was done
 """
 
