@@ -74,10 +74,7 @@ def finished_run(path: str) -> Path | None:
 def rows_to_evaluate(args, run: Path | None):
     """Rows of images, their class names, a description of their source, and what to do with broken ones; None without data.
 
-    Of a run, they are the very rows that it evaluated on, unless other data or another split is asked for.
-
-    Raises:
-        ValueError: as `prepare_splits`; and if the data of a run have changed since.
+    Of a run, they are the very rows that it evaluated on (ValueError if these have changed since), unless others are asked for.
     """
     if args.dataset_name is None and run is None:
         return None
@@ -140,11 +137,7 @@ def megabytes(file: Path) -> float:
 
 
 def export(checkpoint: str, folder: Path, evaluated) -> dict:
-    """Write all files into `folder`, and return the content of export.json.
-
-    Args:
-        evaluated: as `rows_to_evaluate` returns it; without images no int8 file is written.
-    """
+    """Write all files into `folder`, an int8 one only with images to evaluate it on; the content of export.json."""
     model = exporting.load_for_export(checkpoint)
     config, images, pixel_values = model.config, None, None
     if evaluated is not None:

@@ -49,10 +49,7 @@ def translate_config(config: dict, path, arguments: dict) -> dict:
     """The fields of HFViTConfig that the config.json of a public folder or repo, `path`, stands for.
 
     `arguments` are the other ones of from_pretrained: where the repo is, and what was asked of the config. Family and notes of
-    the model that is loading (`CURRENT_SOURCE`) are filled in.
-
-    Raises:
-        ValueError: for an unknown family, or a choice within it that no field expresses.
+    the model that is loading (`CURRENT_SOURCE`) are filled in. ValueError for what no field expresses.
     """
     source = CURRENT_SOURCE.get() or CheckpointSource(str(path))
     name = config.get("model_type", "timm")

@@ -151,8 +151,7 @@ def torch_program(file: Path):
 def logit_difference(model, exported, batches: list[torch.Tensor]) -> dict[str, float]:
     """The largest difference between the logits of an exported file and of its model: "absolute", and "relative" to the largest logit.
 
-    Raises:
-        ValueError: if that is more than `MAX_DIFFERENCE`.
+    ValueError if that is more than `MAX_DIFFERENCE`.
     """
     expected = [model(pixel_values).logits for pixel_values in batches]
     found = [exported(pixel_values) for pixel_values in batches]
@@ -168,11 +167,7 @@ def logit_difference(model, exported, batches: list[torch.Tensor]) -> dict[str, 
 
 
 def comparison_batches(config, pixel_values: torch.Tensor | None = None) -> list[torch.Tensor]:
-    """A batch of 1, one of 3, and where the model takes them, one of images of another size.
-
-    Args:
-        pixel_values: real images (B, C, H, W); None for random ones.
-    """
+    """A batch of 1, one of 3, and where the model takes any size one of another: of images (B, C, H, W), or random ones."""
     if pixel_values is None:
         size = (3, config.num_channels, *as_pair(config.image_size))
         pixel_values = torch.randn(size, generator=torch.Generator().manual_seed(0))

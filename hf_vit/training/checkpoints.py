@@ -41,11 +41,7 @@ def step_of(folder: Path) -> int:
 
 
 def newest_checkpoint(run: Path) -> Path | None:
-    """The newest intact checkpoint, or None if there is none at all; broken ones are named in a warning.
-
-    Raises:
-        ValueError: if all are broken.
-    """
+    """The newest intact checkpoint, or None if there is none. Broken ones are named in a warning; ValueError if all are."""
     broken = []
     for folder in reversed(list_checkpoints(run)):
         try:
@@ -106,8 +102,7 @@ def gather_state(model, optimizers, average=None, wanted: bool = True) -> dict[s
 def restore_state(tensors: dict | None, model, optimizers, average, accelerator):
     """Restore what `gather_state` returned, from the main process to all, sharded as the model is now.
 
-    Raises:
-        ValueError: on the main process, if the tensors are not those of this model.
+    ValueError on the main process if the tensors are not those of this model.
     """
     if tensors is not None:
         _check_tensors(tensors, model, average is not None, optimizers)
@@ -171,11 +166,7 @@ def _check_tensors(tensors: dict, model, averaged: bool, optimizers):
 
 
 def save_checkpoint(run: Path, tensors: dict, state: dict, keep: int):
-    """Write `checkpoints/step-N`, N being `state["step"]`, and delete all but the last `keep`.
-
-    Raises:
-        OSError: if there is no room; the earlier checkpoints stay.
-    """
+    """Write `checkpoints/step-N`, N being `state["step"]`, and delete all but the last `keep`; OSError if the disk is full."""
     folder = run / "checkpoints" / f"step-{state['step']:06d}"
     needed = sum(value.nbytes for part in tensors.values() for value in part.values())
     if (run / "metrics.jsonl").exists():
@@ -192,10 +183,7 @@ def save_checkpoint(run: Path, tensors: dict, state: dict, keep: int):
 def save_best(run: Path, step: int, scores: dict, needed: int, write_model):
     """Write `checkpoints/best-N`, a model folder with its scores, and delete the previous best.
 
-    Args:
-        scores: written to scores.json.
-        needed: bytes of the model.
-        write_model: called with the folder to write the model to.
+    `write_model` is called with the folder to write the model to, which takes `needed` bytes.
     """
     folder = run / "checkpoints" / f"best-{step:06d}"
     with checksummed_dir(folder, needed) as aside:

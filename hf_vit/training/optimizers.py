@@ -126,9 +126,6 @@ def is_finite(loss: torch.Tensor, norm: torch.Tensor, scale: float) -> torch.Ten
 
     In float16 a gradient may overflow because the loss is scaled up; the scaler then skips the step and halves its scale
     ("Mixed Precision Training", arXiv 1710.03740, section 3.2). At a scale of 1, which 16 such steps in a row reach, an
-    overflow is no longer the scaler's.
-
-    Args:
-        scale: of the loss in this step, 1 without a scaler.
+    overflow is no longer the scaler's. Without a scaler `scale` is 1.
     """
     return loss.isfinite() & (norm.isfinite() | (scale > 1))

@@ -88,9 +88,6 @@ def transfer_table(runs: dict[str, list[dict]], knn: dict) -> str:
     Args:
         runs: the results.json of each seed, by the names of TRANSFER and "pretrained".
         knn: what recipes/eval.py wrote of the frozen features, with its "seconds" and the data set they are "halves_of".
-
-    Raises:
-        ValueError: if a method has fewer seeds than the others.
     """
     count = len(runs["scratch"])
     if any(len(runs[name]) != count for name in TRANSFER):
