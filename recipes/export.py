@@ -74,7 +74,7 @@ def finished_run(path: str) -> Path | None:
 def rows_to_evaluate(args, run: Path | None):
     """Rows of images, their class names, a description of their source, and what to do with broken ones; None without data.
 
-    Of a run, they are the very rows that it evaluated on (ValueError if these have changed since), unless others are asked for.
+    Of a run, they are the very rows that it evaluated on (ValueError if they have changed since), unless others are named.
     """
     if args.dataset_name is None and run is None:
         return None

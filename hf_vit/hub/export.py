@@ -167,7 +167,7 @@ def logit_difference(model, exported, batches: list[torch.Tensor]) -> dict[str, 
 
 
 def comparison_batches(config, pixel_values: torch.Tensor | None = None) -> list[torch.Tensor]:
-    """A batch of 1, one of 3, and where the model takes any size one of another: of images (B, C, H, W), or random ones."""
+    """A batch of 1, one of 3, and one of another size if the model takes it: of images (B, C, H, W), or random."""
     if pixel_values is None:
         size = (3, config.num_channels, *as_pair(config.image_size))
         pixel_values = torch.randn(size, generator=torch.Generator().manual_seed(0))

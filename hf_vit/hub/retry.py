@@ -44,7 +44,7 @@ def set_http_timeout(seconds: float):
 def retry(action, explain, log, give_up=lambda error: False):
     """Return `action()`, called again after a growing pause when it fails in a way that may pass.
 
-    In the end an OSError is raised, with the message `explain(error, attempts)`; at once where `give_up(error)` is true.
+    In the end, or at once if `give_up(error)`, an OSError is raised with the message `explain(error, attempts)`.
     """
     began = time.monotonic()
     for attempt in range(1, MAX_ATTEMPTS + 1):

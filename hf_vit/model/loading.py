@@ -192,7 +192,7 @@ def installed_formats(cls, purpose: str):
 
 
 def base_of_adapter(path, kwargs) -> str | None:
-    """The base checkpoint that a PEFT adapter must name; None if `path` is no adapter, or has a whole model beside it."""
+    """The base checkpoint that a PEFT adapter must name; None if `path` is none, or has a whole model beside it."""
     if path is None or os.path.isfile(os.path.join(path, "model.safetensors")):
         return None
     names = ("cache_dir", "revision", "token", "local_files_only")

@@ -41,7 +41,7 @@ def step_of(folder: Path) -> int:
 
 
 def newest_checkpoint(run: Path) -> Path | None:
-    """The newest intact checkpoint, or None if there is none. Broken ones are named in a warning; ValueError if all are."""
+    """The newest intact checkpoint, None if there is none, ValueError if all are broken; others are named in a warning."""
     broken = []
     for folder in reversed(list_checkpoints(run)):
         try:
@@ -109,8 +109,10 @@ def restore_state(tensors: dict | None, model, optimizers, average, accelerator)
     shapes = [tensors and {file: shapes_and_types(part) for file, part in tensors.items()}]
     broadcast_object_list(shapes)
     if tensors is None:  # not the main process: what is received has the shape and type of this
-        empty = lambda part: {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in part.items()}
-        tensors = {file: empty(part) for file, part in shapes[0].items()}
+        tensors = {
+            file: {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in part.items()}
+            for file, part in shapes[0].items()
+        }
 
     def received(value, like):
         value = value.to(like.device, copy=True)  # not the memory-mapped file, which will be deleted
@@ -166,7 +168,7 @@ def _check_tensors(tensors: dict, model, averaged: bool, optimizers):
 
 
 def save_checkpoint(run: Path, tensors: dict, state: dict, keep: int):
-    """Write `checkpoints/step-N`, N being `state["step"]`, and delete all but the last `keep`; OSError if the disk is full."""
+    """Write `checkpoints/step-N`, N being `state["step"]`, and delete all but the last `keep`; OSError on a full disk."""
     folder = run / "checkpoints" / f"step-{state['step']:06d}"
     needed = sum(value.nbytes for part in tensors.values() for value in part.values())
     if (run / "metrics.jsonl").exists():
