@@ -22,14 +22,14 @@ UNUSED = r"(.*\.)?(mask_token|post_layernorm\.(weight|bias))"
 def to_transformers(model):
     """See `HFViTPreTrainedModel.to_transformers`."""
     is_classifier = model.is_classifier
-    natives = {name: family.classifier if is_classifier else family.base for name, family in FAMILIES.items()}
-    natives = {name: native for name, native in natives.items() if native is not None}
     for fold_layerscale in (False, True):  # it is kept where a family has it, else multiplied into the layer before it
         wrong = {}
-        for name, native in natives.items():
-            wrong[name] = unsupported_fields(model, FAMILIES[name], native, fold_layerscale)
-            if not wrong[name]:
-                return build_native(model, name, native)
+        for name, family in FAMILIES.items():
+            native = family.classifier if is_classifier else family.base
+            if native is not None:
+                wrong[name] = unsupported_fields(model, family, native, fold_layerscale)
+                if not wrong[name]:
+                    return build_native(model, name, native)
 
     def distance(name):  # a family that lacks the sizes alone is the closest
         of_size = [field for field in wrong[name] if field.startswith(("image_size", "patch_size"))]
