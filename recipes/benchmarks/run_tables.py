@@ -8,6 +8,11 @@ import yaml
 from benchmarks.kept_runs import TRANSFER, read_seeds
 
 
+def header(*titles: str) -> list[str]:
+    """The first two lines of a table in Markdown."""
+    return [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+
+
 def describe_machines(runs: list[dict]) -> str:
     """Hardware and commit of these runs or measurements, each pair once."""
     said = []
@@ -19,7 +24,7 @@ def describe_machines(runs: list[dict]) -> str:
 
 def results(house: Path) -> str:
     """One row per published run."""
-    lines = ["| run | images | accuracy | training | hardware |", "|---|---|---|---|---|"]
+    lines = header("run", "images", "accuracy", "training", "hardware")
     for file in sorted(house.glob("model_cards/*/results.json")):
         run = json.loads(file.read_text())
         data = run["data"]
@@ -35,7 +40,7 @@ def results(house: Path) -> str:
 
 def presets(house: Path) -> str:
     """One row per preset: what it trains on, from what, and the result where it was run."""
-    lines = ["| preset | data | model | hardware | training | accuracy |", "|---|---|---|---|---|---|"]
+    lines = header("preset", "data", "model", "hardware", "training", "accuracy")
     for file in sorted(house.glob("recipes/configs/*.yaml")):
         preset = yaml.safe_load(file.read_text())
         card = house / "model_cards" / file.stem / "results.json"
@@ -54,10 +59,7 @@ def presets(house: Path) -> str:
 
 def seeds(house: Path) -> str:
     """One row per run that was repeated with other seeds: how far its accuracy varies."""
-    lines = [
-        "| run | seeds | accuracy, mean | standard deviation, points | lowest | highest | by seed |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = header("run", "seeds", "accuracy, mean", "standard deviation, points", "lowest", "highest", "by seed")
     repeated = []
     for folder in sorted(folder.parent for folder in house.glob("model_cards/*/seeds")):
         if not (folder / "results.json").is_file():
@@ -94,7 +96,7 @@ def transfer_table(runs: dict[str, list[dict]], knn: dict) -> str:
         raise ValueError(f"not every method has {count} seeds, as scratch has: let recipes/transfer.py finish")
     accuracy = {name: [run["metrics"]["accuracy"] for run in runs[name]] for name in TRANSFER}
     base = statistics.mean(accuracy["scratch"])
-    lines = ["| method | trained parameters | steps | training | accuracy | points |", "|---|---|---|---|---|---|"]
+    lines = header("method", "trained parameters", "steps", "training", "accuracy", "points")
     for name, title in TRANSFER.items():
         mean = statistics.mean(accuracy[name])
         spread = f" ± {100 * statistics.stdev(accuracy[name]):.2f}" if count > 1 else ""
