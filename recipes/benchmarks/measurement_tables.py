@@ -151,7 +151,7 @@ def work(house: Path) -> str:
     """One row per model size: operations per image, and what they come to at a stated speed."""
     measured, _ = _read(house, "memory")
     lines = [
-        "| model | parameters | inference | full training | images/s at 100 TFLOP/s: inference | full training |",
+        "| model | parameters | GFLOP an image, inference | full training | images/s at 100 TFLOP/s, inference | full training |",
         "|---|---|---|---|---|---|",
     ]
     for row in measured["work"]:

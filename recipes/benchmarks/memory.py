@@ -1,19 +1,23 @@
 """Memory and work of a training step and of inference, by model size and batch: computed, not measured on a GPU.
 
-Steps run on fake tensors, which have shapes and no data (`FakeTensorMode`), while PyTorch's `MemTracker` adds up what is alive:
-weights, gradients, AdamW's moments, activations and one batch. Matrix products are in bfloat16 by autocast, and attention keeps
+Steps run on fake tensors, which have shapes and no data (`FakeTensorMode`), while `PeakMemory` adds up what is alive: weights,
+gradients, AdamW's moments, activations and one batch. Matrix products are in bfloat16 by autocast, and attention keeps
 what a fused kernel keeps. To check the method, one real step of a small model runs on this CPU beside its computed one.
 """
 
 import contextlib
 import json
 import tempfile
+import weakref
 from pathlib import Path
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed._tools.mem_tracker import MemTracker
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.weak import WeakIdKeyDictionary
+from transformers.initialization import no_init_weights
 
 from hf_vit import HFViTConfig, HFViTForImageClassification
 from hf_vit.training.losses import classification_loss, soft_targets
@@ -27,19 +31,52 @@ WAYS = ("full", "checkpointing", "lora", "head", "inference")
 CHECKED = ("Ti", 8)  # size and batch of the real steps
 
 
-def run_steps(config: HFViTConfig, batch: int, way: str):
-    """Two training steps as train.py takes them, for AdamW makes its moments in the first; or one forward pass."""
-    model = HFViTForImageClassification(config)
+class PeakMemory(TorchDispatchMode):
+    """Bytes of some tensors, and of those that operations make until they are freed: `current`, and the most of it, `peak`."""
+
+    def __init__(self, tensors):
+        super().__init__()
+        self.current = self.peak = 0
+        self.storages = WeakIdKeyDictionary()  # those that are counted
+        self.count(tensors)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        self.count(value for value in tree_leaves(made) if isinstance(value, torch.Tensor))
+        return made
+
+    def count(self, tensors):
+        for storage in (tensor.untyped_storage() for tensor in tensors):
+            if storage not in self.storages:
+                self.storages[storage] = size = storage.nbytes()
+                self.current += size
+                weakref.finalize(storage, self.free, size)
+        self.peak = max(self.peak, self.current)
+
+    def free(self, size: int):
+        self.current -= size
+
+
+def build_model(config: HFViTConfig, way: str):
+    """A classifier with weights of any value, as train.py prepares it for this way."""
+    with no_init_weights():
+        model = HFViTForImageClassification(config)
     if way == "lora":
         model = add_lora(model, rank=8, alpha=16.0, dropout=0.0)
     if way == "checkpointing":
         model.gradient_checkpointing_enable({"use_reentrant": False})
     freeze(model, backbone=way == "head", layers=0)
+    return model
+
+
+def run_steps(model, batch: int, way: str):
+    """Two training steps as train.py takes them, for AdamW makes its moments in the first; or one forward pass."""
     if way == "inference":
         with torch.no_grad():
-            return forward(model.eval(), batch)
+            forward(model.eval(), batch)
+        return
     (optimizer,) = build_optimizers(model, "adamw", 1e-3, 0.05, (0.9, 0.999))
-    targets = soft_targets(torch.zeros(batch, dtype=torch.long), config.num_labels, 0.1)
+    targets = soft_targets(torch.zeros(batch, dtype=torch.long), model.config.num_labels, 0.1)
     for _ in range(2):
         classification_loss(forward(model.train(), batch), targets).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -56,16 +93,20 @@ def forward(model, batch: int) -> torch.Tensor:
 
 
 def computed_peak(config: HFViTConfig, batch: int, way: str) -> int:
-    """The most bytes that tensors take at once in `run_steps`, from their shapes alone."""
-    with FakeTensorMode(), MemTracker() as tracker:
-        run_steps(config, batch, way)
-    return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    """The most bytes that tensors take at once, from their shapes alone."""
+    model, fake = build_model(config, way), FakeTensorMode()
+    for module in model.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            setattr(module, name, torch.nn.Parameter(fake.from_tensor(weight.detach()), weight.requires_grad))
+    with fake, PeakMemory(model.parameters()) as memory:
+        run_steps(model, batch, way)
+    return memory.peak
 
 
 def allocated_peak(config: HFViTConfig, batch: int, way: str) -> int:
     """The same of real tensors: the most bytes that PyTorch's allocator gave out, as its profiler saw it."""
     with torch.profiler.profile(profile_memory=True) as profiler:
-        run_steps(config, batch, way)
+        run_steps(build_model(config, way), batch, way)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(file))
