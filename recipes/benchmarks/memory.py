@@ -26,9 +26,9 @@ from hf_vit.training.optimizers import build_optimizers
 
 
 SIZES = {"Ti": "tiny", "S": "small", "B": "base", "L": "large"}
-BATCHES = (16, 64, 256)
+BATCHES = (32, 256)
 WAYS = ("full", "checkpointing", "lora", "head", "inference")
-CHECKED = ("Ti", 8)  # size and batch of the real steps
+CHECKED = ("Ti", 4)  # size and batch of the real steps
 
 
 class PeakMemory(TorchDispatchMode):

@@ -20,7 +20,7 @@ def test_computed_memory_is_what_real_steps_allocate(way):
 def test_each_way_to_save_memory_saves_some():
     peaks = {way: memory.computed_peak(HFViTConfig(**SIZES, num_labels=10), 16, way) for way in memory.WAYS}
     assert peaks["full"] > max(peaks["checkpointing"], peaks["lora"])
-    assert min(peaks["checkpointing"], peaks["lora"]) > peaks["head"] >= peaks["inference"]
+    assert min(peaks["checkpointing"], peaks["lora"]) > max(peaks["head"], peaks["inference"])
 
 
 def test_work_is_that_of_the_matrix_products():
