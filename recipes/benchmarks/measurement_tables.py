@@ -132,7 +132,7 @@ def loading(house: Path) -> str:
 
 def memory(house: Path) -> str:
     """One row per model size and batch: the computed peak of each way to train, and of inference."""
-    measured, _ = _read(house, "memory")
+    measured, where = _read(house, "memory")
     lines = ["| model | batch | full | checkpointing | LoRA | head | inference |", "|---|---|---|---|---|---|---|"]
     for row in measured["rows"]:
         peaks = " | ".join(f"{row[way] / 2**30:.1f}" for way in ("full", "checkpointing", "lora", "head", "inference"))
@@ -142,7 +142,7 @@ def memory(house: Path) -> str:
     lines.append(
         f"\nComputed from the shapes of all tensors, measured on no GPU. As a check, the same steps of ViT-{checked['model']}/16 with "
         f"a batch of {checked['batch']} ran on a CPU: there, PyTorch's allocator gave out {min(ratios):.2f} to {max(ratios):.2f} "
-        f"times the computed bytes. torch {measured['versions']['torch']}, commit {measured['commit'][:7]}."
+        f"times the computed bytes. torch {measured['versions']['torch']}. {where}"
     )
     return "\n".join(lines)
 
