@@ -12,6 +12,7 @@ recipes/benchmarks:
     budget      the demo beside the usual loop with as many images, or as many seconds: the accuracy of each (budget.py)
     savings     what saves work (patch dropout, a smaller first stage, frozen layers, cached features), and its accuracy
     merging     images a second and accuracy of a trained model whose tokens are merged (both in savings.py)
+    memory      memory and work by model size and batch, computed from shapes (memory.py)
 """
 
 import argparse
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import datasets
 import transformers
-from benchmarks import budget, loader, loading, model_speed, savings
+from benchmarks import budget, loader, loading, memory, model_speed, savings
 from benchmarks.measuring import DEVICE
 
 from hf_vit.system import environment, hardware
@@ -35,6 +36,7 @@ PARTS = {
     "budget": budget.measure,
     "savings": savings.measure,
     "merging": savings.measure_merging,
+    "memory": memory.measure,
 }
 
 

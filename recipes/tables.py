@@ -28,6 +28,8 @@ TABLES = {
     "savings": measurement_tables.savings,
     "loader": measurement_tables.loader,
     "loading": measurement_tables.loading,
+    "memory": measurement_tables.memory,
+    "work": measurement_tables.work,
 }
 
 

@@ -119,3 +119,41 @@ def loading(house: Path) -> str:
     ):
         lines.append(f"| {title} | {ours[key]:.2f}{unit} | {theirs[key]:.2f}{unit} |")
     return "\n".join([*lines, f"\nMedians of {measured['rounds']} rounds in turns. {where}"])
+
+
+def memory(house: Path) -> str:
+    """One row per model size and batch: the computed peak of each way to train, and of inference."""
+    measured, where = _read(house, "memory")
+    lines = ["| model | batch | full | checkpointing | LoRA | head | inference |", "|---|---|---|---|---|---|---|"]
+    for row in measured["rows"]:
+        peaks = " | ".join(f"{row[way] / 2**30:.1f}" for way in ("full", "checkpointing", "lora", "head", "inference"))
+        lines.append(f"| ViT-{row['model']}/16 | {row['batch']} | {peaks} |")
+    checked = measured["checked"]
+    ratios = [way["allocated"] / way["computed"] for way in checked["ways"]]
+    lines.append(
+        f"\nComputed from the shapes of all tensors, measured on no GPU. As a check, the same steps of ViT-{checked['model']}/16 with "
+        f"a batch of {checked['batch']} ran on a CPU: there, PyTorch's allocator gave out {min(ratios):.2f} to {max(ratios):.2f} "
+        f"times the computed bytes. torch {measured['versions']['torch']}. {where}"
+    )
+    return "\n".join(lines)
+
+
+def work(house: Path) -> str:
+    """One row per model size: operations per image, and what they come to at a stated speed."""
+    measured, _ = _read(house, "memory")
+    lines = [
+        "| model | parameters | GFLOP an image, inference | full training | images/s at 100 TFLOP/s, inference | full training |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in measured["work"]:
+        work, speed = ([form(row[kind]) for kind in ("forward", "step")] for form in (_billions, _images_per_second))
+        lines.append(f"| ViT-{row['model']}/16 | {row['parameters']:,} | {' | '.join([*work, *speed])} |")
+    return "\n".join(lines)
+
+
+def _billions(operations: int) -> str:
+    return f"{operations / 1e9:.1f}"
+
+
+def _images_per_second(operations: int) -> str:
+    return f"{float(f'{1e14 / operations:.2g}'):,.0f}"
