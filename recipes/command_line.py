@@ -24,7 +24,7 @@ def import_light(name: str) -> ModuleType:
     sys.modules["hf_vit"] = package
     try:
         return importlib.import_module(name)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         sys.exit(
             f"error: {error.name} cannot be imported, which the recipes need: pip install -e '.[recipes]' ({error})"
         )

@@ -1,9 +1,12 @@
 """Train or fine-tune a Vision Transformer on any image data set: one run, top to bottom.
 
-    python recipes/train.py --config recipes/configs/demo.yaml [--key value ...]
+    python recipes/train.py --config demo
+    python recipes/train.py --dataset_name photos --model_name_or_path google/vit-base-patch16-224-in21k --output_dir runs/photos
+    python recipes/train.py --dataset_name photos --preset tiny-patch16-224 --output_dir runs/scratch
+    accelerate launch --config_file recipes/accelerate/ddp.yaml --num_processes 2 recipes/train.py --config cifar10
 
-Every key is a field of `hf_vit.training.arguments.TrainArguments`. A run that was killed continues by the same command, as if
-nothing had happened. The run folder then holds
+--config names a preset of recipes/configs or a YAML file of flags (`hf_vit.training.arguments.TrainArguments`), and flags override
+it. A run that was killed continues by the same command, as if nothing had happened. The run folder then holds
 
     config.yaml     the resolved arguments; `--config` on it repeats the run
     metrics.jsonl   a line per log step and per evaluation
@@ -36,6 +39,12 @@ if __name__ == "__main__":  # the imports take seconds
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, leave_at_once)
 
+from command_line import import_light
+
+
+if __name__ == "__main__":
+    ARGUMENTS = import_light("hf_vit.training.arguments").parse_args(sys.argv[1:], __doc__)
+
 import torch
 from accelerate.utils import gather_object
 from safetensors.torch import load_file
@@ -47,7 +56,7 @@ from hf_vit.system.files import write_text
 from hf_vit.system.hub_names import refuse_mistyped_path
 from hf_vit.system.run_files import SAMPLES
 from hf_vit.training import report as reports
-from hf_vit.training.arguments import parse_args, to_yaml
+from hf_vit.training.arguments import TrainArguments, to_yaml
 from hf_vit.training.distributed import (
     REPORT_TIMEOUT,
     STEP_TIMEOUT,
@@ -71,9 +80,8 @@ TEMPLATE = Path(__file__).resolve().parents[1] / "model_cards" / "template.md"
 SECONDS_BETWEEN_CHECKPOINTS = 300
 
 
-def main():
+def main(args: TrainArguments):
     signals, began = Signals(), time.monotonic()
-    args = parse_args(sys.argv[1:])
     if args.dataset_name not in EMBEDDED:
         refuse_mistyped_path(args.dataset_name, "--dataset_name")
     for flag in ("model_name_or_path", "teacher_name_or_path"):
@@ -280,6 +288,6 @@ def leave(run: Run, stop_watching, code: int):
 
 if __name__ == "__main__":
     try:
-        main()
+        main(ARGUMENTS)
     except Exception as error:
         exit_with_error(error)

@@ -64,7 +64,20 @@ OTHER_NAMES = {
     "repo": "repo_id hub_model_id push_to_hub_model_id",
     "without_images": "no_images",
 }
-DEVICE_NAMES = "device devices gpu gpus num_gpus n_gpu gpu_ids cuda no_cuda mps cpu use_cpu".split()
+DEVICE_NAMES = (
+    "device",
+    "devices",
+    "gpu",
+    "gpus",
+    "num_gpus",
+    "n_gpu",
+    "gpu_ids",
+    "cuda",
+    "no_cuda",
+    "mps",
+    "cpu",
+    "use_cpu",
+)
 ACCELERATED = (
     "it takes the GPU if there is one; ACCELERATE_USE_CPU=1 before the command keeps it on the CPU, CUDA_VISIBLE_DEVICES=1 "
     "picks a GPU, and several take `accelerate launch`"
@@ -160,20 +173,26 @@ class Parser(argparse.ArgumentParser):
             except ValueError as error:
                 sys.exit(f"error: {error}")
 
-    def check_images(self, files: list[str]):
-        """End with exit code 1 and a sentence if a file cannot be an image that is read here."""
-        for file in files:
-            path, wrong = Path(file), None
-            if "://" in file:
+    def check_images(self, names: list[str], or_data: bool = False):
+        """End with exit code 1 and a sentence if a name is that of no image which can be read here.
+
+        Args:
+            or_data: a single name may also be that of a data set, or of a folder of class folders.
+        """
+        may_be_data = or_data and len(names) == 1
+        for name in names:
+            path, wrong = Path(name), None
+            if "://" in name:
                 wrong = "is an address: download the image, and name its file"
+            elif path.is_dir() and not (may_be_data and any(path.iterdir()) and not holds_only_images(path)):
+                wrong = f"is a folder, not an image{' and no data set' * may_be_data}: name its images, such as "
+                wrong += f"{shlex.quote(name.rstrip('/'))}/*.jpg"
+            elif not path.exists() and not (may_be_data and path.name == name and not path.suffix):
+                wrong = f"cannot be read as an image: No such file here ({Path.cwd()})"
             elif path.suffix.lower() in HEIC:
                 wrong = "cannot be read as an image: HEIC is not supported; save it as JPEG or PNG"
-            elif path.is_dir():
-                wrong = f"is a folder; wanted image files, such as {shlex.quote(file.rstrip('/'))}/*.jpg"
-            elif not path.exists():
-                wrong = f"cannot be read as an image: No such file here ({Path.cwd()})"
             if wrong is not None:
-                sys.exit(f"error: {file} {wrong}")
+                sys.exit(f"error: {name} {wrong}")
 
 
 def number(text: str) -> float:
@@ -198,10 +217,10 @@ def true_or_false(text: str) -> bool:
     raise argparse.ArgumentTypeError(f"{text!r} was given, true or false was wanted")
 
 
-def holds_images(folder: Path) -> bool:
-    """Whether images lie in a folder itself, and no folders."""
-    names = [] if not folder.is_dir() else list(folder.iterdir())
-    return any(name.suffix.lower() in IMAGE_FILES for name in names) and not any(name.is_dir() for name in names)
+def holds_only_images(folder: Path) -> bool:
+    """Whether a folder holds images and no folders."""
+    inside = list(folder.iterdir())
+    return any(path.suffix.lower() in IMAGE_FILES for path in inside) and not any(path.is_dir() for path in inside)
 
 
 def shell_line(script: Path, *words) -> str:
