@@ -19,7 +19,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from command_line import Parser
+from command_line import Parser, import_light
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -56,6 +56,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("--space has no branch and no layout: leave --revision, --create_pr and --layout out")
     if args.create_pr and args.revision is not None:
         parser.error("--create_pr asks for a merge into main: leave --revision out")
+    escapes = import_light("hf_vit.system.escapes")
+    for name in ("license", "data_license"):
+        given = getattr(args, name)
+        if given is not None and given != escapes.as_license(given):
+            parser.error(f"--{name} {given!r}: wanted one line of up to {escapes.LONGEST_LICENSE} characters")
     if args.timeout <= 0:
         parser.error(f"--timeout is {args.timeout:g}; wanted seconds above 0")
     return args
@@ -79,7 +84,6 @@ from hf_vit.hub.space import build_space, push_space
 from hf_vit.hub.verification import verify
 from hf_vit.system.command_line import shell_line
 from hf_vit.system.errors import run_script
-from hf_vit.system.escapes import LONGEST_LICENSE, as_license
 
 
 TEMPLATE = Path(__file__).resolve().parents[1] / "model_cards" / "template.md"
@@ -157,7 +161,7 @@ def publish_model(args, folder: Path):
         print(remarks(folder, args, reason))
         branch = "a new pull request" if args.create_pr else f"branch {args.revision or 'main'}"
         print(f"To: {constants.ENDPOINT}/{args.repo}, {branch}, in one commit; the repository is {repository}.")
-        print(f"Nothing was sent; this sends it:\n  {push_line(args)}")
+        print(f"Nothing was sent; --push sends it.\n  {push_line(args)}")
         return
     print(remarks(folder, args, reason))
     commit, changed = push_model(folder, args.repo, public=args.public, create_pr=args.create_pr, **about)
@@ -179,7 +183,7 @@ def publish_space(args, folder: Path):
         print("A few of the evaluated images are published (examples/): --without_images keeps them here.")
     kind = "public" if args.public else "private"
     print(f"To: {address}, in one commit; a new Space will be {kind}. It loads the model {args.repo}: push it first.")
-    print(f"Nothing was sent; this sends it:\n  {push_line(args)}")
+    print(f"Nothing was sent; --push sends it.\n  {push_line(args)}")
 
 
 def check_copy(args):
@@ -199,10 +203,6 @@ def hide_queries(record) -> bool:
 
 
 def main(args: argparse.Namespace):
-    for name in ("license", "data_license"):
-        given = getattr(args, name)
-        if given is not None and given != as_license(given):
-            raise ValueError(f"--{name} {given!r}: wanted one line of up to {LONGEST_LICENSE} characters")
     transformers_logging.disable_progress_bar()
     if not sys.stderr.isatty():
         disable_progress_bars()

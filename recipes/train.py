@@ -57,6 +57,7 @@ from hf_vit.system.hub_names import refuse_mistyped_path
 from hf_vit.system.run_files import SAMPLES
 from hf_vit.training import report as reports
 from hf_vit.training.arguments import TrainArguments, to_yaml
+from hf_vit.training.conclusion import closing_lines, find_faults
 from hf_vit.training.distributed import (
     REPORT_TIMEOUT,
     STEP_TIMEOUT,
@@ -249,31 +250,29 @@ def optimizer_step(run: Run, sums: torch.Tensor, finite: bool):
 
 def report(run: Run, state: TrainState):
     """Publish the best model with its card and pictures, and write results.json."""
+    began = time.monotonic()
     skipped = reports.skipped_images(run)
     reports.save_last_weights(run)
     if not run.accelerator.is_main_process:
         return
     scores, folder, data = reports.publish_model(run), run.folder / "model", run.data
     model, difference = reports.check_saved_model(run)
-    samples = load_file(run.folder / SAMPLES)
+    samples, log = load_file(run.folder / SAMPLES), reports.read_log(run.folder)
     has_examples = not (data.is_stream or run.args.cache_features or data.spec.processor is not None)
     try:
         examples = run.batches.examples if has_examples else None
-        log = reports.read_log(run.folder)
         pictures.draw_run(folder / "figures", log, scores, samples, data.labels, data.spec, model, examples)
     except Exception as error:  # hours of training are worth more than their pictures
         run.print(f"not all pictures could be drawn ({type(error).__name__}: {error})")
     reports.save_example(samples, data.spec, folder)
     results = reports.collect_results(run, state, scores, difference, skipped)
+    results["seconds"]["report"] = round(time.monotonic() - began, 1)
+    results["warnings"] = find_faults(run.args, log, results)
     write_card(folder, TEMPLATE, results, to_yaml(run.args))
     write_text(run.folder / FINISHED, json.dumps(results, indent=2) + "\n")
     if skipped:
         run.print(f"{len(skipped)} images could not be read and were skipped; {skipped[0]}")
-    low, high = results["intervals"]["accuracy"]
-    print(
-        f"accuracy on {data.scored}: {results['metrics']['accuracy']:.2%} (95% interval {low:.2%} to {high:.2%}); "
-        f"the model is in {folder}"
-    )
+    run.print(closing_lines(run, results, __file__))
 
 
 def leave(run: Run, stop_watching, code: int):

@@ -403,7 +403,7 @@ def read_yaml(name: str | None, parser: Parser) -> list[str]:
     known = {field_.name for field_ in dataclasses.fields(TrainArguments)}
     for key in map(str, preset):
         if key.replace("-", "_") not in known:
-            meant = parser.meant_by(key).replace("--", "")
+            meant = re.sub(r"--(\w+)", r"'\1'", parser.meant_by(key))
             parser.error(f"--config {path}: {key!r} is not a key{meant}")
     return [f"--{str(key).replace('-', '_')}={value}" for key, value in preset.items() if value is not None]
 

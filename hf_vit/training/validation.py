@@ -32,7 +32,8 @@ def evaluate(run: Run, state: TrainState) -> bool:
             run_on_main(run.accelerator, lambda: keep_best(run, model, metrics, logits, labels, rows))
             run.best = metrics
     run.print(
-        f"step {step:,}, epoch {state.epoch + 1}: {scored} accuracy {metrics['accuracy']:.2%}, loss {metrics['loss']:.4f}"
+        f"step {step:,}, epoch {state.epoch + 1}: accuracy {metrics['accuracy']:.2%} on {run.data.scored_in_words}, "
+        f"loss {metrics['loss']:.4f}"
     )
     values = {f"eval_{name}": value for name, value in metrics.items() if name not in ("step", "epoch")}
     run.log(step, state.epoch + 1, **values, seconds=seconds)

@@ -89,6 +89,7 @@ real_read, ImageStream._read_shards = ImageStream._read_shards, read
 real_prepare, accelerate.Accelerator.prepare = accelerate.Accelerator.prepare, prepare
 hardware.use_all_cores = lambda: None  # threads that wait for each other starve on a busy machine
 sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))  # as Python does for a script
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
