@@ -39,21 +39,21 @@ if __name__ == "__main__":  # the imports take seconds
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, leave_at_once)
 
-from command_line import import_light
+from command_line import Parser, import_light
 
 
 if __name__ == "__main__":
     ARGUMENTS = import_light("hf_vit.training.arguments").parse_args(sys.argv[1:], __doc__)
+    paths = ("dataset_name", "model_name_or_path", "teacher_name_or_path")
+    Parser.refuse_mistyped_paths(**{flag: getattr(ARGUMENTS, flag) for flag in paths})
 
 import torch
 from accelerate.utils import gather_object
 from safetensors.torch import load_file
 
-from hf_vit.data.sources import EMBEDDED
 from hf_vit.hub import pictures
 from hf_vit.hub.card import write_card
 from hf_vit.system.files import write_text
-from hf_vit.system.hub_names import refuse_mistyped_path
 from hf_vit.system.run_files import SAMPLES
 from hf_vit.training import report as reports
 from hf_vit.training.arguments import TrainArguments, to_yaml
@@ -83,10 +83,6 @@ SECONDS_BETWEEN_CHECKPOINTS = 300
 
 def main(args: TrainArguments):
     signals, began = Signals(), time.monotonic()
-    if args.dataset_name not in EMBEDDED:
-        refuse_mistyped_path(args.dataset_name, "--dataset_name")
-    for flag in ("model_name_or_path", "teacher_name_or_path"):
-        refuse_mistyped_path(getattr(args, flag), f"--{flag}")
     accelerator = set_up_accelerator(args)
     stop_watching = watch_for_failures()
     finished, saved, tensors = find_checkpoint(Path(args.output_dir), args, accelerator)

@@ -83,8 +83,8 @@ ACCELERATED = (
     "picks a GPU, and several take `accelerate launch`"
 )
 ON_CPU = "it computes on the CPU"
-HEIC = (".heic", ".heif")
-IMAGE_FILES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", *HEIC)
+NOT_READ = (".heic", ".heif", ".avif")  # image formats of phones, which `image_files.open_pillow` does not open
+IMAGE_FILES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", *NOT_READ)
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -165,7 +165,8 @@ class Parser(argparse.ArgumentParser):
         value = f" {name}" if action.dest == "mixed_precision" and name in ("bf16", "fp16") else ""
         return f": did you mean {action.option_strings[0]}{value}?"
 
-    def refuse_mistyped_paths(self, **names: str | None):
+    @staticmethod
+    def refuse_mistyped_paths(**names: str | None):
         """End with exit code 1 and a sentence if a name is that of no file or folder, and of nothing on the Hub either."""
         for flag, name in names.items():
             try:
@@ -173,7 +174,8 @@ class Parser(argparse.ArgumentParser):
             except ValueError as error:
                 sys.exit(f"error: {error}")
 
-    def check_images(self, names: list[str], or_data: bool = False):
+    @staticmethod
+    def check_images(names: list[str], or_data: bool = False):
         """End with exit code 1 and a sentence if a name is that of no image which can be read here.
 
         Args:
@@ -189,8 +191,8 @@ class Parser(argparse.ArgumentParser):
                 wrong += f"{shlex.quote(name.rstrip('/'))}/*.jpg"
             elif not path.exists() and not (may_be_data and path.name == name and not path.suffix):
                 wrong = f"cannot be read as an image: No such file here ({Path.cwd()})"
-            elif path.suffix.lower() in HEIC:
-                wrong = "cannot be read as an image: HEIC is not supported; save it as JPEG or PNG"
+            elif path.suffix.lower() in NOT_READ:
+                wrong = f"cannot be read as an image: {path.suffix} is not supported; save it as JPEG or PNG"
             if wrong is not None:
                 sys.exit(f"error: {name} {wrong}")
 

@@ -148,7 +148,7 @@ def test_help_shows_every_flag_in_its_group_with_its_default():
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("photo.heic", "photo.heic cannot be read as an image: HEIC is not supported; save it as JPEG or PNG"),
+        ("photo.heic", "photo.heic cannot be read as an image: .heic is not supported; save it as JPEG or PNG"),
         ("gone.jpg", "gone.jpg cannot be read as an image: No such file here"),
         (
             "https://example.org/cat.jpg",
