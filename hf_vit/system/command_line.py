@@ -4,7 +4,9 @@ It imports the standard library alone, so that a script can answer before the im
 """
 
 import argparse
+import contextlib
 import difflib
+import math
 import re
 import shlex
 import shutil
@@ -65,19 +67,8 @@ OTHER_NAMES = {
     "without_images": "no_images",
 }
 DEVICE_NAMES = (
-    "device",
-    "devices",
-    "gpu",
-    "gpus",
-    "num_gpus",
-    "n_gpu",
-    "gpu_ids",
-    "cuda",
-    "no_cuda",
-    "mps",
-    "cpu",
-    "use_cpu",
-)
+    "device", "devices", "gpu", "gpus", "num_gpus", "n_gpu", "gpu_ids", "cuda", "no_cuda", "mps", "cpu", "use_cpu",
+)  # fmt: skip
 ACCELERATED = (
     "it takes the GPU if there is one; ACCELERATE_USE_CPU=1 before the command keeps it on the CPU, CUDA_VISIBLE_DEVICES=1 "
     "picks a GPU, and several take `accelerate launch`"
@@ -198,17 +189,16 @@ class Parser(argparse.ArgumentParser):
 
 
 def number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} was given, a number was wanted") from None
+    with contextlib.suppress(ValueError):
+        if math.isfinite(value := float(text)):
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} was given, a number was wanted")
 
 
 def whole_number(text: str) -> int:
-    try:
+    with contextlib.suppress(ValueError):
         return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} was given, a whole number was wanted") from None
+    raise argparse.ArgumentTypeError(f"{text!r} was given, a whole number was wanted")
 
 
 def true_or_false(text: str) -> bool:

@@ -139,7 +139,35 @@ def test_classify_says_what_it_sees_and_what_to_try_next(run, photos):
     )
     assert "it sees:     red" in printed
     assert "it sees:     blue" in printed
-    assert "Next:" in printed
+    assert "Next, what it looks at:" in printed
+
+
+def as_printed(text, before, cwd):
+    """What the command that is printed after `before` prints."""
+    line = text.partition(before)[2].strip().splitlines()[0]
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, cwd=cwd)
+    assert done.returncode == 0, f"{line}\n{done.stderr}"
+    return done.stdout
+
+
+def test_the_commands_that_scripts_print_run_as_they_are_printed_with_spaces_in_every_path(photos, tmp_path):
+    """train.py names classify.py, that names visualize.py, which draws; nothing better than chance came of a single step."""
+    shutil.copytree(photos, tmp_path / "my photos")
+    flags = ["--dataset_name", "my photos", "--preset", "tiny-patch16-224", "--config_overrides", TINY]
+    printed = recipe("train.py", *flags, "--output_dir", "my runs/a b", "--max_train_steps", 1, cwd=tmp_path)
+    end = printed.splitlines()[-4:]
+    assert end[0].startswith("WARNING: No better than chance: ")
+    assert end[1].startswith("accuracy on the held-out validation images: ")
+    assert end[1].endswith("; the model is in my runs/a b/model")
+    assert end[2].startswith("its card is my runs/a b/model/README.md, with ")
+    assert "\n**No better than chance: " in (tmp_path / "my runs" / "a b" / "model" / "README.md").read_text()
+    results = json.loads((tmp_path / "my runs" / "a b" / "results.json").read_text())
+    assert results["warnings"] == [end[0].removeprefix("WARNING: ")]
+    seen = as_printed(end[3], "next: ", tmp_path)
+    assert "it sees:" in seen
+    drawn = as_printed(seen, "Next, what it looks at:", tmp_path)
+    assert all(Path(tmp_path, line).is_file() for line in drawn.splitlines() if line.endswith(".png"))
+    assert "attention.png" in drawn
 
 
 def test_classify_reads_what_training_reads_and_takes_the_run_folder(run, photos, tmp_path):

@@ -86,6 +86,7 @@ def test_hyphens_are_underscores_in_flags_and_keys_and_stay_in_values(tmp_path):
     [
         (["--crop", "sideways"], "argument --crop: invalid choice: 'sideways' (choose from "),
         (["--learning_rate", "fast"], "argument --learning_rate: 'fast' was given, a number was wanted"),
+        (["--learning_rate", "nan"], "argument --learning_rate: 'nan' was given, a number was wanted"),
         (["--max_train_steps", "1e4"], "argument --max_train_steps: '1e4' was given, a whole number was wanted"),
         (["--flip", "perhaps"], "argument --flip: 'perhaps' was given, true or false was wanted"),
         (["--seed", "-1"], "argument --seed: -1 was given, 0 or more was wanted"),
