@@ -13,9 +13,6 @@ import shutil
 import sys
 from pathlib import Path
 
-from hf_vit.system.hub_names import refuse_mistyped_path
-
-
 # What a flag is called elsewhere: by transformers, timm, Keras, or people in a hurry. Of several flags with the same other name,
 # a script's first one is meant.
 OTHER_NAMES = {
@@ -159,6 +156,8 @@ class Parser(argparse.ArgumentParser):
     @staticmethod
     def refuse_mistyped_paths(**names: str | None):
         """End with exit code 1 and a sentence if a name is that of no file or folder, and of nothing on the Hub either."""
+        from hf_vit.system.hub_names import refuse_mistyped_path  # it may import huggingface_hub
+
         for flag, name in names.items():
             try:
                 refuse_mistyped_path(name, flag if flag.isupper() else f"--{flag}")

@@ -4,6 +4,7 @@ import math
 import statistics
 from pathlib import Path
 
+from hf_vit.data.splits import describe_scored
 from hf_vit.system.command_line import from_here, shell_line
 from hf_vit.training.arguments import TrainArguments
 from hf_vit.training.run import Run
@@ -74,7 +75,7 @@ def closing_lines(run: Run, results: dict, script: str) -> str:
     pictures, seconds = len(list((folder / "figures").glob("*.png"))), results["seconds"]["report"]
     lines = [
         *(f"WARNING: {fault}" for fault in results["warnings"]),
-        f"accuracy on {run.data.scored_in_words}: {results['metrics']['accuracy']:.2%} (95% interval {low:.2%} to {high:.2%}); "
+        f"accuracy on {describe_scored(run.data.scored)}: {results['metrics']['accuracy']:.2%} (95% interval {low:.2%} to {high:.2%}); "
         f"the model is in {folder}",
         f"its card is {folder / 'README.md'}, with {pictures} pictures in {folder / 'figures'}; {seconds:.0f} s to check and draw",
         f"next: {next_command(run, script)}",

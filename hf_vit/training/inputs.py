@@ -52,10 +52,6 @@ class RunData:
     seconds: float
 
     @property
-    def scored_in_words(self) -> str:
-        return "the held-out validation images" if self.scored.startswith("part of ") else self.scored
-
-    @property
     def selects_best(self) -> bool:
         """Whether the scored images decide which weights are kept; a test split does not."""
         return not self.scored.startswith("test")

@@ -67,9 +67,7 @@ def finished(tmp_path, monkeypatch):
 
     def finished(image=None):
         rows = [{"image": {"bytes": None, "path": image}}]
-        data = SimpleNamespace(
-            eval_images=SimpleNamespace(rows=rows), scored_in_words="the held-out validation images"
-        )
+        data = SimpleNamespace(eval_images=SimpleNamespace(rows=rows), scored="part of train")
         from pathlib import Path
 
         return SimpleNamespace(folder=Path("my runs/x"), args=TrainArguments(dataset_name="my photos"), data=data)
