@@ -13,6 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 
+
 # What a flag is called elsewhere: by transformers, timm, Keras, or people in a hurry. Of several flags with the same other name,
 # a script's first one is meant.
 OTHER_NAMES = {
