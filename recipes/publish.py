@@ -86,7 +86,7 @@ from hf_vit.system.command_line import shell_line
 from hf_vit.system.errors import run_script
 
 
-TEMPLATE = Path(__file__).resolve().parents[1] / "model_cards" / "template.md"
+TEMPLATE = Path(__file__).resolve().with_name("model_card.md")
 APP = Path(__file__).resolve().with_name("app.py")
 
 

@@ -77,7 +77,7 @@ from hf_vit.training.state import TrainState
 from hf_vit.training.validation import evaluate
 
 
-TEMPLATE = Path(__file__).resolve().parents[1] / "model_cards" / "template.md"
+TEMPLATE = Path(__file__).resolve().with_name("model_card.md")
 SECONDS_BETWEEN_CHECKPOINTS = 300
 
 

@@ -71,6 +71,7 @@ ACCELERATED = (
     "it takes the GPU if there is one; ACCELERATE_USE_CPU=1 before the command keeps it on the CPU, CUDA_VISIBLE_DEVICES=1 "
     "picks a GPU, and several take `accelerate launch`"
 )
+command: str | None = None  # "hf-vit", if recipes/cli.py called the script
 ON_CPU = "it computes on the CPU"
 NOT_READ = (".heic", ".heif", ".avif")  # image formats of phones, which `image_files.open_pillow` does not open
 IMAGE_FILES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", *NOT_READ)
@@ -106,6 +107,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, text: str | None, usage: str, accelerated: bool = False):
         super().__init__(
+            prog=command and f"{command} {Path(sys.argv[0]).stem}",
             usage=f"%(prog)s {usage}",
             description=text and text.strip(),
             formatter_class=HelpFormatter,
@@ -217,10 +219,24 @@ def holds_only_images(folder: Path) -> bool:
 
 def shell_line(script: Path, *words) -> str:
     """What runs a script of recipes/ if it is typed in the working directory."""
+    if command is not None:
+        return shlex.join([command, script.stem, *map(str, words)])
     python = sys.executable
     if shutil.which("python") == python:
         python = "python"
     return shlex.join([from_here(python), from_here(script), *map(str, words)])
+
+
+def own_line(processes: int, launch_file: str) -> str:
+    """What runs this script again in as many processes: `hf-vit train ...`, `python recipes/train.py ...` or `accelerate launch`."""
+    script, *flags = sys.argv
+    if command is not None:
+        several = ["--num_processes", str(processes)] if processes > 1 else []
+        return shlex.join([command, Path(script).stem, *several, *flags])
+    if processes > 1:
+        launch = f"accelerate launch --config_file recipes/accelerate/{launch_file}.yaml --num_processes {processes}"
+        return f"{launch} {shlex.join(sys.argv)}"
+    return f"python {shlex.join(sys.argv)}"
 
 
 def from_here(path: str | Path) -> str:

@@ -15,9 +15,10 @@ from typing import Literal, get_args, get_origin
 import yaml
 
 from hf_vit.system.command_line import Parser
+from hf_vit.system.recipes_folder import RECIPES
 
 
-CONFIGS = Path(__file__).parents[2] / "recipes" / "configs"  # the presets
+CONFIGS = RECIPES / "configs"  # the presets
 GROUPS = {  # of --help: the field that begins each of them
     "dataset_name": "data",
     "model_name_or_path": "model",
