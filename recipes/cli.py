@@ -66,6 +66,10 @@ def launch(processes: str | None, launch_file: str, words: list[str]):
     known = RECIPES / "accelerate" / f"{launch_file}.yaml"
     options = ["--config_file", str(known if known.is_file() else launch_file)]
     options += [] if processes is None else ["--num_processes", processes]
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     line = [sys.executable, "-m", "accelerate.commands.launch", *options, str(RECIPES / "cli.py"), *words]
     os.execv(sys.executable, line)
 
