@@ -1,6 +1,8 @@
 """A page in the browser that classifies an image and shows which patches the answer rests on.
 
-python recipes/app.py MODEL [OTHER_MODEL]      (run, model folder or Hub id; two models are shown side by side)
+    python recipes/app.py runs/demo
+    python recipes/app.py runs/photos google/vit-base-patch16-224      (two models side by side)
+    python recipes/app.py USER/NAME --port 8000
 
 It listens on http://127.0.0.1:7860 and needs no network. `recipes/publish.py RUN --repo USER/NAME --space` makes a Space of
 this file, which then shows the models that the README.md of the Space names.
@@ -13,6 +15,36 @@ import tempfile
 import threading
 from pathlib import Path
 
+from command_line import Parser
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(__doc__, "MODEL [MODEL] [--port PORT]")
+    parser.add_argument(
+        "models", nargs="*", metavar="MODEL", help="run, model folder or Hub id: one, or two to compare"
+    )
+    parser.add_argument("--port", type=int, help="by default 7860, or the next that is free")
+    args = parser.parse_args(argv)
+    args.models = args.models or models_of_space()
+    if not 1 <= len(args.models) <= 2:
+        parser.error(f"{len(args.models)} models were given; wanted one, or two to compare")
+    for model in args.models:
+        parser.refuse_mistyped_paths(MODEL=model)
+    return args
+
+
+def models_of_space() -> list[str]:
+    """The models that the README.md beside this file lists under `models:`."""
+    readme = Path(__file__).resolve().with_name("README.md")
+    if not readme.is_file():
+        return []
+    from huggingface_hub import ModelCard  # after the flags
+
+    return ModelCard.load(readme).data.get("models") or []
+
+
+if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds
+    ARGUMENTS = parse_args()
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
@@ -21,7 +53,6 @@ try:
 except ImportError:
     sys.exit("error: the page needs Gradio: pip install 'hf_vit[app]'")
 import torch
-from huggingface_hub import ModelCard
 from transformers.utils import logging
 
 from hf_vit import HFViTForImageClassification, figures
@@ -141,24 +172,9 @@ def build_page(viewers: list[Viewer], examples: list[str]) -> gradio.Blocks:
     return blocks
 
 
-def models_of_space() -> list[str]:
-    """The models that the README.md beside this file lists under `models:`."""
-    readme = HERE / "README.md"
-    return (ModelCard.load(readme).data.get("models") if readme.is_file() else None) or []
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    parser.add_argument(
-        "models", nargs="*", metavar="MODEL", help="run, model folder or Hub id: one, or two to compare"
-    )
-    parser.add_argument("--port", type=int, help="by default 7860, or the next that is free")
-    args = parser.parse_args()
-    sources = args.models or models_of_space()
-    if not 1 <= len(sources) <= 2:
-        parser.error(f"{len(sources)} models were given; wanted one, or two to compare")
+def main(args: argparse.Namespace):
     logging.disable_progress_bar()
-    viewers = [Viewer(source) for source in sources]
+    viewers = [Viewer(source) for source in args.models]
     with tempfile.TemporaryDirectory(prefix="hf_vit-") as folder:
         page = build_page(viewers, example_files(viewers[0].name, Path(folder)))
         page.launch(
@@ -167,4 +183,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: main(ARGUMENTS))

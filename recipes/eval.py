@@ -1,10 +1,59 @@
 """Evaluate a saved image classifier on a data set, or probe its frozen features.
 
-python recipes/eval.py --model_name_or_path runs/demo/model --dataset_name fashion-mnist-mini --split test
+    python recipes/eval.py --model_name_or_path runs/demo --dataset_name fashion-mnist-mini
+    python recipes/eval.py --model_name_or_path runs/photos --dataset_name new_photos --split train --output_file scores.json
+    python recipes/eval.py --model_name_or_path google/vit-base-patch16-224-in21k --dataset_name photos --probe_split train
+
+It prints the metrics, their 95% intervals and the scores of each class. It writes nothing but --output_file.
 """
 
 import argparse
 import json
+
+from command_line import Parser
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(__doc__, "--model_name_or_path MODEL --dataset_name DATA [--flag value ...]", accelerated=True)
+    flag = parser.add_argument_group("model").add_argument
+    flag("--model_name_or_path", required=True, help="Hub id, model folder or run of an image classifier")
+    flag(
+        "--token_merging", type=int, default=0, metavar="R",
+        help="patches merged in each layer: faster, a little less accurate (arXiv 2210.09461)",
+    )  # fmt: skip
+    flag = parser.add_argument_group("data").add_argument
+    flag("--dataset_name", required=True, help="Hub id, local folder or file, or fashion-mnist-mini")
+    flag("--dataset_config", help="configuration of the data set, if it has several")
+    flag("--split", help="split to evaluate on; by default validation, else test")
+    flag(
+        "--probe_split",
+        help="split that trains a k-NN and linear classifiers on the frozen features, from 1, 5 and 10 images per class "
+        "(mean of 3 draws); the head is then evaluated only if it knows the labels; by default there is no probe",
+    )
+    flag("--image_column", help="column of images; by default found by its feature type")
+    flag("--label_column", help="column of labels; by default found by its feature type")
+    flag("--label_names", help="text file of class names, one per line, if the labels are bare numbers")
+    flag("--on_bad_image", choices=("stop", "skip"), default="stop", help="what to do with unreadable images")
+    flag = parser.add_argument_group("hardware").add_argument
+    flag("--per_device_eval_batch_size", type=int, default=256, help="images a process and a forward pass")
+    flag("--num_workers", type=int, default=4, help="processes that decode images")
+    precision = "auto: bf16 where the hardware is fast at it"
+    flag("--mixed_precision", choices=("auto", "no", "bf16", "fp16"), default="auto", help=precision)
+    flag = parser.add_argument_group("results").add_argument
+    flag(
+        "--output_file",
+        help="JSON file for the metrics, their intervals, the scores of each class and the confusion matrix; by default none",
+    )
+    args = parser.parse_args(argv)
+    for name, least in (("token_merging", 0), ("per_device_eval_batch_size", 1), ("num_workers", 0)):
+        if getattr(args, name) < least:
+            parser.error(f"argument --{name}: {getattr(args, name)} was given, {least} or more was wanted")
+    parser.refuse_mistyped_paths(MODEL=args.model_name_or_path, dataset_name=args.dataset_name)
+    return args
+
+
+if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds
+    ARGUMENTS = parse_args()
 
 import datasets
 from accelerate import Accelerator
@@ -16,7 +65,7 @@ from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import sequential_batches
-from hf_vit.data.sources import EMBEDDED, load_splits
+from hf_vit.data.sources import load_splits
 from hf_vit.data.splits import prepare_splits
 from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
 from hf_vit.evaluation.prediction import predict
@@ -25,45 +74,7 @@ from hf_vit.evaluation.scores import classification_report, compute_metrics
 from hf_vit.system import hardware
 from hf_vit.system.errors import run_script
 from hf_vit.system.escapes import printable
-from hf_vit.system.hub_names import refuse_mistyped_path
 from hf_vit.training.arguments import read_label_names
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    parser.add_argument(
-        "--model_name_or_path", required=True, help="Hub id, model folder or run of an image classifier"
-    )
-    parser.add_argument("--dataset_name", required=True, help="Hub id, local folder or file, or fashion-mnist-mini")
-    parser.add_argument("--dataset_config", help="configuration of the data set, if it has several")
-    parser.add_argument("--split", help="split to evaluate on; by default validation, else test")
-    parser.add_argument(
-        "--probe_split",
-        help="split that trains a k-NN and linear classifiers on the frozen features, from 1, 5 and 10 images per class "
-        "(mean of 3 draws); the head is then evaluated only if it knows the labels",
-    )
-    parser.add_argument("--image_column", help="column of images; by default found by its feature type")
-    parser.add_argument("--label_column", help="column of labels; by default found by its feature type")
-    parser.add_argument("--label_names", help="text file of class names, one per line, if the labels are bare numbers")
-    parser.add_argument(
-        "--on_bad_image", choices=("stop", "skip"), default="stop", help="what to do with unreadable images"
-    )
-    parser.add_argument("--per_device_eval_batch_size", type=int, default=256)
-    parser.add_argument("--num_workers", type=int, default=4, help="processes that decode images")
-    parser.add_argument("--mixed_precision", choices=("auto", "no", "bf16", "fp16"), default="auto")
-    parser.add_argument(
-        "--token_merging", type=int, default=0, metavar="R",
-        help="patches merged in each layer: faster, a little less accurate (arXiv 2210.09461)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--output_file",
-        help="JSON file for the metrics, their intervals, the scores of each class and the confusion matrix",
-    )
-    args = parser.parse_args()
-    if args.dataset_name not in EMBEDDED:
-        refuse_mistyped_path(args.dataset_name, "--dataset_name")
-    args.model_name_or_path = model_folder(args.model_name_or_path)
-    return args
 
 
 def read_splits(args) -> tuple[dict, list[str], str]:
@@ -114,8 +125,8 @@ def print_details(details: dict):
     print(f"95% intervals: {json.dumps(intervals)}")
 
 
-def main():
-    args = parse()
+def main(args: argparse.Namespace):
+    args.model_name_or_path = model_folder(args.model_name_or_path)
     accelerator = Accelerator(mixed_precision=hardware.pick_precision(args.mixed_precision, hardware.device_type()))
     if accelerator.device.type == "cpu":
         hardware.use_all_cores()
@@ -160,4 +171,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: main(ARGUMENTS))

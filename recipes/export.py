@@ -1,6 +1,7 @@
 """Export an image classifier for use without Python, or without this package: ONNX in float32 and int8, and a torch program.
 
     python recipes/export.py runs/demo
+    python recipes/export.py runs/photos --dataset_name new_photos --split train
     python recipes/export.py google/vit-base-patch16-224 --output_dir exported --dataset_name photos
 
 MODEL is a run folder, whose evaluated images are then used and which holds the result in `export/`; or a model folder or Hub id
@@ -23,6 +24,31 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from command_line import Parser
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(__doc__, "MODEL [--flag value ...]")
+    parser.add_argument("model", metavar="MODEL", help="run folder; or model folder or Hub id of an image classifier")
+    parser.add_argument("--output_dir", help="folder to write; of a run folder RUN/export if not given")
+    flag = parser.add_argument_group("data").add_argument
+    flag(
+        "--dataset_name",
+        help="images to evaluate on: Hub id, local folder or file, or fashion-mnist-mini; of a run its own",
+    )
+    flag("--dataset_config", help="configuration of the data set, where it has several")
+    flag("--split", help="split to evaluate on; by default validation, else test; of a run what it evaluated on")
+    flag("--image_column", help="column of images; found by its feature type if not given")
+    flag("--label_column", help="column of labels; found by its feature type if not given")
+    flag("--label_names", help="text file of class names, a line each, where labels are bare numbers")
+    flag("--on_bad_image", choices=("stop", "skip"), help="images that cannot be read; if not given: stop")
+    args = parser.parse_args(argv)
+    parser.refuse_mistyped_paths(MODEL=args.model, dataset_name=args.dataset_name)
+    return args
+
+
+if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds
+    ARGUMENTS = parse_args()
 
 try:
     from hf_vit.hub import export as exporting
@@ -48,7 +74,7 @@ from hf_vit.evaluation.scores import classification_report, compute_metrics
 from hf_vit.system import environment
 from hf_vit.system.errors import run_script
 from hf_vit.system.files import atomic_dir, checksum
-from hf_vit.training.arguments import parse_args, read_label_names
+from hf_vit.training import arguments
 
 
 BATCH_SIZE = 256  # of the evaluation; in int8, the activations of a batch share their scale
@@ -80,11 +106,11 @@ def rows_to_evaluate(args, run: Path | None):
         return None
     asked = args
     if args.dataset_name is None:
-        asked = parse_args(["--config", str(run / "config.yaml")])
+        asked = arguments.parse_args(["--config", str(run / "config.yaml")])
         for name in ("dataset_config", "image_column", "label_column", "label_names", "on_bad_image"):
             setattr(asked, name, getattr(args, name) or getattr(asked, name))
     columns = {name: getattr(asked, name) for name in ("image_column", "label_column")}
-    columns["label_names"] = read_label_names(asked.label_names)
+    columns["label_names"] = arguments.read_label_names(asked.label_names)
     as_trained = args.dataset_name is None and args.split is None
     choice = dict(train_split=None, eval_split=args.split)
     if as_trained:
@@ -207,23 +233,7 @@ def table(report: dict) -> str:
     return "\n".join(lines)
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    flag = parser.add_argument
-    flag("model", metavar="MODEL", help="run folder; or model folder or Hub id of an image classifier")
-    flag("--output_dir", help="folder to write; of a run folder RUN/export if not given")
-    flag("--dataset_name", help="images to evaluate on: Hub id, local folder or file, or fashion-mnist-mini")
-    flag("--dataset_config", help="configuration of the data set, where it has several")
-    flag("--split", help="split to evaluate on; by default validation, else test; of a run what it evaluated on")
-    flag("--image_column", help="column of images; found by its feature type if not given")
-    flag("--label_column", help="column of labels; found by its feature type if not given")
-    flag("--label_names", help="text file of class names, a line each, where labels are bare numbers")
-    flag("--on_bad_image", choices=("stop", "skip"), help="images that cannot be read; if not given: stop")
-    return parser.parse_args()
-
-
-def main():
-    args = parse()
+def main(args: argparse.Namespace):
     checkpoint, run = model_folder(args.model), finished_run(args.model)
     if args.output_dir is None and run is None:
         run_files = "a folder with model/, config.yaml and results.json"
@@ -242,4 +252,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: main(ARGUMENTS))

@@ -14,11 +14,12 @@ from yaml import YAMLError
 from hf_vit.data.image_files import AllowedFiles, hub_files, restrict_files
 from hf_vit.system.escapes import as_license
 from hf_vit.system.hub_names import refuse_mistyped_path
+from hf_vit.system.recipes_folder import RECIPES
 
 
 logger = logging.get_logger(__name__)
 
-EMBEDDED = {"fashion-mnist-mini": Path(__file__).parents[2] / "recipes" / "data" / "fashion-mnist-mini"}
+EMBEDDED = {"fashion-mnist-mini": RECIPES / "data" / "fashion-mnist-mini"}
 FILE_FORMATS = {
     ".parquet": "parquet",
     ".arrow": "arrow",

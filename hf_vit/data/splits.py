@@ -88,6 +88,11 @@ def prepare_splits(
     return chosen, names, eval_split
 
 
+def describe_scored(scored: str) -> str:
+    """What is scored, as `prepare_splits` names it, in words that follow "accuracy on"."""
+    return "the held-out validation images" if scored.startswith("part of ") else f"the {scored} images"
+
+
 def stratified_holdout(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """Sorted row numbers of about `fraction` of each class: at least one image, and at least one stays.
 

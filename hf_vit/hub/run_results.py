@@ -28,6 +28,7 @@ RESULTS_SHAPE = {  # the part of results.json that a card shows
     **dict.fromkeys(("train_seconds", "images_per_second"), NUMBER),
     "metrics": {str: NUMBER},
     "intervals": {str: [NUMBER, 2]},
+    "warnings": (OPTIONAL, [str]),
     "per_class": [{"label": str, "recall": (OPTIONAL, NUMBER)}],
     "image_size": [int, 2],
     "versions": {str: str},

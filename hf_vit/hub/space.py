@@ -45,6 +45,7 @@ def build_space(run: Path, folder: Path, app: Path, repo: str, license: str | No
     # export.py takes packages that a page does not need.
     shutil.copytree(package, folder / "hf_vit", ignore=shutil.ignore_patterns("__pycache__", "export.py"))
     shutil.copy(app, folder / "app.py")
+    shutil.copy(app.with_name("command_line.py"), folder)
     requirements = [Requirement(text) for text in requires("hf_vit")]
     needed = [each for each in requirements if each.marker is None or each.marker.evaluate({"extra": "recipes"})]
     (folder / "requirements.txt").write_text("".join(f"{each.name}{each.specifier}\n" for each in needed))

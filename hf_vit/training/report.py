@@ -3,8 +3,6 @@
 import csv
 import io
 import json
-import shlex
-import sys
 import time
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from safetensors.torch import load_file
 from hf_vit.evaluation.classifiers import load_classifier
 from hf_vit.evaluation.prediction import LOGITS_TOLERANCE, logits_difference
 from hf_vit.evaluation.scores import format_prediction
+from hf_vit.system.command_line import own_line
 from hf_vit.system.environment import environment_info
 from hf_vit.system.escapes import csv_cell
 from hf_vit.system.files import atomic_dir, checksum, write_text
@@ -88,10 +87,6 @@ def collect_results(run: Run, state: TrainState, scores: dict, difference: float
     world, seconds = accelerator.num_processes, state.seconds
     samples = load_file(run.folder / SAMPLES)
     kept = "the best scoring, kept in model/" if data.selects_best else "the last scoring, in model/"
-    launch = "python "
-    if world > 1:
-        config = "fsdp2" if run.is_sharded else "ddp"
-        launch = f"accelerate launch --config_file recipes/accelerate/{config}.yaml --num_processes {world} "
     weights = next(
         path for name in ("model", "adapter_model") if (path := run.folder / "model" / f"{name}.safetensors").exists()
     )
@@ -122,7 +117,7 @@ def collect_results(run: Run, state: TrainState, scores: dict, difference: float
         "seed": args.seed,
         "preset": args.preset or args.model_name_or_path,
         "base_model_hub_id": on_hub(args.model_name_or_path),
-        "command": launch + shlex.join(sys.argv),
+        "command": own_line(world, "fsdp2" if run.is_sharded else "ddp"),
         **environment,
         "data": {
             "name": args.dataset_name,

@@ -38,11 +38,13 @@ def lock(run: Path):
     The lock is the process's own (POSIX), so that decoding workers that outlive a killed run do not hold it.
 
     Raises:
-        ValueError: if another run is at work there, also after some seconds, or if `.lock` is not a file of its own.
+        ValueError: if it is a file, if another run is at work there, also after some seconds, or if `.lock` is not a file of its own.
         OSError: if the folder cannot be written to.
     """
     import fcntl  # not on Windows
 
+    if run.exists() and not run.is_dir():
+        raise ValueError(f"--output_dir {run} is a file: name a new folder, or that of a run")
     try:
         run.mkdir(parents=True, exist_ok=True)
         file = os.fdopen(run_files.open_regular(run / ".lock", os.O_RDWR | os.O_CREAT), "r+")

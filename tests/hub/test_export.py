@@ -242,16 +242,16 @@ def test_an_earlier_export_is_replaced_as_a_whole_or_not_at_all(native, tmp_path
     (output / "onnx").mkdir(parents=True)
     for name in ("export.json", "onnx/model_quantized.onnx"):
         (output / name).write_text("earlier")
-    monkeypatch.setattr(sys, "argv", ["export.py", str(native), "--output_dir", str(output)])
+    args = export.parse_args([str(native), "--output_dir", str(output)])
     monkeypatch.setattr(exporting, "MAX_DIFFERENCE", -1.0)
     with pytest.raises(ValueError, match="nothing is written"):
-        export.main()
+        export.main(args)
     files = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
     assert files == {"out/export.json": "earlier", "out/onnx/model_quantized.onnx": "earlier"}
 
     monkeypatch.setattr(exporting, "MAX_DIFFERENCE", 1e-4)
     capsys.readouterr()
-    export.main()
+    export.main(args)
     assert capsys.readouterr().out.count("no int8 file is written") == 1
     report = json.loads((output / "export.json").read_text())
     assert set(report["files"]) == {"onnx/model.onnx", "model.pt2"}

@@ -92,7 +92,7 @@ def test_a_run_leaves_what_its_documentation_lists(run):
     assert results["metrics"]["accuracy"] >= 0.9
     assert results["data"]["train_images"] == 48
     assert results["steps"] == 24
-    assert {"reading", "input", "model", "scoring"} == set(results["seconds"])
+    assert {"reading", "input", "model", "scoring", "report"} == set(results["seconds"])
     assert all(seconds >= 0 for seconds in results["seconds"].values())
     parts = (results["seconds"][name] for name in ("input", "model", "scoring"))
     assert sum(parts) <= results["train_seconds"] + 1  # rounded, each
@@ -139,7 +139,34 @@ def test_classify_says_what_it_sees_and_what_to_try_next(run, photos):
     )
     assert "it sees:     red" in printed
     assert "it sees:     blue" in printed
-    assert "Next:" in printed
+    assert "Next, what it looks at:" in printed
+
+
+def as_printed(text, before, cwd):
+    """What the command that is printed after `before` prints."""
+    line = text.partition(before)[2].strip().splitlines()[0]
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, cwd=cwd)
+    assert done.returncode == 0, f"{line}\n{done.stderr}"
+    return done.stdout
+
+
+def test_the_commands_that_scripts_print_run_as_they_are_printed_with_spaces_in_every_path(photos, tmp_path):
+    """train.py names classify.py, that names visualize.py, which draws; nothing better than chance came of a single step."""
+    shutil.copytree(photos, tmp_path / "my photos")
+    flags = ["--dataset_name", "my photos", "--preset", "tiny-patch16-224", "--config_overrides", TINY]
+    printed = recipe("train.py", *flags, "--output_dir", "my runs/a b", "--max_train_steps", 1, cwd=tmp_path)
+    end = printed[printed.index("WARNING: No better than chance: ") :].splitlines()[:4]
+    assert end[1].startswith("accuracy on the held-out validation images: ")
+    assert end[1].endswith("; the model is in my runs/a b/model")
+    assert end[2].startswith("its card is my runs/a b/model/README.md, with ")
+    assert "\n**No better than chance: " in (tmp_path / "my runs" / "a b" / "model" / "README.md").read_text()
+    results = json.loads((tmp_path / "my runs" / "a b" / "results.json").read_text())
+    assert results["warnings"] == [end[0].removeprefix("WARNING: ")]
+    seen = as_printed(end[3], "next: ", tmp_path)
+    assert "it sees:" in seen
+    drawn = as_printed(seen, "Next, what it looks at:", tmp_path)
+    assert all(Path(tmp_path, line).is_file() for line in drawn.splitlines() if line.endswith(".png"))
+    assert "attention.png" in drawn
 
 
 def test_classify_reads_what_training_reads_and_takes_the_run_folder(run, photos, tmp_path):
@@ -252,7 +279,7 @@ def test_lora_trains_little_and_what_it_saves_loads(saved, base, photos, tmp_pat
 
 
 COUNTED = """
-import json, runpy, sys
+import json, os, runpy, sys
 import torch
 from hf_vit import HFViTModel
 
@@ -264,6 +291,7 @@ def counted(self, pixel_values, *args, **kwargs):
 
 HFViTModel.encode = counted
 sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))  # as Python does for a script
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
 finally:
@@ -447,7 +475,7 @@ def test_a_run_whose_pictures_cannot_be_drawn_is_finished(photos, tmp_path):
     flags += ["--output_dir", str(tmp_path / "run"), "--max_train_steps", "1", "--per_device_train_batch_size", "8"]
     sabotage = (
         "import runpy, sys; from hf_vit import figures; figures.calibration = lambda bins: bins[99]; "
-        f"sys.argv = {['train.py', *flags]!r}; "
+        f"sys.argv = {['train.py', *flags]!r}; sys.path.insert(0, {str(HOUSE / 'recipes')!r}); "
         f"runpy.run_path({str(HOUSE / 'recipes' / 'train.py')!r}, run_name='__main__')"
     )
     done = subprocess.run(

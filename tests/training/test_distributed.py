@@ -89,6 +89,7 @@ real_read, ImageStream._read_shards = ImageStream._read_shards, read
 real_prepare, accelerate.Accelerator.prepare = accelerate.Accelerator.prepare, prepare
 hardware.use_all_cores = lambda: None  # threads that wait for each other starve on a busy machine
 sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))  # as Python does for a script
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
@@ -500,3 +501,10 @@ def test_what_is_sharded_by_itself_is_the_layer_of_the_model(tiny_fields):
     config = yaml.safe_load((LAUNCHERS / "fsdp2.yaml").read_text())["fsdp_config"]
     model = HFViTForImageClassification(HFViTConfig(**tiny_fields))
     assert {type(layer).__name__ for layer in model.vit.layers} == {config["fsdp_transformer_layer_cls_to_wrap"]}
+
+
+def test_processes_that_do_not_find_each_other_are_refused(tmp_path):
+    """A launch file for GPUs, on a machine that has none."""
+    printed = two(tmp_path / "run", ACCELERATE_USE_CPU="false", code=1)
+    assert "2 processes were launched, but they found no GPU" in printed[0]
+    assert not (tmp_path / "run").exists()
