@@ -98,7 +98,9 @@ def curves(lines: list[dict]) -> Figure:
         _set_limits(panel, from_zero=title in ("learning rate", "speed"), narrowest=0.05 if title == "accuracy" else 0)
         panel.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
         panel.yaxis.set_major_formatter(
-            PercentFormatter(1.0, decimals=0) if title == "accuracy" else FuncFormatter(lambda value, _: f"{value:.6g}")
+            PercentFormatter(1.0, decimals=0)
+            if title == "accuracy"
+            else FuncFormatter(lambda value, _: f"{value:.6g}")
         )
     place.legend(handles.values(), handles, fontsize=8, frameon=False, loc="center")
     return figure
@@ -144,7 +146,9 @@ def confusion(matrix: np.ndarray, names: list[str]) -> Figure:
     if classes <= COUNTED:
         for row, column in np.argwhere(counts > 0):
             colour = "white" if shares[row, column] > 0.55 else "black"
-            panel.text(column, row, f"{counts[row, column]:.0f}", ha="center", va="center", fontsize=size, color=colour)
+            panel.text(
+                column, row, f"{counts[row, column]:.0f}", ha="center", va="center", fontsize=size, color=colour
+            )
     bar = figure.colorbar(image, ax=panel, shrink=0.7, format=PercentFormatter(1.0))
     bar.set_label("share of the true class", fontsize=7)
     bar.ax.tick_params(labelsize=7)
@@ -184,7 +188,9 @@ def predictions(
     """
     columns, names = 4, legible_names(names)
     rows = -(-len(images) // columns)
-    figure = Figure(figsize=(WIDTH, rows * (WIDTH / columns + 0.15 + 0.12 * bool(sources)) + 0.2), layout="constrained")
+    figure = Figure(
+        figsize=(WIDTH, rows * (WIDTH / columns + 0.15 + 0.12 * bool(sources)) + 0.2), layout="constrained"
+    )
     figure.supxlabel("predicted class and its probability; red where it is wrong, with the true class", fontsize=7)
     for panel in figure.subplots(rows, columns, squeeze=False).flat:
         panel.axis("off")

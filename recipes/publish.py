@@ -57,7 +57,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     private = "publish no sample images of the run; what an earlier push sent stays in the repository's history"
     flag("--without_images", action="store_true", help=private)
     flag("--output_dir", type=Path, help="keep the folder that would be pushed, to look at; must be new")
-    space = "not the model, which should be there already, but a Space: a page that shows its answers and attention"
+    space = "not the model, which should be there already, but a Space: a page that shows its predictions and attention"
     flag("--space", action="store_true", help=space)
     flag("--timeout", type=float, default=60, help="seconds that the Hub may be silent")
     flag("--verify", metavar="REPO", help="check a repository (or folder) against the probes in it")
@@ -101,7 +101,7 @@ def remarks(folder: Path, args, reason: str) -> str:
     if not args.without_images:
         published = "A few images of the data set are published (example.png, probes.safetensors, some figures)"
         lines.append(f"{published}: --without_images keeps them here.")
-    lines.append("The run's command and configuration are published too, with the names of folders in them.")
+    lines.append("The run's command and configuration are published too, with names in place of this machine's paths.")
     return "\n".join(lines)
 
 

@@ -125,7 +125,6 @@ def collect_results(run: Run, state: TrainState, scores: dict, difference: float
         "seed": args.seed,
         "preset": args.preset or args.model_name_or_path,
         "base_model_hub_id": on_hub(args.model_name_or_path),
-        "teacher_hub_id": on_hub(args.teacher_name_or_path),
         "command": launch + shlex.join(sys.argv),
         **environment,
         "data": {
