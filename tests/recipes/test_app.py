@@ -238,6 +238,25 @@ def test_the_examples_are_images_that_the_run_scored(two, demo_run):
             assert (np.asarray(example.convert("RGB")) == image.numpy()).all()
 
 
+def test_the_page_opens_on_an_example_that_is_answered_under_the_names_of_the_models(two, demo_run, model):
+    with urllib.request.urlopen(f"{two.url}config", timeout=10) as answer:
+        config = json.load(answer)
+    shown = {kind: [each["props"] for each in config["components"] if each["type"] == kind] for kind in ("label", "image", "markdown")}  # fmt: skip
+    with urllib.request.urlopen(shown["image"][0]["value"]["url"], timeout=10) as answer, Image.open(answer) as image:
+        scored = load_file(demo_run / "samples.safetensors")["images"][0].permute(1, 2, 0)
+        assert (np.asarray(image.convert("RGB")) == scored.numpy()).all()
+    logits = load_file(demo_run / "samples.safetensors")["logits"][0]
+    names = yaml.safe_load((demo_run / "model" / "config.json").read_text())["id2label"]
+    assert shown["label"][0]["value"]["label"] == names[str(logits.argmax().item())]
+    assert [len(props["value"]["confidences"]) for props in shown["label"]] == [5, 3]
+    assert [props["value"] is not None for props in shown["image"]] == [True] * 3  # the example, and a map of each
+    said = [props["value"] for props in shown["markdown"]]
+    assert {"### demo", "### small"} <= set(said)
+    assert config["title"] == "What demo and small sees"
+    assert str(demo_run) not in json.dumps(config)
+    assert str(model("small", **SMALL)) not in json.dumps(config)
+
+
 @pytest.mark.parametrize(
     ("given", "code", "sentence"),
     [
@@ -329,6 +348,19 @@ def test_a_map_lies_where_the_image_is(corner, model, tmp_path):
     assert (
         seen == np.kron(seen[::24, ::24], np.ones((24, 24, 1), np.uint8))
     ).all()  # whole pixels of the model's image
+
+
+def test_a_flat_map_is_told_in_words(model, photo):
+    folder = model("even")
+    net = HFViTForImageClassification.from_pretrained(folder)
+    with torch.no_grad():  # every patch is attended to alike
+        for layer in net.vit.layers:
+            layer.attention.q_proj.weight.zero_()
+            layer.attention.q_proj.bias.zero_()
+    net.save_pretrained(folder)
+    viewer = app.Viewer(str(folder))
+    assert viewer.look(str(photo), 1, 1, HEAD)[2] == app.FLAT
+    assert app.Viewer(str(model("three"))).look(str(photo), 1, 1, HEAD)[2] == app.COLOURS
 
 
 def test_no_image_is_no_answer(model):
