@@ -67,7 +67,12 @@ def curves(lines: list[dict]) -> Figure:
         ("gradient norm", "norm before clipping", "gradient_norm", None),
         ("speed", "images / s", "images_per_second", None),
     )
-    points = {key: [(line["step"], line[key]) for line in lines if line.get(key) is not None] for *_, one, two in known for key in (one, two)}  # fmt: skip
+    drawable = lambda value: value is not None and np.isfinite(value)
+    points = {
+        key: [(line["step"], line[key]) for line in lines if drawable(line.get(key))]
+        for *_, training, scoring in known
+        for key in (training, scoring)
+    }
     shown = [panel for panel in known if points[panel[2]] or points[panel[3]]]
     rows = -(-(len(shown) + 1) // 2)  # one place for the legend
     figure = Figure(figsize=(WIDTH, 0.4 + 2 * rows), layout="constrained")
@@ -95,23 +100,25 @@ def curves(lines: list[dict]) -> Figure:
         panel.set_ylabel(unit, fontsize=8)
         panel.tick_params(labelsize=7)
         panel.grid(color=GREY, alpha=0.25, linewidth=0.5)
-        _set_limits(panel, from_zero=title in ("learning rate", "speed"), narrowest=0.05 if title == "accuracy" else 0)
+        _set_limits(panel, title)
         panel.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
-        panel.yaxis.set_major_formatter(
-            PercentFormatter(1.0, decimals=0)
-            if title == "accuracy"
-            else FuncFormatter(lambda value, _: f"{value:.6g}")
-        )
+        plain = FuncFormatter(lambda value, _: f"{value:.6g}")  # no offset beside the axis
+        panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0) if title == "accuracy" else plain)
     place.legend(handles.values(), handles, fontsize=8, frameon=False, loc="center")
     return figure
 
 
-def _set_limits(panel, from_zero: bool, narrowest: float):
-    """Steps from 0 on, and a range of values of at least 1% of the largest, or `narrowest`: what does not change looks flat."""
+def _set_limits(panel, title: str):
+    """Steps from 0 on, and a range of values of at least 1% of the largest, of accuracies 5%: what hardly changes looks flat."""
     panel.set_xlim(0, 1.04 * panel.dataLim.x1)
     low, high = panel.dataLim.y0, panel.dataLim.y1
-    middle, half = (low + high) / 2, max((high - low) / 2, 0.005 * max(abs(low), abs(high)), narrowest / 2) or 0.5
-    panel.set_ylim(0 if from_zero else middle - 1.1 * half, 1.1 * high or 1.0 if from_zero else middle + 1.1 * half)
+    middle, half = (low + high) / 2, max(high - low, 0.01 * max(abs(low), abs(high)), 0.05 * (title == "accuracy")) / 2
+    limits = middle - 1.1 * (half or 0.5), middle + 1.1 * (half or 0.5)
+    if title in ("learning rate", "speed"):
+        limits = 0, 1.1 * high or 1.0
+    elif title == "accuracy":
+        limits = max(limits[0], -0.008), min(limits[1], 1.008)
+    panel.set_ylim(limits)
 
 
 def confusion(matrix: np.ndarray, names: list[str]) -> Figure:
