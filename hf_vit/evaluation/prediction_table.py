@@ -14,7 +14,7 @@ def prediction_table(
     """CSV with a line per image, in the order given: its row in the split, file, label, predicted class, its probability, and
     whether that is right.
 
-    CSV, because people open it in a spreadsheet to sort and filter it; a million images take some 60 MB.
+    CSV and not Parquet: people open it in a spreadsheet, to sort and filter it.
 
     Args:
         rows, files: n each; a file is "" where the row names none.
