@@ -4,11 +4,12 @@
     python recipes/eval.py --model_name_or_path runs/photos --dataset_name new_photos --split train --output_file scores.json
     python recipes/eval.py --model_name_or_path google/vit-base-patch16-224-in21k --dataset_name photos --probe_split train
 
-It prints the metrics, their 95% intervals and the scores of each class. It writes nothing but --output_file.
+It prints the metrics, their 95% intervals and the scores of each class. It writes nothing but --output_file and, beside it, a table of the predictions.
 """
 
 import argparse
 import json
+from pathlib import Path
 
 from command_line import Parser
 
@@ -42,7 +43,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     flag = parser.add_argument_group("results").add_argument
     flag(
         "--output_file",
-        help="JSON file for the metrics, their intervals, the scores of each class and the confusion matrix; by default none",
+        help="JSON file for the metrics, their intervals, the scores of each class and the confusion matrix; the prediction for "
+        "each image goes into a table beside it: x.json and x.predictions.csv; by default neither is written",
     )
     args = parser.parse_args(argv)
     for name, least in (("token_merging", 0), ("per_device_eval_batch_size", 1), ("num_workers", 0)):
@@ -69,11 +71,13 @@ from hf_vit.data.sources import load_splits
 from hf_vit.data.splits import prepare_splits
 from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
 from hf_vit.evaluation.prediction import predict
+from hf_vit.evaluation.prediction_table import prediction_table
 from hf_vit.evaluation.probes import probe
 from hf_vit.evaluation.scores import classification_report, compute_metrics
 from hf_vit.system import hardware
 from hf_vit.system.errors import run_script
 from hf_vit.system.escapes import printable
+from hf_vit.system.files import write_text
 from hf_vit.training.arguments import read_label_names
 
 
@@ -104,14 +108,14 @@ def load_model(args):
 
 
 def predict_rows(model, rows, split: str, image_spec, accelerator, args, features: bool = False):
-    """The labels (n,) of the readable images, their logits (n, L) or features (n, D), and the number of skipped images."""
+    """The images, which of them are readable (n,), and the logits (n, L) or features (n, D) of these."""
     images = ImageDataset(rows, image_spec, args.on_bad_image)
     share = sequential_batches(
         len(images), args.per_device_eval_batch_size, accelerator.process_index, accelerator.num_processes
     )
     batches = data_loader(images, share, args.num_workers)
     values, seen = predict(model, batches, image_spec, accelerator, len(images), features=features, split=split)
-    return images.labels[seen], values, len(rows) - len(seen)
+    return images, seen, values
 
 
 def print_details(details: dict):
@@ -139,25 +143,25 @@ def main(args: argparse.Namespace):
     image_spec = image_spec_of(load_processor(args.model_name_or_path), model.config)
     common = (image_spec, accelerator, args)
 
-    truth, logits, skipped = predict_rows(model, splits["eval"], eval_split, *common)
+    images, seen, logits = predict_rows(model, splits["eval"], eval_split, *common)
+    truth, names = images.labels[seen], [model.config.id2label[i] for i in range(model.config.num_labels)]
     metrics, details = {}, {}
     try:
         matched = match_labels(truth, labels, model.config.id2label)  # class indices of the model (n,)
         metrics = compute_metrics(logits, matched)
-        details = classification_report(
-            logits, matched, [model.config.id2label[i] for i in range(model.config.num_labels)]
-        )
+        details = classification_report(logits, matched, names)
     except ValueError as error:
         if args.probe_split is None:
             raise
         accelerator.print(f"the head is not evaluated: {printable(error)}")
     if args.probe_split is not None:
-        _, features, _ = predict_rows(model, splits["eval"], eval_split, *common, features=True)
-        train_labels, train_features, _ = predict_rows(
+        _, _, features = predict_rows(model, splits["eval"], eval_split, *common, features=True)
+        train_images, train_seen, train_features = predict_rows(
             model, splits["train"], args.probe_split, *common, features=True
         )
-        metrics |= probe(train_features, train_labels, features, truth)
+        metrics |= probe(train_features, train_images.labels[train_seen], features, truth)
 
+    skipped = len(splits["eval"]) - len(seen)
     metrics |= {"images": len(truth), "skipped_images": skipped, "split": eval_split}
     if accelerator.is_main_process:
         if details:
@@ -167,6 +171,9 @@ def main(args: argparse.Namespace):
             results = {**metrics, "model": args.model_name_or_path, "data": args.dataset_name, **details}
             with open(args.output_file, "w") as file:
                 json.dump(results, file, indent=2)
+        if args.output_file and details:
+            table = prediction_table(*images.sources(seen), matched, logits, names)
+            write_text(Path(args.output_file).with_suffix(".predictions.csv"), table)
     accelerator.end_training()
 
 

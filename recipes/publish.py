@@ -109,7 +109,7 @@ def remarks(folder: Path, args, reason: str) -> str:
     if not args.without_images:
         published = "A few images of the data set are published (example.png, probes.safetensors, some figures)"
         lines.append(f"{published}: --without_images keeps them here.")
-    lines.append("The run's command and configuration are published too, with the names of folders in them.")
+    lines.append("The run's command and configuration are published too, with names in place of this machine's paths.")
     return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ it. A run that was killed continues by the same command, as if nothing had happe
     last/           the last weights, if model/ holds those of an earlier, better evaluation
     results.json    metrics with their intervals, scores of each class, times, seed, commit, command, hardware, versions, data
     confusion_matrix.csv   a row per true class, a column per predicted class
+    predictions.csv   a row per scored image: row, file, label, predicted class, confidence, correct
     samples.safetensors    a few of the scored images, drawn at random, and the most confident mistakes, with label and logits
 
 Exit codes: 0 when the run is finished, 75 when SIGTERM, SIGINT or SIGUSR1 stopped it and it can continue, 1 after an error, 2 for a

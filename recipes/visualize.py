@@ -6,7 +6,7 @@
 
 MODEL is a run, a model folder or a Hub id of any format that hf_vit reads. The pictures in --output_dir:
 
-    attention.png     images, and how much each patch counts for the model's answer
+    attention.png     images, and how much each patch counts for the predicted class
     layers.png        the attention of every layer, mean of its heads, or what --method and --layers ask for
     heads.png         the attention of each head in the last layer, or in the last of --layers
     inside.png        patch filters, similarity of positions, how far the heads of each layer look
@@ -72,6 +72,7 @@ from hf_vit.data.sources import load_splits
 from hf_vit.data.splits import prepare_splits
 from hf_vit.evaluation.classifiers import load_processor, model_folder
 from hf_vit.evaluation.prediction import predict
+from hf_vit.evaluation.prediction_table import image_names
 from hf_vit.evaluation.scores import classification_report, compute_metrics, surest_mistakes
 from hf_vit.model.attention_maps import GRADIENT_METHODS
 from hf_vit.system import hardware
@@ -138,7 +139,8 @@ def draw_evaluation(model, images: ImageDataset, labels: list[str], split: str, 
         if len(indices):
             pixels = images.__getitems__(rows[indices].tolist())["images"]  # (n, C, H, W)
             pictures = denormalize(normalize(pixels, image_spec), image_spec)
-            drawn[name] = figures.predictions(pictures, truth[indices], logits[indices], names)
+            sources = image_names(*images.sources(rows[indices])) if name == "mistakes" else ()
+            drawn[name] = figures.predictions(pictures, truth[indices], logits[indices], names, sources)
     return drawn
 
 

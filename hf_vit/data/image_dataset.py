@@ -1,5 +1,6 @@
 """Data sets of uint8 images, or of their features, that give a whole batch at a time; decoded once if memory allows."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -84,6 +85,17 @@ class ImageDataset(torch.utils.data.Dataset):
     def row_numbers(self, index: torch.Tensor) -> list[int]:
         """Ids (b,) -> row numbers in the original split."""
         return self.rows.select_columns("row")[(index % len(self)).tolist()]["row"]
+
+    def sources(self, index: torch.Tensor) -> tuple[list[int], list[str]]:
+        """Where images come from: their row numbers in the original split, and the files that their rows name, relative to the
+        folder of the data; "" where a row names none.
+
+        Args:
+            index: (n,), places in this data set.
+        """
+        named = self.rows.flatten().select_columns(["row", "image.path"])[index.tolist()]  # without the bytes
+        folder = f"{self.files.folder}{os.sep}" if self.files.folder else ""
+        return named["row"], [(path or "").replace(folder, "") for path in named["image.path"]]
 
     def __getitems__(self, ids: list[int]) -> dict:
         """A whole batch: `images` uint8 (b, C, H, W), `labels` (b,), `index` (b,), the ids without their epoch, and `errors`, a

@@ -1,4 +1,4 @@
-"""Whether a name is one of the Hub, or a path on this machine that was mistyped."""
+"""Names of the Hub and paths on this machine: which of them is meant, and what a path is called elsewhere."""
 
 from pathlib import Path
 
@@ -8,6 +8,13 @@ SUFFIXES = (
     ".arrow", ".bin", ".ckpt", ".csv", ".json", ".jsonl", ".npz", ".onnx", ".parquet", ".pt", ".pth", ".safetensors", ".tar",
     ".tsv", ".txt", ".yaml", ".zip", ".jpg", ".jpeg", ".png",
 )  # fmt: skip
+
+
+def name_of_path(path: str) -> str:
+    """What others may know of a path: its last part; of a run's model, the run."""
+    path = Path(path)
+    path = path if path.name not in ("", "..") else path.resolve()
+    return path.parent.name if path.name in ("model", "last") and path.parent.name else path.name
 
 
 def refuse_mistyped_path(name: str | None, what: str) -> str | None:

@@ -178,7 +178,7 @@ def read_state(folder: Path) -> dict:
 
 def clear(run: Path):
     """Delete an earlier run; killed in between, what is left counts as an unfinished run."""
-    for name in (FINISHED, "metrics.jsonl", "confusion_matrix.csv", "samples.safetensors"):
+    for name in (FINISHED, "metrics.jsonl", "confusion_matrix.csv", run_files.SAMPLES, run_files.PREDICTIONS):
         (run / name).unlink(missing_ok=True)
     for name in FOLDERS:
         if (run / name).exists():

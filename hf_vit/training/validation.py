@@ -6,8 +6,9 @@ import torch
 from safetensors.torch import save_file
 
 from hf_vit.data.splits import describe_scored
+from hf_vit.evaluation.prediction_table import image_names, prediction_table
 from hf_vit.evaluation.scores import classification_report, compute_metrics, surest_mistakes
-from hf_vit.system.run_files import NUM_SAMPLES, SAMPLES
+from hf_vit.system.run_files import NUM_SAMPLES, PREDICTIONS, SAMPLES
 from hf_vit.training.checkpoints import save_best
 from hf_vit.training.distributed import run_on_main
 from hf_vit.training.run import Run
@@ -47,19 +48,27 @@ def merit(metrics: dict) -> tuple[float, float]:
 
 
 def keep_best(run: Run, model, metrics: dict, logits, labels, rows):
-    """Write `checkpoints/best-N`: the model, its scores, and samples of the images with labels and logits."""
-    scores = {"metrics": metrics, "images": len(labels), **classification_report(logits, labels, run.data.labels)}
+    """Write `checkpoints/best-N`: the model, its scores, all predictions, and samples of the images with labels and logits."""
+    images, mistakes = run.data.eval_images, surest_mistakes(labels, logits)
+    scores = {
+        "metrics": metrics,
+        "images": len(labels),
+        "mistakes": image_names(*images.sources(rows[mistakes])),
+        **classification_report(logits, labels, run.data.labels),
+    }
     size = sum(parameter.nbytes for parameter in model.parameters())
     generator = torch.Generator().manual_seed(run.args.seed)
     drawn = torch.randperm(len(labels), generator=generator)[:NUM_SAMPLES]
     samples = {}
-    for prefix, indices in (("", drawn), ("mistaken_", surest_mistakes(labels, logits))):
+    for prefix, indices in (("", drawn), ("mistaken_", mistakes)):
         if len(indices):
-            samples[f"{prefix}images"] = run.data.eval_images.__getitems__(rows[indices].tolist())["images"]
+            samples[f"{prefix}images"] = images.__getitems__(rows[indices].tolist())["images"]
             samples |= {f"{prefix}labels": labels[indices], f"{prefix}logits": logits[indices]}
 
     def write(folder: Path):
         run.write_model(model, folder)
         save_file(samples, folder / SAMPLES)
+        table = prediction_table(*images.sources(rows), labels, logits, run.data.labels)
+        (folder / PREDICTIONS).write_text(table, encoding="utf-8", newline="")
 
     save_best(run.folder, metrics["step"], scores, size, write)

@@ -554,7 +554,7 @@ def test_the_blocks_of_the_card_run_as_printed_and_print_the_answer(published, t
     assert len(printed) == 4
     for card, said, difference in zip(cards, printed[::2], printed[1::2], strict=True):
         answer = yaml.safe_load(said)
-        assert f"\nIt says {answer['label']} ({answer['score']:.0%}).\n" in card
+        assert f"\nPredicted class: {answer['label']} ({answer['score']:.0%}).\n" in card
         assert float(difference) <= 1e-6
 
 

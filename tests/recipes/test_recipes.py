@@ -1,5 +1,6 @@
 """Claims about the recipes, tested by running the real commands."""
 
+import csv
 import json
 import os
 import shutil
@@ -69,7 +70,8 @@ def run(photos):
 
 
 def test_a_run_leaves_what_its_documentation_lists(run):
-    assert {"config.yaml", "metrics.jsonl", "model", "results.json", "samples.safetensors"} <= set(os.listdir(run))
+    listed = {"config.yaml", "metrics.jsonl", "model", "results.json", "samples.safetensors", "predictions.csv"}
+    assert listed <= set(os.listdir(run))
     assert {
         "README.md", "config.json", "model.safetensors", "preprocessor_config.json", "example.png", "figures",
         *(file.name for file in HOUSE.glob("hf_vit/model/*.py") if file.name != "__init__.py"),
@@ -108,6 +110,25 @@ def test_a_run_leaves_what_its_documentation_lists(run):
     assert 0 <= passed[0] < passed[-1] <= results["train_seconds"] + 1
 
 
+def table(file):
+    """The lines of a table of predictions."""
+    with open(file, newline="", encoding="utf-8") as opened:
+        return list(csv.DictReader(opened))
+
+
+def test_every_scored_image_is_in_the_table_of_predictions_with_its_file(run, photos):
+    lines, results = table(run / "predictions.csv"), json.loads((run / "results.json").read_text())
+    assert list(lines[0]) == ["row", "file", "label", "predicted", "confidence", "correct"]
+    assert len(lines) == results["data"]["scored_images"] == 12
+    assert [line["file"].partition("/")[0] for line in lines] == [line["label"] for line in lines]
+    assert all((photos / line["file"]).is_file() for line in lines)
+    rows = [int(line["row"]) for line in lines]
+    assert rows == sorted(set(rows))
+    assert [line["correct"] == "true" for line in lines] == [line["label"] == line["predicted"] for line in lines]
+    assert sum(line["correct"] == "true" for line in lines) / 12 == pytest.approx(results["metrics"]["accuracy"])
+    assert all(1 / 3 <= float(line["confidence"]) <= 1 for line in lines)
+
+
 def test_the_card_holds_the_results(run):
     card, results = (run / "model" / "README.md").read_text(), json.loads((run / "results.json").read_text())
     assert f"{100 * results['metrics']['accuracy']:.2f}%" in card
@@ -131,6 +152,12 @@ def test_the_saved_model_classifies_and_scores_as_the_run_said(run, photos):
     assert scores["images"] == 60
     assert scores["accuracy"] >= 0.9
     assert str(scores["accuracy"]) in printed
+    lines = table(run.parent / "scores.predictions.csv")
+    assert [int(line["row"]) for line in lines] == list(range(60))
+    assert {line["file"] for line in lines} == {str(file.relative_to(photos)) for file in photos.rglob("*.*")}
+    assert sum(line["correct"] == "true" for line in lines) / 60 == pytest.approx(scores["accuracy"])
+    of_run = {line["file"]: line["predicted"] for line in table(run / "predictions.csv")}
+    assert {line["file"]: line["predicted"] for line in lines if line["file"] in of_run} == of_run
 
 
 def test_classify_says_what_it_sees_and_what_to_try_next(run, photos):
@@ -430,6 +457,9 @@ def test_a_stream_trains_repeatably_and_learns_from_a_teacher(run, shards, tmp_p
     first, again = ((tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("first", "again"))
     assert first == again
     assert json.loads((tmp_path / "first" / "results.json").read_text())["metrics"]["accuracy"] >= 0.8
+    lines = table(tmp_path / "first" / "predictions.csv")
+    assert [int(line["row"]) for line in lines] == list(range(len(lines)))
+    assert all(line["file"].endswith(f"val-0_{line['row']}.jpg") for line in lines)
     (events,) = (tmp_path / "first").rglob("events.out.tfevents.*.0")
     reader = EventAccumulator(str(events.parent))
     reader.Reload()

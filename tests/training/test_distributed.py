@@ -1,5 +1,6 @@
 """Claims about several processes and machines, tested by starting them: gloo on the loopback, on CPU."""
 
+import csv
 import json
 import os
 import shutil
@@ -199,6 +200,13 @@ def assert_same_course(run, other):
         wanted["metrics"][key] for key in ("accuracy", "step")
     ]
     assert (run / "confusion_matrix.csv").read_text() == (other / "confusion_matrix.csv").read_text()
+    assert predicted(run) == predicted(other)
+
+
+def predicted(run):
+    """The lines of predictions.csv without the confidences, which two computations give differently in the last places."""
+    with open(run / "predictions.csv", newline="", encoding="utf-8") as opened:
+        return [{**line, "confidence": None} for line in csv.DictReader(opened)]
 
 
 def interrupted(run, step, folder):
@@ -278,6 +286,7 @@ def test_two_processes_count_each_scored_image_once(together):
     rows = (together / "confusion_matrix.csv").read_text().splitlines()[1:]
     assert sum(int(count) for row in rows for count in row.split(",")[1:]) == 2000
     assert results_of(together)["data"]["scored_images"] == 2000
+    assert [int(line["row"]) for line in predicted(together)] == list(range(2000))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

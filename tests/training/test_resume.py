@@ -205,7 +205,7 @@ def killed(whole, tmp_path):
         shutil.copytree(whole, run)
         for folder in ("model", "last"):
             shutil.rmtree(run / folder, ignore_errors=True)
-        for file in ("results.json", "confusion_matrix.csv"):
+        for file in ("results.json", "confusion_matrix.csv", "predictions.csv"):
             (run / file).unlink()
         for folder in run.glob("checkpoints/*-*"):  # the best weights of a later step too
             if int(folder.name.partition("-")[2]) > step:
