@@ -40,7 +40,8 @@ import torch
 from accelerate.utils import gather_object
 from safetensors.torch import load_file
 
-from hf_vit.data.sources import EMBEDDED
+from hf_vit.data.sources import EMBEDDED, refuse_nested_folders
+from hf_vit.data.splits import describe_scored
 from hf_vit.hub import pictures
 from hf_vit.hub.card import write_card
 from hf_vit.system.files import write_text
@@ -76,6 +77,7 @@ def main():
     args = parse_args(sys.argv[1:])
     if args.dataset_name not in EMBEDDED:
         refuse_mistyped_path(args.dataset_name, "--dataset_name")
+    refuse_nested_folders(args.dataset_name, args.output_dir)
     for flag in ("model_name_or_path", "teacher_name_or_path"):
         refuse_mistyped_path(getattr(args, flag), f"--{flag}")
     accelerator = set_up_accelerator(args)
@@ -263,7 +265,7 @@ def report(run: Run, state: TrainState):
         run.print(f"{len(skipped)} images could not be read and were skipped; {skipped[0]}")
     low, high = results["intervals"]["accuracy"]
     print(
-        f"accuracy on {data.scored}: {results['metrics']['accuracy']:.2%} (95% interval {low:.2%} to {high:.2%}); "
+        f"accuracy on {describe_scored(data.scored)}: {results['metrics']['accuracy']:.2%} (95% interval {low:.2%} to {high:.2%}); "
         f"the model is in {folder}"
     )
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from hf_vit.data.splits import describe_scored
 from hf_vit.evaluation.scores import classification_report, compute_metrics, surest_mistakes
 from hf_vit.system.run_files import NUM_SAMPLES, SAMPLES
 from hf_vit.training.checkpoints import save_best
@@ -32,7 +33,8 @@ def evaluate(run: Run, state: TrainState) -> bool:
             run_on_main(run.accelerator, lambda: keep_best(run, model, metrics, logits, labels, rows))
             run.best = metrics
     run.print(
-        f"step {step:,}, epoch {state.epoch + 1}: {scored} accuracy {metrics['accuracy']:.2%}, loss {metrics['loss']:.4f}"
+        f"step {step:,}, epoch {state.epoch + 1}: accuracy on {describe_scored(scored)} {metrics['accuracy']:.2%}, "
+        f"loss {metrics['loss']:.4f}"
     )
     values = {f"eval_{name}": value for name, value in metrics.items() if name not in ("step", "epoch")}
     run.log(step, state.epoch + 1, **values, seconds=seconds)
