@@ -38,7 +38,7 @@ from transformers.utils import logging
 from hf_vit.data.decoding import open_image
 from hf_vit.data.image_files import allowed_files, read_file, read_image_bytes
 from hf_vit.data.sources import EMBEDDED, load_splits
-from hf_vit.data.splits import prepare_splits
+from hf_vit.data.splits import describe_scored, prepare_splits
 from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
 from hf_vit.system import run_files
 from hf_vit.system.command_line import shell_line
@@ -112,8 +112,8 @@ def print_accuracy_of_run(folder: str):
     if Path(folder).name == "model" and file.is_file():
         wanted = {"data": {"scored_images": int, "scored": str}, "metrics": {"accuracy": (int, float)}}
         results = run_files.read_json(file, wanted)
-        images, split = results["data"]["scored_images"], printable(results["data"]["scored"])
-        print(f"\nin its run: accuracy on {images} images ({split}): {results['metrics']['accuracy']:.2%}")
+        images, scored = results["data"]["scored_images"], printable(describe_scored(results["data"]["scored"]))
+        print(f"\nin its run: accuracy on {scored} ({images:,}): {results['metrics']['accuracy']:.2%}")
 
 
 def main(args: argparse.Namespace):

@@ -52,6 +52,7 @@ import torch
 from accelerate.utils import gather_object
 from safetensors.torch import load_file
 
+from hf_vit.data.sources import refuse_nested_folders
 from hf_vit.hub import pictures
 from hf_vit.hub.card import write_card
 from hf_vit.system.files import write_text
@@ -84,6 +85,7 @@ SECONDS_BETWEEN_CHECKPOINTS = 300
 
 def main(args: TrainArguments):
     signals, began = Signals(), time.monotonic()
+    refuse_nested_folders(args.dataset_name, args.output_dir)
     accelerator = set_up_accelerator(args)
     stop_watching = watch_for_failures()
     finished, saved, tensors = find_checkpoint(Path(args.output_dir), args, accelerator)

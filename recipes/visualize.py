@@ -69,7 +69,7 @@ from hf_vit.data.loader import data_loader
 from hf_vit.data.normalization import denormalize, normalize
 from hf_vit.data.sampling import sequential_batches
 from hf_vit.data.sources import load_splits
-from hf_vit.data.splits import prepare_splits
+from hf_vit.data.splits import describe_scored, prepare_splits
 from hf_vit.evaluation.classifiers import load_processor, model_folder
 from hf_vit.evaluation.prediction import predict
 from hf_vit.evaluation.prediction_table import image_names
@@ -126,7 +126,7 @@ def draw_evaluation(model, images: ImageDataset, labels: list[str], split: str, 
         print(f"not evaluated: {error}")
         return {}
     report, metrics = classification_report(logits, truth, names), compute_metrics(logits, truth)
-    print(f"accuracy on {split}: {metrics['accuracy']:.2%} of {len(truth):,} images")
+    print(f"accuracy on {describe_scored(split)}: {metrics['accuracy']:.2%} of {len(truth):,} images")
     drawn = {
         "confusion": figures.confusion(report["confusion_matrix"], names),
         "calibration": figures.calibration(report["calibration"]),

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from hf_vit.data.image_dataset import FeatureDataset
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import sequential_batches
-from hf_vit.data.splits import class_weights
+from hf_vit.data.splits import class_weights, describe_scored
 from hf_vit.evaluation.prediction import classification_head, predict
 from hf_vit.system import hardware, run_files
 from hf_vit.system.escapes import printable_lines
@@ -391,7 +391,7 @@ def summary(run: Run) -> str:
     sharded = ", sharded" if isinstance(run.network, FSDPModule) else ""
     return (
         f"{run.args.dataset_name}: {labels}\n"
-        f"{images} to train on, {len(data.eval_images):,} to score ({data.scored}), {len(data.labels)} classes\n"
+        f"{images} to train on, {len(data.eval_images):,} to score ({describe_scored(data.scored)}), {len(data.labels)} classes\n"
         f"{run.parameters:,} parameters{trainable}, {data.spec.height}x{data.spec.width} pixels, "
         f"{batches.total_steps:,} steps{epochs}, on {accelerator.device} x {accelerator.num_processes}{sharded} "
         f"(mixed precision: {accelerator.mixed_precision})"
