@@ -35,6 +35,7 @@ SPLIT_OF_WORD = {
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }  # the split that the first word of a file's or folder's name stands for
 IMAGE_SUFFIXES = tuple(ImageFolder.EXTENSIONS)  # of the images that `datasets` finds in a folder
+UNREAD_SUFFIXES = (".avif", ".dng", ".heic", ".heif", ".jxl")  # of images that it does not find
 
 
 def load_splits(name: str, config: str | None = None, streaming: bool = False) -> DatasetDict | IterableDatasetDict:
@@ -156,7 +157,7 @@ def _load_image_folder(path: Path, config: str | None, streaming: bool):
 def _warn_of_unread_images(path: Path):
     """Count the images that `datasets` leaves out because of their suffix."""
     read = {*IMAGE_SUFFIXES, *(suffix.upper() for suffix in IMAGE_SUFFIXES)}  # but not .Jpg
-    images = {*IMAGE_SUFFIXES, ".avif", ".dng", ".heic", ".heif", ".jxl"}
+    images = {*IMAGE_SUFFIXES, *UNREAD_SUFFIXES}
     suffixes = (file.suffix for file in path.rglob("*") if not file.name.startswith("."))
     unread = Counter(suffix for suffix in suffixes if suffix.lower() in images and suffix not in read)
     if unread:

@@ -81,6 +81,7 @@ def test_every_page_has_the_blocks_that_are_run_here():
     assert {name.rpartition("/")[2]: len(commands) for name, commands in COMMANDS.items() if commands} == {
         "README.md": 5,
         "attention-maps.md": 1,
+        "predicting.md": 3,
         "presets.md": 1,
         "sharing.md": 5,
         "your-own-images.md": 6,
