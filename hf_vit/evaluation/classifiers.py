@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from torch import nn
 from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedConfig, ViTImageProcessorPil
-from transformers.utils import logging
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+from transformers.utils import is_timm_available, logging
 
 from hf_vit.evaluation.onnx_classifier import OnnxClassifier, config_folder, is_onnx
 from hf_vit.formats.timm_processor import timm_input_size, timm_processor
@@ -33,7 +34,8 @@ def model_folder(checkpoint: str) -> str:
 
 
 def load_classifier(checkpoint: str, trained: bool = False, **kwargs):
-    """Any `AutoModelForImageClassification`, the base and adapter that a LoRA run saved, or an ONNX file.
+    """Any `AutoModelForImageClassification`, or else any format that hf_vit reads, the base and adapter that a LoRA run saved, or
+    an ONNX file.
 
     Args:
         trained: refuse a checkpoint without a head, which would be a new one.
@@ -44,12 +46,8 @@ def load_classifier(checkpoint: str, trained: bool = False, **kwargs):
     """
     if is_onnx(checkpoint):
         return OnnxClassifier(checkpoint)
-    config = {}
-    if Path(checkpoint, "adapter_config.json").is_file():
-        base_of_adapter(checkpoint, {})
-        config = HFViTConfig.get_config_dict(checkpoint)[0]
-    ours = config.get("model_type") == HFViTConfig.model_type
-    model_class = HFViTForImageClassification if ours else AutoModelForImageClassification
+    base_of_adapter(checkpoint if Path(checkpoint).is_dir() else None, {})
+    model_class = AutoModelForImageClassification if _is_native(checkpoint) else HFViTForImageClassification
     model, info = model_class.from_pretrained(checkpoint, trust_remote_code=False, output_loading_info=True, **kwargs)
     if trained and info["missing_keys"]:
         raise ValueError(
@@ -58,6 +56,14 @@ def load_classifier(checkpoint: str, trained: bool = False, **kwargs):
     model.config.id2label = labels_by_id(model.config.id2label)
     check_weights(model, checkpoint)
     return model
+
+
+def _is_native(checkpoint: str) -> bool:
+    """Whether transformers has a classifier of the checkpoint's kind; of timm's, whether timm is installed."""
+    config = PreTrainedConfig.get_config_dict(checkpoint)[0]
+    if "pretrained_cfg" in config:
+        return is_timm_available()
+    return config.get("model_type") in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
 
 
 def model_digest(model: nn.Module, processor) -> str:
