@@ -183,7 +183,7 @@ def test_embeddings_are_the_same_as_parquet_and_as_npy(layer, launcher, model, p
     if layer is None:
         network = HFViTForImageClassification.from_pretrained(model / "model")
         logits = network.classifier(torch.from_numpy(array[[1, -1]])).detach()
-        wanted = torch.stack([by_hand(model, photos / names["file"].iloc[row])[0] for row in (1, -1)])
+        wanted = torch.stack([by_hand(model, photos / table["file"].iloc[row])[0] for row in (1, -1)])
         torch.testing.assert_close(logits.softmax(dim=1), wanted, rtol=1e-3, atol=1e-5)
 
 
