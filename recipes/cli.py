@@ -21,6 +21,8 @@ RECIPES = Path(__file__).resolve().parent
 COMMANDS = {
     "train": "train or fine-tune a model on images",
     "eval": "evaluate a model, or probe its features",
+    "predict": "label all images of a folder",
+    "embed": "write the features of all images of a folder",
     "classify": "show what a model sees in a few images",
     "visualize": "draw what a model looks at",
     "app": "open a page that classifies images",

@@ -70,6 +70,7 @@ from hf_vit.data.sources import load_splits
 from hf_vit.data.splits import prepare_splits
 from hf_vit.data.streaming import prepare_stream
 from hf_vit.evaluation.classifiers import load_processor, model_folder
+from hf_vit.evaluation.onnx_classifier import onnx_model
 from hf_vit.evaluation.scores import classification_report, compute_metrics
 from hf_vit.system import environment
 from hf_vit.system.errors import run_script
@@ -83,7 +84,7 @@ EXPORT_FILES = {"onnx", "model.pt2", "export.json"}
 
 def predict(file: Path, images: ImageDataset) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits (n, L) of an ONNX file for all images that can be read, and their labels (n,)."""
-    model = exporting.onnx_model(file)
+    model = onnx_model(file)
     num_workers = min(4, os.cpu_count() or 1)
     batches = data_loader(images, sequential_batches(len(images), BATCH_SIZE), num_workers=num_workers)
     pairs = [(model(normalize(batch["images"], images.spec)), batch["labels"]) for batch in batches]
@@ -180,7 +181,7 @@ def export(checkpoint: str, folder: Path, evaluated) -> dict:
     exporting.to_onnx(program, config, full)
     batches = exporting.comparison_batches(config, pixel_values)
     files = {
-        full: {"difference": exporting.logit_difference(model, exporting.onnx_model(full), batches)},
+        full: {"difference": exporting.logit_difference(model, onnx_model(full), batches)},
         saved: {"difference": exporting.logit_difference(model, exporting.torch_program(saved), batches)},
     }
     report = {

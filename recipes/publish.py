@@ -40,7 +40,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     private = "publish no sample images of the run; what an earlier push sent stays in the repository's history"
     flag("--without_images", action="store_true", help=private)
     flag("--output_dir", type=Path, help="keep the folder that would be pushed, to look at; must be new")
-    space = "not the model, which should be there already, but a Space: a page that shows its predictions and attention"
+    space = (
+        "not the model, which should be there already, but a Space: a page that shows its predictions and attention"
+    )
     flag("--space", action="store_true", help=space)
     flag = parser.add_argument_group("afterwards").add_argument
     flag("--verify", metavar="REPO", help="check a repository (or folder) against the probes in it")

@@ -23,18 +23,12 @@ def find_columns(data: Dataset, image_column: str | None, label_column: str | No
     Raises:
         ValueError: if a column is missing, unsuitable or ambiguous; it lists the columns.
     """
-    columns = "; the columns are " + ", ".join(
-        f"{name} ({feature_name(kind)})" for name, kind in data.features.items()
-    )
-    if image_column is None:
-        image_column = _only_column(data, Image, "--image_column", columns)
+    image_column = find_image_column(data, image_column)
+    columns = _columns_of(data)
     if label_column is None:
         label_column = _only_column(data, ClassLabel, "--label_column", columns, image_column)
-    for flag, name in (("--image_column", image_column), ("--label_column", label_column)):
-        if name not in data.features:
-            raise ValueError(f"{flag} {name}: there is no such column{columns}")
-    if not _holds_images(data.features[image_column]):
-        raise ValueError(f"--image_column {image_column}: it holds no images{columns}")
+    if label_column not in data.features:
+        raise ValueError(f"--label_column {label_column}: there is no such column{columns}")
     if isinstance(data.features[label_column], (list, List, LargeList)):
         raise ValueError(
             f"--label_column {label_column}: it holds a list of labels for each image, and several labels an image are not "
@@ -43,6 +37,23 @@ def find_columns(data: Dataset, image_column: str | None, label_column: str | No
     if not isinstance(data.features[label_column], (ClassLabel, Value)):
         raise ValueError(f"--label_column {label_column}: it holds neither text nor numbers{columns}")
     return image_column, label_column
+
+
+def find_image_column(data: Dataset, image_column: str | None) -> str:
+    """Name of the image column: the one given, else the only Image column; ValueError as `find_columns`."""
+    columns = _columns_of(data)
+    if image_column is None:
+        image_column = _only_column(data, Image, "--image_column", columns)
+    if image_column not in data.features:
+        raise ValueError(f"--image_column {image_column}: there is no such column{columns}")
+    if not _holds_images(data.features[image_column]):
+        raise ValueError(f"--image_column {image_column}: it holds no images{columns}")
+    return image_column
+
+
+def _columns_of(data: Dataset) -> str:
+    """The end of an error: names and types of all columns."""
+    return "; the columns are " + ", ".join(f"{name} ({feature_name(kind)})" for name, kind in data.features.items())
 
 
 def _only_column(data: Dataset, wanted: type, flag: str, columns: str, image_column: str | None = None) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import onnx
 import onnx_ir.passes.common
-import onnxruntime
 import onnxscript  # noqa: F401, torch.onnx writes with it
 import torch
 from onnxruntime.quantization import quantize_dynamic
@@ -133,16 +132,8 @@ def quantize(source: Path, target: Path):
     quantize_dynamic(model, target, op_types_to_quantize=["MatMul"], per_channel=True, reduce_range=True)
 
 
-def onnx_model(file: Path):
-    """A function pixel_values (B, C, H, W) -> logits (B, L) that ONNX Runtime computes from a file."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    return lambda pixel_values: torch.from_numpy(session.run(["logits"], {"pixel_values": pixel_values.numpy()})[0])
-
-
 def torch_program(file: Path):
-    """As `onnx_model`, computed by torch from a saved program."""
+    """A function pixel_values (B, C, H, W) -> logits (B, L), computed by torch from a saved program."""
     with ignore_treespec_warning():
         return torch.export.load(file).module()
 

@@ -61,7 +61,11 @@ def test_a_space_requires_every_package_that_its_files_import(space):
         for node in ast.parse(file.read_text()).body:  # within functions it is what can be done without
             names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
-            for name in {name.partition(".")[0] for name in names} - {*sys.stdlib_module_names} - {"hf_vit", "gradio", "command_line"}:
+            for name in (
+                {name.partition(".")[0] for name in names}
+                - {*sys.stdlib_module_names}
+                - {"hf_vit", "gradio", "command_line"}
+            ):
                 if not {canonicalize_name(each) for each in dists.get(name, [name])} & {*wanted}:
                     missing.add((file.relative_to(space).as_posix(), name))
     assert missing == set()

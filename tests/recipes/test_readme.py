@@ -84,6 +84,7 @@ def test_every_page_has_the_blocks_that_are_run_here():
         "README.md": 5,
         "attention-maps.md": 1,
         "gpu.md": 1,
+        "predicting.md": 3,
         "presets.md": 1,
         "sharing.md": 5,
         "your-own-images.md": 6,
