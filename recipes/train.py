@@ -48,6 +48,7 @@ from hf_vit.system.hub_names import refuse_mistyped_path
 from hf_vit.system.run_files import SAMPLES
 from hf_vit.training import report as reports
 from hf_vit.training.arguments import parse_args, to_yaml
+from hf_vit.training.defaults import keep_defaults
 from hf_vit.training.distributed import (
     REPORT_TIMEOUT,
     STEP_TIMEOUT,
@@ -87,6 +88,8 @@ def main():
         leave_together(accelerator, stop_watching)
         return accelerator.end_training()
 
+    if saved is not None:
+        keep_defaults(args, saved["config"])
     run = build_run(args, accelerator, signals, began)
     state = start_or_resume(run, saved, tensors)
     del tensors  # as large as the model and its optimizers
