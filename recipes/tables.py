@@ -37,6 +37,7 @@ TABLES = {
     "presets": run_tables.presets,
     "seeds": run_tables.seeds,
     "transfer": run_tables.transfer,
+    "fine_tuning": run_tables.fine_tuning,
     "families": measurement_tables.families,
     "speed": measurement_tables.speed,
     "budget": measurement_tables.budget,

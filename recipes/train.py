@@ -60,6 +60,7 @@ from hf_vit.system.run_files import SAMPLES
 from hf_vit.training import report as reports
 from hf_vit.training.arguments import TrainArguments, to_yaml
 from hf_vit.training.conclusion import closing_lines, find_faults
+from hf_vit.training.defaults import keep_defaults
 from hf_vit.training.distributed import (
     REPORT_TIMEOUT,
     STEP_TIMEOUT,
@@ -95,6 +96,8 @@ def main(args: TrainArguments):
         leave_together(accelerator, stop_watching)
         return accelerator.end_training()
 
+    if saved is not None:
+        keep_defaults(args, saved["config"])
     run = build_run(args, accelerator, signals, began)
     state = start_or_resume(run, saved, tensors)
     del tensors  # as large as the model and its optimizers

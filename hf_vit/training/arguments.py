@@ -110,10 +110,13 @@ class TrainArguments:
 
     num_train_epochs: float | None = argument(
         None,
-        "passes over the training set; if not given 10, and from scratch up to 100 while fewer than 20,000 images are seen",
+        "passes over the training set; if not given 10, and more for small sets (recipes/docs/your-own-images.md)",
     )
     max_train_steps: int | None = argument(None, "optimizer steps; overrides num_train_epochs")
-    per_device_train_batch_size: int = argument(64, "images a process and a forward pass")
+    per_device_train_batch_size: int | None = argument(
+        None,
+        "images a process and a forward pass; if not given 64, and to fine-tune on fewer than 2,048 images 16 or 32",
+    )
     per_device_eval_batch_size: int = argument(256, "the same while scoring")
     gradient_accumulation_steps: int = argument(1, "forward passes an optimizer step")
     auto_find_batch_size: bool = argument(
@@ -124,14 +127,22 @@ class TrainArguments:
         "adamw", "muon: Muon for the matrices of the layers, AdamW for the rest"
     )
     learning_rate: float | None = argument(
-        None, "peak; if not given, 1e-3 from scratch, for a frozen backbone and for LoRA, and 5e-5 to fine-tune"
+        None, "peak; if not given, 1e-3 from scratch, else by what is trained and how wide the model is"
+    )
+    head_learning_rate: float | None = argument(
+        None,
+        "peak of the classification head; if not given, learning_rate where that is given, else by what is trained",
     )
     lr_scheduler_type: Literal["cosine", "linear", "constant", "wsd", "step"] = argument(
         "cosine", "after the warm-up; wsd: constant, then linear to 0; step: in stages of a tenth each"
     )
     lr_decay_ratio: float = argument(0.2, "wsd: part of the steps at the end over which the rate falls")
     lr_stages: int = argument(2, "step: number of stages")
-    layer_decay: float = argument(1.0, "below 1: each layer learns at this part of the rate of the one above it")
+    layer_decay: float | None = argument(
+        None,
+        "below 1: each layer learns at this part of the rate of the one above it; if not given 0.75 to fine-tune all layers "
+        "without --learning_rate, else 1",
+    )
     weight_decay: float = argument(
         0.05, "decoupled weight decay of matrices; biases, norms, tokens and positions have none"
     )
@@ -182,7 +193,9 @@ class TrainArguments:
     log_steps: int | None = argument(
         None, "optimizer steps a line of metrics.jsonl; if not given, 10, and less for fewer than 200 steps"
     )
-    eval_epochs: int = argument(1, "epochs between scorings")
+    eval_epochs: int | None = argument(
+        None, "epochs between scorings; if not given 1, and more where there are 40 epochs or more"
+    )
     eval_steps: int | None = argument(None, "optimizer steps between scorings; overrides eval_epochs")
     report_to: str = argument("none", "trackers beside metrics.jsonl, such as tensorboard,wandb")
 
@@ -192,7 +205,7 @@ AT_LEAST_ONE = (
     "log_steps", "eval_epochs", "eval_steps", "image_size", "first_image_size", "shots", "shuffle_buffer", "lr_stages",
     "augment_repeats", "checkpoints_total_limit", "stream_lanes",
 )  # fmt: skip
-POSITIVE = ("num_train_epochs", "learning_rate", "lora_alpha", "distillation_temperature")
+POSITIVE = ("num_train_epochs", "learning_rate", "head_learning_rate", "lora_alpha", "distillation_temperature")
 NOT_NEGATIVE = (
     "weight_decay", "max_grad_norm", "mixup", "cutmix", "shift", "num_workers", "seed", "freeze_layers", "lora_rank",
     "checkpointing_steps", "max_skipped_steps", "rand_magnitude", "warmup_ratio", "erase", "distillation_alpha",
@@ -293,6 +306,12 @@ RESUME_MUTABLE = (
 )  # fmt: skip
 
 
+# What a run chooses itself where the flags leave it open, and keeps when it is resumed.
+DERIVED = (
+    "num_train_epochs", "per_device_train_batch_size", "learning_rate", "head_learning_rate", "layer_decay", "eval_epochs",
+)  # fmt: skip
+
+
 def build_parser(text: str | None = None) -> Parser:
     """The flags of `recipes/train.py`, whose docstring `text` is; those of TrainArguments in their groups."""
     parser = Parser(text, "[--config PRESET] [--flag value ...]; --help lists the flags", accelerated=True)
@@ -358,9 +377,8 @@ def parse_args(argv: list[str], text: str | None = None) -> TrainArguments:
         parser.error(str(error))
     if args.cache_features:
         args.crop, args.flip = "none", False
-    if args.learning_rate is None:
-        all_of_it = args.model_name_or_path is not None and not args.freeze_backbone and args.lora_rank == 0
-        args.learning_rate = 5e-5 if all_of_it else 1e-3
+    if args.learning_rate is not None and args.layer_decay is None:
+        args.layer_decay = 1.0  # the rate that is asked for, for all layers alike
     if args.streaming and args.eval_steps is None:
         args.eval_steps = max(1, args.max_train_steps // 10)
     return args
@@ -421,7 +439,7 @@ def changed_arguments(saved: dict, args: TrainArguments) -> list[str]:
     defaults, now, found = dataclasses.asdict(TrainArguments()), yaml.safe_load(to_yaml(args)), []
     for name in dict.fromkeys((*saved, *now)):
         was, value = saved.get(name, defaults.get(name)), now.get(name)
-        derived = name == "num_train_epochs" and value is None  # the run chose them itself
+        derived = name in DERIVED and value is None  # the run chose it itself
         if name not in RESUME_MUTABLE and not derived and was != value:
             found.append(f"{name} was {was} and is {value}")
     return found

@@ -126,3 +126,29 @@ def transfer_table(runs: dict[str, list[dict]], knn: dict) -> str:
         f"{describe_machines([run for name in ('pretrained', *TRANSFER) for run in runs[name]])}."
     )
     return "\n".join(lines)
+
+
+def fine_tuning(house: Path) -> str:
+    """One row per checkpoint, data set and number of images of `benchmarks/fine_tuning.py`: the accuracy of each method."""
+    runs = json.loads((house / "model_cards" / "fine_tuning.json").read_text())
+    methods = {"probe": "probe", "cached probe": "probe, cached features", "lora": "LoRA", "full": "full fine-tuning"}
+    lines = [
+        f"| checkpoint | data set | images | {' | '.join(methods.values())} | seeds |",
+        "|---|---|---|" + "---|" * (len(methods) + 1),
+    ]
+    for key in dict.fromkeys((run["checkpoint"], run["dataset"], run["size"]) for run in runs):
+        row = [run for run in runs if (run["checkpoint"], run["dataset"], run["size"]) == key]
+        cells = []
+        for method in methods:
+            scores = [100 * run["accuracy"] for run in row if run["method"] == method]
+            spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
+            cells.append(f"{statistics.mean(scores):.1f}%{spread}" if scores else "not run")
+        seeds = len({run["seed"] for run in row})
+        lines.append(f"| {key[0]} | {key[1]} | {key[2]:,} | {' | '.join(cells)} | {seeds} |")
+    sizes = {run["checkpoint"]: run["parameters"] for run in runs if run["method"] == "full"}
+    said = ", ".join(f"{name} {count / 1e6:.1f} M" for name, count in sizes.items())
+    lines.append(
+        "\nAccuracy on test images: mean and sample standard deviation of the seeds, which draw the images too. Parameters: "
+        f"{said}. {describe_machines(runs)}."
+    )
+    return "\n".join(lines)
