@@ -1,5 +1,6 @@
 """Any saved image classifier, and its image processor."""
 
+import re
 from pathlib import Path
 
 import torch
@@ -35,7 +36,7 @@ def load_classifier(checkpoint: str, **kwargs):
         kwargs: passed to `from_pretrained`, such as `dtype=`.
 
     Raises:
-        ValueError: if a weight is not finite, a class has no name, or an adapter no base.
+        ValueError: if it is no image classifier, a weight is not finite, a class has no name, or an adapter no base.
     """
     config = {}
     if Path(checkpoint, "adapter_config.json").is_file():
@@ -43,7 +44,17 @@ def load_classifier(checkpoint: str, **kwargs):
         config = HFViTConfig.get_config_dict(checkpoint)[0]
     ours = config.get("model_type") == HFViTConfig.model_type
     model_class = HFViTForImageClassification if ours else AutoModelForImageClassification
-    model = model_class.from_pretrained(checkpoint, trust_remote_code=False, **kwargs)
+    try:
+        model = model_class.from_pretrained(checkpoint, trust_remote_code=False, **kwargs)
+    except ValueError as error:
+        other = re.match(
+            r"Unrecognized configuration class .*?(\w+)Config'>", str(error)
+        )  # and then all that there are
+        if other is None:
+            raise
+        raise ValueError(
+            f"{checkpoint} holds a {other.group(1)}, which classifies no images: name an image classifier"
+        ) from error
     model.config.id2label = labels_by_id(model.config.id2label)
     check_weights(model, checkpoint)
     return model
