@@ -47,9 +47,8 @@ def load_classifier(checkpoint: str, **kwargs):
     try:
         model = model_class.from_pretrained(checkpoint, trust_remote_code=False, **kwargs)
     except ValueError as error:
-        other = re.match(
-            r"Unrecognized configuration class .*?(\w+)Config'>", str(error)
-        )  # and then all that there are
+        # transformers then lists every model that it has
+        other = re.match(r"Unrecognized configuration class .*?(\w+)Config'>", str(error))
         if other is None:
             raise
         raise ValueError(
