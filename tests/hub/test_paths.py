@@ -91,7 +91,8 @@ def test_the_run_folder_keeps_the_paths_and_repeats_the_run(private):
     home, run = private
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["dataset_name"] == str(home / "photos")
-    assert str(home / "base" / "model") in json.loads((run / "results.json").read_text())["command"]
+    words = shlex.split(json.loads((run / "results.json").read_text())["command"])
+    assert f"--model_name_or_path={home / 'base' / 'model'}" in words
 
 
 def test_the_predictions_for_the_owners_files_stay_in_the_run_folder(private, pushed):
