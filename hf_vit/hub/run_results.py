@@ -86,17 +86,18 @@ def without_paths(results: dict, config: str) -> tuple[dict, str]:
     """
     is_path = lambda value: isinstance(value, str) and (value.startswith(("/", "~")) or ".." in Path(value).parts)
     public = lambda value: name_of_path(value) if is_path(value) else value
+    words = []
     try:
-        said, words = shlex.split(results["command"]), []
-    except ValueError as error:
-        raise ValueError(f"the command in results.json is none of a shell ({error}): it was changed since") from error
+        said, join = shlex.split(results["command"]), shlex.join
+    except ValueError:  # a quotation mark is open: it was changed since
+        said, join = results["command"].split(), " ".join
     for word in said:
         flag, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
         words.append(flag + equals + public(value))
     settings, data = yaml.safe_load(config), {**results["data"], "name": public(results["data"]["name"])}
     if "skipped_first" in data:  # names of files
         data["skipped_first"] = []
-    changed = {"command": shlex.join(words), "data": data}
+    changed = {"command": join(words), "data": data}
     if "preset" in results:
         changed["preset"] = public(results["preset"])
     named = {key: public(value) for key, value in settings.items()}
