@@ -13,6 +13,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
+from hf_vit.evaluation.multi_label import given_labels
+from hf_vit.evaluation.prediction_table import join_labels
 from hf_vit.system.escapes import printable
 from hf_vit.system.fonts import legible_names, legible_text
 
@@ -24,6 +26,7 @@ NAMED, COUNTED = 40, 12  # classes up to which a confusion matrix names them all
 LONGEST = 18  # characters of a class name; those of Chinese, Japanese and Korean count twice
 FLAT = 0.01  # a map whose numbers differ by less, relative to the largest, says nothing
 BESIDE = 6  # maps beside an image; more go into further lines
+SHARES = ("accuracy", "mean average precision")  # panels of the curves whose values lie in [0, 1]
 METHODS = {  # those of `attention_maps` with one map an image
     "mean": "attention, last layer",
     "rollout": "rollout",
@@ -63,6 +66,7 @@ def curves(lines: list[dict]) -> Figure:
     known = (
         ("loss", "loss (nats)", "loss", "eval_loss"),
         ("accuracy", "accuracy", "accuracy", "eval_accuracy"),
+        ("mean average precision", "mAP", None, "eval_mean_average_precision"),
         ("learning rate", "learning rate", "learning_rate", None),
         ("gradient norm", "norm before clipping", "gradient_norm", None),
         ("speed", "images / s", "images_per_second", None),
@@ -103,7 +107,7 @@ def curves(lines: list[dict]) -> Figure:
         _set_limits(panel, title)
         panel.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
         plain = FuncFormatter(lambda value, _: f"{value:.6g}")  # no offset beside the axis
-        panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0) if title == "accuracy" else plain)
+        panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0) if title in SHARES else plain)
     place.legend(handles.values(), handles, fontsize=8, frameon=False, loc="center")
     return figure
 
@@ -112,11 +116,11 @@ def _set_limits(panel, title: str):
     """Steps from 0 on, and a range of values of at least 1% of the largest, of accuracies 5%: what hardly changes looks flat."""
     panel.set_xlim(0, 1.04 * panel.dataLim.x1)
     low, high = panel.dataLim.y0, panel.dataLim.y1
-    middle, half = (low + high) / 2, max(high - low, 0.01 * max(abs(low), abs(high)), 0.05 * (title == "accuracy")) / 2
+    middle, half = (low + high) / 2, max(high - low, 0.01 * max(abs(low), abs(high)), 0.05 * (title in SHARES)) / 2
     limits = middle - 1.1 * (half or 0.5), middle + 1.1 * (half or 0.5)
     if title in ("learning rate", "speed"):
         limits = 0, 1.1 * high or 1.0
-    elif title == "accuracy":
+    elif title in SHARES:
         limits = max(limits[0], -0.008), min(limits[1], 1.008)
     panel.set_ylim(limits)
 
@@ -181,8 +185,31 @@ def _list_mistakes(panel, shares: np.ndarray, names: list[str], most: int = 15):
     panel.axis("on" if worst else "off")
 
 
+def average_precision(per_class: list[dict], most: int = 40) -> Figure:
+    """Of several labels an image, the average precision of each as bars, the lowest first; of more than `most` the lowest.
+
+    Args:
+        per_class: as `hf_vit.evaluation.multi_label.multi_label_report` makes it.
+    """
+    rows = sorted((row for row in per_class if row["images"]), key=lambda row: row["average_precision"])[:most]
+    figure = Figure(figsize=(WIDTH, 1.0 + 0.2 * len(rows)), layout="constrained")
+    panel, names = figure.subplots(), legible_names([row["label"] for row in rows])
+    panel.barh(range(len(rows)), [row["average_precision"] for row in rows], color=BLUE)
+    said = [f"{shorten(name)} ({row['images']:,})" for name, row in zip(names, rows, strict=True)]
+    panel.set_yticks(range(len(rows)), said, fontsize=7)
+    panel.set(xlim=(0, 1), ylim=(len(rows) - 0.4, -0.6))
+    panel.tick_params(axis="x", labelsize=7)
+    panel.set_xlabel("average precision of each label (and its images)", fontsize=8)
+    return figure
+
+
 def predictions(
-    images: torch.Tensor, labels: torch.Tensor, logits: torch.Tensor, names: list[str], sources: list[str] = ()
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    logits: torch.Tensor,
+    names: list[str],
+    sources: list[str] = (),
+    thresholds: torch.Tensor | None = None,
 ) -> Figure:
     """What the model predicts for single images, with the truth where it errs.
 
@@ -192,21 +219,31 @@ def predictions(
         logits: (n, L).
         names: L class names.
         sources: n names of the images, such as "cat/1.jpg".
+        thresholds: (L,) where an image has several labels (n, L).
     """
     columns, names = 4, legible_names(names)
     rows = -(-len(images) // columns)
     figure = Figure(
         figsize=(WIDTH, rows * (WIDTH / columns + 0.15 + 0.12 * bool(sources)) + 0.2), layout="constrained"
     )
-    figure.supxlabel("predicted class and its probability; red where it is wrong, with the true class", fontsize=7)
+    said = "class and its probability; red where it is wrong, with the true class"
+    said = said if thresholds is None else "labels; red where they are wrong, with the true ones"
+    figure.supxlabel(f"predicted {said}", fontsize=7)
     for panel in figure.subplots(rows, columns, squeeze=False).flat:
         panel.axis("off")
-    chances, predicted = logits.softmax(dim=1).max(dim=1)
-    shown = zip(figure.axes, images, labels.tolist(), predicted.tolist(), chances.tolist(), strict=False)
-    for number, (panel, image, truth, answer, chance) in enumerate(shown):
+    if thresholds is None:
+        chances, predicted = logits.softmax(dim=1).max(dim=1)
+        chosen = zip(predicted.tolist(), chances.tolist(), strict=True)
+        answers = [f"{shorten(names[index])} {chance:.0%}" for index, chance in chosen]
+        truths, correct = [shorten(names[index]) for index in labels.tolist()], (predicted == labels).tolist()
+    else:
+        given = given_labels(logits, thresholds)
+        answers, truths = ([shorten(join_labels(row, names)) or "none" for row in rows] for rows in (given, labels))
+        correct = (given == labels.bool()).all(dim=1).tolist()
+    shown = zip(figure.axes, images, answers, truths, correct, strict=False)
+    for number, (panel, image, answer, truth, right) in enumerate(shown):
         panel.imshow(as_picture(image), interpolation="nearest")
-        said, right = f"{shorten(names[answer])} {chance:.0%}", truth == answer
-        said = said if right else f"{said}\nis {shorten(names[truth])}"
+        said = answer if right else f"{answer}\nis {truth}"
         panel.set_title(said, fontsize=7.5, color=GREEN if right else RED)
         if sources:
             panel.text(0.5, -0.04, shorten(legible_text(sources[number]), 27), fontsize=6, ha="center", va="top", transform=panel.transAxes)  # fmt: skip
@@ -318,9 +355,10 @@ def attention(images: torch.Tensor, maps: torch.Tensor, columns: list[str], rows
     return figure
 
 
-def prediction_captions(logits: torch.Tensor, names: list[str]) -> list[str]:
-    """The predicted class of each image, logits (n, L), such as "Coat 98%"; empty if all classes are equal."""
-    best, names = logits.softmax(dim=1).max(dim=1), legible_names(names)
+def prediction_captions(logits: torch.Tensor, names: list[str], several: bool = False) -> list[str]:
+    """The predicted class of each image, logits (n, L), such as "Coat 98%", of `several` labels the likeliest; empty if all classes
+    are equal."""
+    best, names = (logits.sigmoid() if several else logits.softmax(dim=1)).max(dim=1), legible_names(names)
     return [
         f"{shorten(names[index], 14)} {chance:.0%}" if row.std() > 0 else ""
         for row, chance, index in zip(logits, best.values.tolist(), best.indices.tolist(), strict=True)

@@ -61,6 +61,7 @@ from hf_vit.data.image_files import open_pillow, read_file
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.normalization import denormalize, normalize
 from hf_vit.evaluation.classifiers import load_processor, model_folder
+from hf_vit.evaluation.multi_label import MULTI_LABEL
 from hf_vit.hub.run_results import write_examples
 from hf_vit.system.errors import run_script
 from hf_vit.system.escapes import inline, printable
@@ -135,7 +136,9 @@ class Viewer:
             raise unreadable(error) from error
         pixel_values = normalize(pixels, self.image_spec)  # (1, C, H, W)
         with self.lock, torch.no_grad():
-            probabilities = self.model(pixel_values).logits.softmax(dim=1)[0].tolist()
+            logits = self.model(pixel_values).logits[0]
+        several = self.config.problem_type == MULTI_LABEL  # labels an image
+        probabilities = (logits.sigmoid() if several else logits.softmax(dim=0)).tolist()
         classes = {printable(self.config.id2label[index]): value for index, value in enumerate(probabilities)}
         with self.lock:  # the hooks that record attention would also see another visitor's image
             maps = self.model.attention_maps(pixel_values, int(layer) - 1, METHODS[title])[0]  # (h, w), or (A, h, w)

@@ -40,6 +40,8 @@ from hf_vit.data.image_files import allowed_files, read_file, read_image_bytes
 from hf_vit.data.sources import EMBEDDED, load_splits
 from hf_vit.data.splits import describe_scored, prepare_splits
 from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
+from hf_vit.evaluation.multi_label import thresholds_of
+from hf_vit.evaluation.scores import headline
 from hf_vit.system import run_files
 from hf_vit.system.command_line import shell_line
 from hf_vit.system.errors import run_script
@@ -76,7 +78,9 @@ def open_images(names: list[str], channels: int) -> list[tuple[str, Image.Image]
         items = [
             {"bytes": read_image_bytes(item, allowed_files(rows)), "path": item["path"]} for item in rows["image"]
         ]
-        return [(labels[label], open_image(item, channels)) for label, item in zip(rows["label"], items, strict=True)]
+        known = [[label] if isinstance(label, int) else label for label in rows["label"]]  # one, or several
+        known = [", ".join(labels[index] for index in indices) or "no label" for indices in known]
+        return [(label, open_image(item, channels)) for label, item in zip(known, items, strict=True)]
     return [(Path(name).name, open_file(name, channels)) for name in names]
 
 
@@ -107,13 +111,14 @@ def print_answer(image: Image.Image, known: str, probabilities: torch.Tensor, id
 
 
 def print_accuracy_of_run(folder: str):
-    """The accuracy in the results.json of the run that `folder` belongs to, if it belongs to one."""
+    """The accuracy, or mean average precision, in the results.json of the run that `folder` belongs to, if it belongs to one."""
     file = Path(folder).parent / "results.json"
     if Path(folder).name == "model" and file.is_file():
-        wanted = {"data": {"scored_images": int, "scored": str}, "metrics": {"accuracy": (int, float)}}
+        wanted = {"data": {"scored_images": int, "scored": str}, "metrics": {str: (int, float)}}
         results = run_files.read_json(file, wanted)
+        name, value = headline(results["metrics"])
         images, scored = results["data"]["scored_images"], printable(describe_scored(results["data"]["scored"]))
-        print(f"\nin its run: accuracy on {scored} ({images:,}): {results['metrics']['accuracy']:.2%}")
+        print(f"\nin its run: {name.replace('_', ' ')} on {scored} ({images:,}): {value:.2%}")
 
 
 def main(args: argparse.Namespace):
@@ -125,7 +130,8 @@ def main(args: argparse.Namespace):
     images = open_images(args.images, getattr(model.config, "num_channels", 3))
     pixel_values = processor([image for _, image in images], return_tensors="pt")["pixel_values"]
     with torch.no_grad():
-        probabilities = model(pixel_values).logits.softmax(dim=1)  # (B, L)
+        logits = model(pixel_values).logits  # (B, L)
+    probabilities = logits.softmax(dim=1) if thresholds_of(model.config) is None else logits.sigmoid()
     for (known, image), row in zip(images, probabilities, strict=True):
         print_answer(image, known, row, model.config.id2label)
     print_accuracy_of_run(folder)

@@ -34,6 +34,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--image_column", help="column of images; by default found by its feature type")
     flag("--label_column", help="column of labels; by default found by its feature type")
     flag("--label_names", help="text file of class names, one per line, if the labels are bare numbers")
+    flag("--label_separator", help='what stands between several labels of an image, such as ";"')
+    flag("--label_columns", help="columns of 0 and 1, one for each of several labels, such as cat,dog,bird")
     flag("--on_bad_image", choices=("stop", "skip"), default="stop", help="what to do with unreadable images")
     flag = parser.add_argument_group("hardware").add_argument
     flag("--per_device_eval_batch_size", type=int, default=256, help="images a process and a forward pass")
@@ -62,7 +64,7 @@ from accelerate import Accelerator
 from transformers.utils import logging
 
 from hf_vit import HFViTForImageClassification
-from hf_vit.data.columns import match_labels
+from hf_vit.data.columns import has_several_labels, match_labels
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
@@ -70,6 +72,7 @@ from hf_vit.data.sampling import sequential_batches
 from hf_vit.data.sources import load_splits
 from hf_vit.data.splits import prepare_splits
 from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
+from hf_vit.evaluation.multi_label import check_task, thresholds_of
 from hf_vit.evaluation.prediction import predict
 from hf_vit.evaluation.prediction_table import prediction_table
 from hf_vit.evaluation.probes import probe
@@ -90,7 +93,11 @@ def read_splits(args) -> tuple[dict, list[str], str]:
         image_column=args.image_column,
         label_column=args.label_column,
         label_names=read_label_names(args.label_names),
+        label_separator=args.label_separator,
+        label_columns=args.label_columns,
     )
+    if args.probe_split is not None and has_several_labels(splits["eval"]):
+        raise ValueError("--probe_split scores one label an image, and these have several: leave it out")
     if args.probe_split is not None and args.probe_split == eval_split:
         raise ValueError(f"--probe_split and --split are both {eval_split}: wanted two different splits")
     return splits, labels, eval_split
@@ -121,10 +128,12 @@ def predict_rows(model, rows, split: str, image_spec, accelerator, args, feature
 def print_details(details: dict):
     """The scores of each class as a table, and the 95% intervals."""
     percent = lambda value: "-" if value is None else f"{value:.1%}"
-    print(f"{'class':<24} {'images':>7} {'precision':>9} {'recall':>7} {'F1':>7}")
+    several = "thresholds" in details  # labels an image
+    print(f"{'class':<24} {'images':>7} {'precision':>9} {'recall':>7} {'F1':>7}{'  average precision' * several}")
     for row in details["per_class"]:
         precision, recall, f1 = (percent(row[name]) for name in ("precision", "recall", "f1"))
-        print(f"{printable(row['label'])[:24]:<24} {row['images']:>7} {precision:>9} {recall:>7} {f1:>7}")
+        average = f"{percent(row['average_precision']):>19}" if several else ""
+        print(f"{printable(row['label'])[:24]:<24} {row['images']:>7} {precision:>9} {recall:>7} {f1:>7}{average}")
     intervals = {name: [round(bound, 4) for bound in bounds] for name, bounds in details["intervals"].items()}
     print(f"95% intervals: {json.dumps(intervals)}")
 
@@ -145,11 +154,12 @@ def main(args: argparse.Namespace):
 
     images, seen, logits = predict_rows(model, splits["eval"], eval_split, *common)
     truth, names = images.labels[seen], [model.config.id2label[i] for i in range(model.config.num_labels)]
-    metrics, details = {}, {}
+    metrics, details, thresholds = {}, {}, thresholds_of(model.config)
     try:
-        matched = match_labels(truth, labels, model.config.id2label)  # class indices of the model (n,)
-        metrics = compute_metrics(logits, matched)
-        details = classification_report(logits, matched, names)
+        check_task(truth, thresholds)
+        matched = match_labels(truth, labels, model.config.id2label)  # labels of the model (n,) or (n, L)
+        metrics = compute_metrics(logits, matched, thresholds)
+        details = classification_report(logits, matched, names, thresholds)
     except ValueError as error:
         if args.probe_split is None:
             raise
@@ -172,7 +182,7 @@ def main(args: argparse.Namespace):
             with open(args.output_file, "w") as file:
                 json.dump(results, file, indent=2)
         if args.output_file and details:
-            table = prediction_table(*images.sources(seen), matched, logits, names)
+            table = prediction_table(*images.sources(seen), matched, logits, names, thresholds)
             write_text(Path(args.output_file).with_suffix(".predictions.csv"), table)
     accelerator.end_training()
 

@@ -41,6 +41,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--image_column", help="column of images; found by its feature type if not given")
     flag("--label_column", help="column of labels; found by its feature type if not given")
     flag("--label_names", help="text file of class names, a line each, where labels are bare numbers")
+    flag("--label_separator", help='what stands between several labels of an image, such as ";"')
+    flag("--label_columns", help="columns of 0 and 1, one for each of several labels, such as cat,dog,bird")
     flag("--on_bad_image", choices=("stop", "skip"), help="images that cannot be read; if not given: stop")
     args = parser.parse_args(argv)
     parser.refuse_mistyped_paths(MODEL=args.model, dataset_name=args.dataset_name)
@@ -70,14 +72,16 @@ from hf_vit.data.sources import load_splits
 from hf_vit.data.splits import prepare_splits
 from hf_vit.data.streaming import prepare_stream
 from hf_vit.evaluation.classifiers import load_processor, model_folder
+from hf_vit.evaluation.multi_label import check_task, given_labels, thresholds_of
 from hf_vit.evaluation.onnx_classifier import onnx_model
-from hf_vit.evaluation.scores import classification_report, compute_metrics
+from hf_vit.evaluation.scores import classification_report, compute_metrics, headline
 from hf_vit.system import environment
 from hf_vit.system.errors import run_script
 from hf_vit.system.files import atomic_dir, checksum
 from hf_vit.training import arguments
 
 
+COLUMN_FLAGS = ("image_column", "label_column", "label_separator", "label_columns")
 BATCH_SIZE = 256  # of the evaluation; in int8, the activations of a batch share their scale
 EXPORT_FILES = {"onnx", "model.pt2", "export.json"}
 
@@ -108,9 +112,9 @@ def rows_to_evaluate(args, run: Path | None):
     asked = args
     if args.dataset_name is None:
         asked = arguments.parse_args(["--config", str(run / "config.yaml")])
-        for name in ("dataset_config", "image_column", "label_column", "label_names", "on_bad_image"):
+        for name in ("dataset_config", *COLUMN_FLAGS, "label_names", "on_bad_image"):
             setattr(asked, name, getattr(args, name) or getattr(asked, name))
-    columns = {name: getattr(asked, name) for name in ("image_column", "label_column")}
+    columns = {name: getattr(asked, name) for name in COLUMN_FLAGS}
     columns["label_names"] = arguments.read_label_names(asked.label_names)
     as_trained = args.dataset_name is None and args.split is None
     choice = dict(train_split=None, eval_split=args.split)
@@ -197,14 +201,16 @@ def export(checkpoint: str, folder: Path, evaluated) -> dict:
     }
     if images is not None:
         exporting.quantize(full, small)
+        thresholds = thresholds_of(config)
         names, answers = [config.id2label[index] for index in range(config.num_labels)], {}
         for file in (full, small):
             logits, truth = predict(file, images)
+            check_task(truth, thresholds)
             truth = match_labels(truth, labels, config.id2label)
-            interval = classification_report(logits, truth, names)["intervals"]["accuracy"]
-            measured = {"accuracy": compute_metrics(logits, truth)["accuracy"], "interval": interval}
-            files.setdefault(file, {}).update(measured)
-            answers[file] = logits.argmax(dim=1)
+            metric, value = headline(compute_metrics(logits, truth, thresholds))
+            interval = classification_report(logits, truth, names, thresholds)["intervals"][metric]
+            files.setdefault(file, {}).update({metric: value, "interval": interval})
+            answers[file] = logits.argmax(dim=1) if thresholds is None else given_labels(logits, thresholds)
         files[small]["answers_as_float32"] = (answers[full] == answers[small]).float().mean().item()
         files[small]["quantization"] = "dynamic; weights of MatMul int8, per channel, reduced range; the rest float32"
         counts = {"images": len(truth), "skipped_images": len(rows) - len(truth), "batch_size": BATCH_SIZE}
@@ -220,16 +226,18 @@ def export(checkpoint: str, folder: Path, evaluated) -> dict:
 
 def table(report: dict) -> str:
     """One line per file: size, difference from torch, accuracy."""
-    lines = [f"{'file':<26} {'MB':>9}  {'difference':>10}  accuracy"]
+    several = any("mean_average_precision" in row for row in report["files"].values())  # labels an image
+    metric = "mean average precision" if several else "accuracy"
+    lines = [f"{'file':<26} {'MB':>9}  {'difference':>10}  {metric}"]
     for name, row in report["files"].items():
         difference = f"{row['difference']['relative']:.1e}" if "difference" in row else "-"
         accuracy = "-"
-        if "accuracy" in row:
-            accuracy = f"{row['accuracy']:.2%} ({row['interval'][0]:.2%} to {row['interval'][1]:.2%})"
+        if "interval" in row:
+            accuracy = f"{headline(row)[1]:.2%} ({row['interval'][0]:.2%} to {row['interval'][1]:.2%})"
         lines.append(f"{name:<26} {row['megabytes']:>9,.1f}  {difference:>10}  {accuracy}")
     if (source := report["data"]) is not None:
         images = f"{source['images']:,} images of {source['name']} ({source['split']})"
-        lines.append(f"accuracy, with its 95% interval, on {images}")
+        lines.append(f"{metric}, with its 95% interval, on {images}")
     lines.append("difference: the largest from a logit of torch, relative to the largest logit")
     return "\n".join(lines)
 

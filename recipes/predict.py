@@ -3,7 +3,8 @@
     python recipes/predict.py --model_name_or_path runs/demo --dataset_name photos --output_file predictions.csv
 
 Each row of the output is an image: its `file` (or its `row`, if the data set has no files), then label_1, probability_1 and so on
-of the best --top_k labels, or one column of probabilities for each label with --top_k 0. Images that cannot be read are listed in
+of the best --top_k labels, or one column of probabilities for each label with --top_k 0. A model of several labels an image adds
+`labels`: those that reach their thresholds, joined by ";". Images that cannot be read are listed in
 FILE.unreadable.txt. If the command is stopped, the same command goes on.
 """
 
@@ -53,6 +54,7 @@ from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
 from hf_vit.data.unlabelled import UnlabelledImages, load_unlabelled
 from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_digest, model_folder
+from hf_vit.evaluation.multi_label import thresholds_of
 from hf_vit.evaluation.parts import Parts, compute_parts
 from hf_vit.evaluation.prediction import BatchPredictor
 from hf_vit.evaluation.result_files import (
@@ -86,12 +88,12 @@ def main(args: argparse.Namespace):
         "top_k": args.top_k,
         "mixed_precision": accelerator.mixed_precision,
     }
-    multi_label = model.config.problem_type == "multi_label_classification"
+    thresholds = thresholds_of(model.config)  # None for a model that gives one label
     with BatchPredictor(model, spec, accelerator) as predict_batch:
         compute_parts(
             parts,
             lambda batches: data_loader(UnlabelledImages(images.rows, spec), batches, args.num_workers),
-            lambda pixels: best_labels(predict_batch(pixels), args.top_k, multi_label),
+            lambda pixels: best_labels(predict_batch(pixels), args.top_k, thresholds),
             accelerator,
             args.per_device_eval_batch_size,
             signature,

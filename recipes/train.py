@@ -70,6 +70,7 @@ from hf_vit.training.distributed import (
     watch_for_failures,
 )
 from hf_vit.training.inputs import Prefetcher, seed_micro_batch
+from hf_vit.training.losses import count_correct
 from hf_vit.training.optimizers import clip_gradients, is_finite, learning_rate, set_learning_rate
 from hf_vit.training.progress import ProgressBar
 from hf_vit.training.run import Run, build_run, print_main, start_or_resume
@@ -196,7 +197,7 @@ def forward_backward(run: Run, state: TrainState, batches: Prefetcher):
         if device.type == "cuda":  # read and augment while the device works
             batches.prefetch()
         with torch.no_grad():
-            correct = (logits.argmax(1) == rows["labels"]).sum()
+            correct = count_correct(logits, rows["labels"])
             count = torch.full_like(correct, len(targets))
             sums += torch.stack([loss.detach().float() * len(targets), correct, count])
     return sums, clip_gradients(run.accelerator, run.model, args.max_grad_norm), torch.cat(ids)

@@ -36,6 +36,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     group.add_argument("--split", help="by default test, validation or val, or else the only one")
     group.add_argument("--image_column", help="column of images; by default found by its feature type")
     group.add_argument("--label_column", help="column of labels; by default found by its feature type")
+    group.add_argument("--label_separator", help='what stands between several labels of an image, such as ";"')
+    group.add_argument(
+        "--label_columns", help="columns of 0 and 1, one for each of several labels, such as cat,dog,bird"
+    )
     group.add_argument("--count", type=int, default=4, help="images of the data set in the pictures of attention")
     group = parser.add_argument_group("pictures")
     group.add_argument("--method", choices=METHODS, default="mean", help="of layers.png")
@@ -71,9 +75,10 @@ from hf_vit.data.sampling import sequential_batches
 from hf_vit.data.sources import load_splits
 from hf_vit.data.splits import describe_scored, prepare_splits
 from hf_vit.evaluation.classifiers import load_processor, model_folder
+from hf_vit.evaluation.multi_label import check_task, thresholds_of
 from hf_vit.evaluation.prediction import predict
 from hf_vit.evaluation.prediction_table import image_names
-from hf_vit.evaluation.scores import classification_report, compute_metrics, surest_mistakes
+from hf_vit.evaluation.scores import classification_report, compute_metrics, headline, surest_mistakes
 from hf_vit.model.attention_maps import GRADIENT_METHODS
 from hf_vit.system import hardware
 from hf_vit.system.errors import run_script
@@ -107,6 +112,8 @@ def load_images(args, image_spec) -> tuple[ImageDataset, list[str], str]:
         eval_split=args.split,
         image_column=args.image_column,
         label_column=args.label_column,
+        label_separator=args.label_separator,
+        label_columns=args.label_columns,
     )
     return ImageDataset(splits["eval"], image_spec), labels, split
 
@@ -119,28 +126,33 @@ def draw_evaluation(model, images: ImageDataset, labels: list[str], split: str, 
     batches = data_loader(images, sequential_batches(len(images), 64), 0)
     logits, rows = predict(model, batches, image_spec, accelerator, len(images))
     model.cpu()
-    names = class_names(model)
+    names, thresholds = class_names(model), thresholds_of(model.config)
     try:
+        check_task(images.labels, thresholds)
         truth = match_labels(images.labels[rows], labels, model.config.id2label)
     except ValueError as error:
         print(f"not evaluated: {error}")
         return {}
-    report, metrics = classification_report(logits, truth, names), compute_metrics(logits, truth)
-    print(f"accuracy on {describe_scored(split)}: {metrics['accuracy']:.2%} of {len(truth):,} images")
-    drawn = {
-        "confusion": figures.confusion(report["confusion_matrix"], names),
-        "calibration": figures.calibration(report["calibration"]),
-    }
+    report = classification_report(logits, truth, names, thresholds)
+    metric, value = headline(compute_metrics(logits, truth, thresholds))
+    print(f"{metric.replace('_', ' ')} on {describe_scored(split)}: {value:.2%} of {len(truth):,} images")
+    if thresholds is None:
+        drawn = {
+            "confusion": figures.confusion(report["confusion_matrix"], names),
+            "calibration": figures.calibration(report["calibration"]),
+        }
+    else:
+        drawn = {"average_precision": figures.average_precision(report["per_class"])}
     samples = {
         "predictions": torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:12],
-        "mistakes": surest_mistakes(truth, logits),
+        "mistakes": surest_mistakes(truth, logits, thresholds),
     }
     for name, indices in samples.items():
         if len(indices):
             pixels = images.__getitems__(rows[indices].tolist())["images"]  # (n, C, H, W)
             pictures = denormalize(normalize(pixels, image_spec), image_spec)
             sources = image_names(*images.sources(rows[indices])) if name == "mistakes" else ()
-            drawn[name] = figures.predictions(pictures, truth[indices], logits[indices], names, sources)
+            drawn[name] = figures.predictions(pictures, truth[indices], logits[indices], names, sources, thresholds)
     return drawn
 
 
@@ -150,7 +162,8 @@ def draw_attention(model, pixels: torch.Tensor, args, image_spec) -> dict:
     pixel_values = normalize(pixels, image_spec)  # (n, C, H, W)
     pictures = denormalize(pixel_values, image_spec)
     with torch.no_grad():
-        captions = figures.prediction_captions(model(pixel_values).logits, class_names(model))
+        several = thresholds_of(config) is not None
+        captions = figures.prediction_captions(model(pixel_values).logits, class_names(model), several)
     drawn = figures.model_figures(model, pictures, pixel_values, captions)
     layers = list(range(config.num_hidden_layers)) if args.layers is None else args.layers
     labels = {} if args.label is None else {"labels": config.label2id[args.label]}

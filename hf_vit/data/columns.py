@@ -1,4 +1,4 @@
-"""Finds the image and the label column of a data set, and turns labels of any kind into class indices."""
+"""Finds the image and the label column of a data set, and turns labels of any kind into class indices, one or several an image."""
 
 from collections import Counter
 
@@ -15,10 +15,13 @@ logger = logging.get_logger(__name__)
 LABEL_COLUMNS = ("label", "labels", "class", "cls", "category", "target")  # usual names of label columns
 
 
-def find_columns(data: Dataset, image_column: str | None, label_column: str | None) -> tuple[str, str]:
+def find_columns(
+    data: Dataset, image_column: str | None, label_column: str | None, label_separator: str | None = None
+) -> tuple[str, str]:
     """Names of the image and the label column: those given, else the only Image and the only ClassLabel column.
 
-    If no column is a ClassLabel, the only one with a usual name ("label", "class", WebDataset's "cls") is taken.
+    If no column is a ClassLabel, the only one with a usual name ("label", "class", WebDataset's "cls") is taken, or the only one
+    of lists of ClassLabel.
 
     Raises:
         ValueError: if a column is missing, unsuitable or ambiguous; it lists the columns.
@@ -29,14 +32,48 @@ def find_columns(data: Dataset, image_column: str | None, label_column: str | No
         label_column = _only_column(data, ClassLabel, "--label_column", columns, image_column)
     if label_column not in data.features:
         raise ValueError(f"--label_column {label_column}: there is no such column{columns}")
-    if isinstance(data.features[label_column], (list, List, LargeList)):
-        raise ValueError(
-            f"--label_column {label_column}: it holds a list of labels for each image, and several labels an image are not "
-            f"supported; wanted one{columns}"
-        )
-    if not isinstance(data.features[label_column], (ClassLabel, Value)):
+    feature = data.features[label_column]
+    if not isinstance(label_feature(feature), (ClassLabel, Value)):
         raise ValueError(f"--label_column {label_column}: it holds neither text nor numbers{columns}")
+    is_text = isinstance(feature, Value) and feature.dtype in ("string", "large_string")
+    if label_separator is not None and not is_text:
+        raise ValueError(
+            f"--label_separator {label_separator}: the labels ({label_column}) are {feature_name(feature)}; wanted text to take "
+            f"apart, such as cat{label_separator}dog"
+        )
     return image_column, label_column
+
+
+def label_feature(feature):
+    """The type of a label: of a list of them, that of its elements."""
+    if isinstance(feature, list):
+        return feature[0]
+    return feature.feature if isinstance(feature, (List, LargeList)) else feature
+
+
+def has_several_labels(rows: Dataset) -> bool:
+    """Whether the column `label` holds a list of labels for each image."""
+    return label_feature(rows.features["label"]) is not rows.features["label"]
+
+
+def label_tensor(rows: Dataset) -> torch.Tensor:
+    """The encoded column `label`: class indices (n,), or where an image has several labels, 0 and 1 of each, float32 (n, L)."""
+    if not has_several_labels(rows):
+        return torch.tensor(np.asarray(rows["label"][:]), dtype=torch.long)
+    return multi_hot(rows["label"][:], len(label_feature(rows.features["label"]).names))
+
+
+def multi_hot(labels: list[list[int]], num_labels: int) -> torch.Tensor:
+    """Lists of class indices -> 0 and 1 of each label, float32 (n, L)."""
+    hot = torch.zeros(len(labels), num_labels)
+    for row, indices in enumerate(labels):
+        hot[row, indices] = 1.0
+    return hot
+
+
+def count_labels(labels: torch.Tensor, num_labels: int) -> torch.Tensor:
+    """How many images have each label (L,), of labels as `label_tensor` gives them."""
+    return torch.bincount(labels, minlength=num_labels) if labels.ndim == 1 else labels.sum(dim=0).long()
 
 
 def find_image_column(data: Dataset, image_column: str | None) -> str:
@@ -61,6 +98,7 @@ def _only_column(data: Dataset, wanted: type, flag: str, columns: str, image_col
     found = [name for name, feature in data.features.items() if isinstance(feature, wanted)]
     if not found and wanted is ClassLabel:
         found = [name for name in data.features if name != image_column and name.lower() in LABEL_COLUMNS]
+        found = found or [name for name, kind in data.features.items() if isinstance(label_feature(kind), ClassLabel)]
     if len(found) != 1:
         number = f"{len(found)} columns ({', '.join(found)})" if found else "no column"
         hint = ""
@@ -94,44 +132,95 @@ def select_image_and_label(data, columns: tuple[str, str]):
     return data
 
 
+def join_label_columns(data: Dataset, names: list[str]) -> Dataset:
+    """The columns `names`, which say of each image whether it has the label of that name, as one column `label` of lists.
+
+    Raises:
+        ValueError: if one is missing, or holds anything but 0 and 1.
+    """
+    if missing := [name for name in names if name not in data.features]:
+        raise ValueError(f"--label_columns: there is no column {', '.join(missing)}{_columns_of(data)}")
+    hot = np.empty((len(data), len(names)), bool)
+    for column, name in enumerate(names):
+        values = data[name][:]
+        if wrong := [row for row, value in enumerate(values) if value not in (0, 1)]:
+            raise ValueError(
+                f"--label_columns: {len(wrong)} values of {name} are neither 0 nor 1, the first is {values[wrong[0]]!r} in row "
+                f"{wrong[0]}; wanted 1 where the image has that label, and 0 where it has not"
+            )
+        hot[:, column] = values
+    lists = [np.flatnonzero(row).tolist() for row in hot]
+    data = data.remove_columns([*names, *({"label"} & set(data.features) - set(names))])
+    return data.add_column("label", lists, feature=List(ClassLabel(names=names)))
+
+
 def encode_labels(
-    splits: DatasetDict, label_names: list[str] | None, split_names: dict[str, str]
+    splits: DatasetDict,
+    label_names: list[str] | None,
+    split_names: dict[str, str],
+    label_separator: str | None = None,
 ) -> tuple[DatasetDict, list[str]]:
     """Labels of any kind -> class indices, and the class names: `label_names`, else those of a ClassLabel, else the sorted
-    values of the first split.
+    values of the first split. Lists of labels, which may be empty, become lists of class indices.
 
     Args:
         split_names: what errors call each split.
+        label_separator: takes a text apart into a list of labels.
 
     Raises:
-        ValueError: if a label is missing, unknown or outside the classes.
+        ValueError: if a label is missing, unknown or outside the classes, or twice in a list.
     """
     first = next(iter(splits.values()))
-    if isinstance(first.features["label"], ClassLabel):
-        names = label_names or first.features["label"].names
+    several = label_separator is not None or has_several_labels(first)
+    if any(has_several_labels(data) != has_several_labels(first) for data in splits.values()):
+        raise ValueError(
+            f"of the splits {' and '.join(split_names.values())}, one has lists of labels and the other has one label an image; "
+            "wanted the same in both"
+        )
+    flat = lambda labels: [label for of_image in labels for label in of_image] if several else labels
+    if isinstance(label_feature(first.features["label"]), ClassLabel):
+        names = label_names or label_feature(first.features["label"]).names
     else:
         labels_of = {key: data["label"][:] for key, data in splits.items()}
+        if label_separator is not None:  # an empty cell of a table is None
+            take_apart = lambda text: [part.strip() for part in (text or "").split(label_separator) if part.strip()]
+            labels_of = {key: list(map(take_apart, labels)) for key, labels in labels_of.items()}
         for key, labels in labels_of.items():
-            empty = [row for row, label in enumerate(labels) if label is None or label != label]  # None or NaN
+            is_missing = lambda label: label is None or label != label  # None or NaN
+            empty = [
+                row
+                for row, label in enumerate(labels)
+                if is_missing(label) or (several and any(map(is_missing, label)))
+            ]
             if empty:
                 raise ValueError(
                     f"{len(empty)} labels of the split {split_names[key]!r} are missing, the first in row {empty[0]}"
                 )
-        check_label_values(set().union(*labels_of.values()))
-        values = sorted(set(next(iter(labels_of.values()))), key=lambda label: (str(type(label)), label))
+        check_label_values(set().union(*map(flat, labels_of.values())), several)
+        values = sorted(set(flat(next(iter(labels_of.values())))), key=lambda label: (str(type(label)), label))
+        if not values:
+            raise ValueError(f"no image of the split {next(iter(split_names.values()))!r} has a label")
         if label_names is not None:
             values = label_names if isinstance(values[0], str) else range(len(label_names))
         names = label_names or [str(value) for value in values]
         index_of = {value: index for index, value in enumerate(values)}
         source = "the training split" if label_names is None else "--label_names"
         for key, data in list(splits.items()):
-            if unknown := sorted({str(label) for label in labels_of[key] if label not in index_of}):
+            if unknown := sorted({str(label) for label in flat(labels_of[key]) if label not in index_of}):
                 raise ValueError(
                     f"labels {', '.join(unknown[:5])} of the split {split_names[key]!r} do not occur in {source}"
                 )
-            encoded = [index_of[label] for label in labels_of[key]]
-            splits[key] = data.remove_columns("label").add_column("label", encoded, feature=ClassLabel(names=names))
+            if several:
+                encoded = [[index_of[label] for label in of_image] for of_image in labels_of[key]]
+            else:
+                encoded = [index_of[label] for label in labels_of[key]]
+            kind = ClassLabel(names=names)
+            kind = List(kind) if several else kind
+            splits[key] = data.remove_columns("label").add_column("label", encoded, feature=kind)
     for key, data in splits.items():
+        if several:
+            check_label_lists(data["label"][:], names, split_names[key])
+            continue
         labels = np.asarray(data["label"][:])
         wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
         if len(wrong):
@@ -142,8 +231,25 @@ def encode_labels(
     return splits, names
 
 
-def check_label_values(values: set):
-    """Raises ValueError for numbers or text that name no classes: numbers with decimals, and lists of labels in one text.
+def check_label_lists(labels: list, names: list[str], split_name: str):
+    """Raise ValueError for a list of class indices that is missing, or that holds an index outside of `names` or twice."""
+    for row, indices in enumerate(labels):
+        if indices is None or any(index is None or not 0 <= index < len(names) for index in indices):
+            raise ValueError(
+                f"row {row} of the split {split_name!r} has the labels {indices}; wanted a list of numbers from 0 to "
+                f"{len(names) - 1}, empty where the image has no label"
+            )
+        if len(set(indices)) < len(indices):
+            twice = next(index for index in indices if indices.count(index) > 1)
+            raise ValueError(
+                f"row {row} of the split {split_name!r} has the label {names[twice]!r} twice; wanted a list of the labels that the "
+                "image has, each once; a list of 0 and 1 for every label belongs into columns (--label_columns)"
+            )
+
+
+def check_label_values(values: set, several: bool = False):
+    """Raises ValueError for numbers or text that name no classes: numbers with decimals and, unless an image has `several` labels
+    anyway, lists of labels in one text.
 
     A text is a list if each of its parts between `;`, `|` or `,` occurs in another label as well: red;bag beside red and bag, or
     beside red;shoe and blue;bag. In Felidae|lion and Felidae|tiger, or AC;DC, a part occurs once: these are names.
@@ -153,7 +259,7 @@ def check_label_values(values: set):
             f"the labels are numbers with decimals ({', '.join(map(str, decimals[:3]))} ...), and float targets (regression) "
             "are not supported; wanted the names or numbers of classes: name another column with --label_column"
         )
-    for separator in ";|,":
+    for separator in () if several else ";|,":
         parts_of = {
             text: {part.strip() for part in text.split(separator)} - {""} for text in values if isinstance(text, str)
         }
@@ -163,15 +269,16 @@ def check_label_values(values: set):
             if all(counts[part] > 1 for part in parts_of[text]):
                 raise ValueError(
                     f"the label {text!r} looks like several labels, as {' and '.join(sorted(parts_of[text]))} occur in others, "
-                    f"too: several labels an image are not supported; wanted one label a row (where it is a name, write it "
-                    f"without {separator!r})"
+                    f"too: pass --label_separator {separator!r} to take it apart (where it is a name, write it without "
+                    f"{separator!r})"
                 )
         if several and separator != ",":  # which is usual in names
             logger.warning(f"the label {several[0]!r} is taken for the name of one class")
 
 
 def match_labels(labels: torch.Tensor, names: list[str], id2label: dict[int, str]) -> torch.Tensor:
-    """Class indices of a data set (n,) -> those of a model with the classes `id2label`, matched by name.
+    """Labels of a data set, class indices (n,) or 0 and 1 of each (n, L) -> those of a model with the classes `id2label`, matched
+    by name.
 
     Raises:
         ValueError: if the data set names a class that the model does not know, or knows twice.
@@ -189,4 +296,9 @@ def match_labels(labels: torch.Tensor, names: list[str], id2label: dict[int, str
             f"the model does not know {len(unknown)} of the data set's {len(names)} labels: {unknown[:5]}; it knows "
             f"{sorted(index_of)[:5]}; score a data set with the model's labels, or fine-tune the model on this one"
         )
-    return torch.tensor([index_of[name] for name in names])[labels]
+    places = torch.tensor([index_of[name] for name in names])
+    if labels.ndim == 1:
+        return places[labels]
+    matched = torch.zeros(len(labels), len(model_names))
+    matched[:, places] = labels
+    return matched

@@ -8,6 +8,7 @@ import torch
 from datasets import Dataset
 from transformers.utils import logging
 
+from hf_vit.data.columns import count_labels, label_feature, label_tensor
 from hf_vit.data.crops import crop_params
 from hf_vit.data.decoding import decode_rows, record_unreadable, replacement_places, stack_images
 from hf_vit.data.image_files import allowed_files
@@ -50,7 +51,7 @@ class ImageDataset(torch.utils.data.Dataset):
         limit = min(CACHE_BYTES, CACHE_SHARE * available_memory())  # less for the next split
         if spec.processor is None and len(data) * spec.height * spec.width * spec.channels <= limit:
             self._decode_all()
-        self.labels = torch.tensor(np.asarray(self.rows["label"][:]), dtype=torch.long)  # (n,)
+        self.labels = label_tensor(self.rows)  # (n,), or (n, L) where an image has several labels
 
     def _decode_all(self):
         """Decodes every image once, removes unreadable ones, and fills the cache unless crops are random."""
@@ -101,8 +102,8 @@ class ImageDataset(torch.utils.data.Dataset):
         return named["row"], [(path or "").replace(folder, "") for path in named["image.path"]]
 
     def __getitems__(self, ids: list[int]) -> dict:
-        """A whole batch: `images` uint8 (b, C, H, W), `labels` (b,), `index` (b,), the ids without their epoch, and `errors`, a
-        message for each unreadable image. Only `errors` if none can be read.
+        """A whole batch: `images` uint8 (b, C, H, W), `labels` (b,) or (b, L), `index` (b,), the ids without their epoch, and
+        `errors`, a message for each unreadable image. Only `errors` if none can be read.
 
         Args:
             ids: as `sampling` describes them.
@@ -147,8 +148,8 @@ def check_skipped_classes(data: Dataset, readable: list[int], example: str):
     Raises:
         ValueError: if a class has no image left.
     """
-    labels, names = np.asarray(data["label"][:]), data.features["label"].names
-    before, after = (np.bincount(some, minlength=len(names)) for some in (labels, labels[readable]))
+    labels, names = label_tensor(data), label_feature(data.features["label"]).names
+    before, after = (count_labels(some, len(names)).numpy() for some in (labels, labels[readable]))
     if lost := [names[label] for label in np.flatnonzero((before > 0) & (after == 0))]:
         raise ValueError(
             f"no image of {len(lost)} classes can be read, and --on_bad_image skip would leave them out: {', '.join(lost[:5])}; "

@@ -4,7 +4,14 @@ import numpy as np
 import torch
 from datasets import DatasetDict
 
-from hf_vit.data.columns import encode_labels, find_columns, select_image_and_label
+from hf_vit.data.columns import (
+    count_labels,
+    encode_labels,
+    find_columns,
+    join_label_columns,
+    label_tensor,
+    select_image_and_label,
+)
 
 
 EVAL_SPLITS = ("validation", "val", "test")  # unless one is named, the first of these is scored
@@ -19,12 +26,14 @@ def prepare_splits(
     image_column: str | None = None,
     label_column: str | None = None,
     label_names: list[str] | None = None,
+    label_separator: str | None = None,
+    label_columns: str | None = None,
     train_fraction: float = 1.0,
     shots: int | None = None,
     seed: int = 0,
 ) -> tuple[DatasetDict, list[str], str]:
-    """The training and the evaluation split, with the columns `image` (undecoded), `label` (class index) and `row` (its number
-    in the original split).
+    """The training and the evaluation split, with the columns `image` (undecoded), `label` (class index, or a list of them where an
+    image has several labels) and `row` (its number in the original split).
 
     Args:
         splits: as `load_splits` gives them.
@@ -32,6 +41,8 @@ def prepare_splits(
         eval_split: by default "validation", else "test", else a stratified part of the training split is held out.
         eval_fraction: the size of that part.
         label_names: class names, for labels that are bare numbers; their order is the order of the classes.
+        label_separator: takes the text of the label column apart into several labels, such as ";".
+        label_columns: columns that hold 1 where an image has the label of that name, else 0: "cat,dog,bird".
         train_fraction: the part of each class to train on, of what is not held out.
         shots: the number of images of each class to train on.
         seed: decides what is held out and left out.
@@ -59,31 +70,39 @@ def prepare_splits(
         if len(data) == 0:
             raise ValueError(f"the split {split_names[key]!r} is empty")
 
-    columns = find_columns(next(iter(chosen.values())), image_column, label_column)
+    if label_columns is not None:
+        if label_column is not None or label_names is not None or label_separator is not None:
+            raise ValueError(
+                "--label_columns does not go with --label_column, --label_names or --label_separator: the columns are the labels "
+                "and have their names; give one of them"
+            )
+        asked = [name.strip() for name in label_columns.split(",") if name.strip()]
+        chosen = {key: join_label_columns(data, asked) for key, data in chosen.items()}
+        label_column = "label"
+    columns = find_columns(next(iter(chosen.values())), image_column, label_column, label_separator)
     chosen = DatasetDict({key: select_image_and_label(data, columns) for key, data in chosen.items()})
     for key, data in chosen.items():  # errors name a broken image by its row number
         chosen[key] = data.add_column("row", np.arange(len(data)))
-    chosen, names = encode_labels(chosen, label_names, split_names)
+    chosen, names = encode_labels(chosen, label_names, split_names, label_separator)
     if train_split is None:
         return chosen, names, eval_split
 
-    labels = np.asarray(chosen["train"]["label"][:])
-    if len(np.unique(labels)) < 2:
-        raise ValueError(
-            f"the {len(labels)} training images are all of one class ({names[labels[0]]}); wanted two or more"
-        )
+    labels = label_tensor(chosen["train"]).numpy()
+    if len(np.unique(labels, axis=0)) < 2:
+        same = f"of one class ({names[labels[0]]})" if labels.ndim == 1 else "given the same labels"
+        raise ValueError(f"the {len(labels)} training images are all {same}; wanted two or more")
     if eval_split is None:
         eval_split = f"part of {train_split}"
         held_out = stratified_holdout(labels, eval_fraction, seed)
         kept = np.setdiff1d(np.arange(len(labels)), held_out)
         chosen = DatasetDict(train=chosen["train"].select(kept), eval=chosen["train"].select(held_out))
-    elif untrained := sorted(set(chosen["eval"]["label"][:]) - set(labels.tolist())):
+    elif untrained := untrained_labels(labels, label_tensor(chosen["eval"]), len(names)):
         raise ValueError(
             f"the split {eval_split!r} has images of {len(untrained)} classes that the split {train_split!r} has none "
             f"of: {', '.join(names[label] for label in untrained[:5])}; take them out, or train on some"
         )
     if train_fraction < 1 or shots is not None:
-        kept = stratified_subset(np.asarray(chosen["train"]["label"][:]), names, train_fraction, shots, seed)
+        kept = stratified_subset(label_tensor(chosen["train"]).numpy(), names, train_fraction, shots, seed)
         chosen["train"] = chosen["train"].select(kept)
     return chosen, names, eval_split
 
@@ -96,39 +115,53 @@ def describe_scored(scored: str) -> str:
 def stratified_holdout(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """Sorted row numbers of about `fraction` of each class: at least one image, and at least one stays.
 
+    Args:
+        labels: (n,) class indices, or where an image has several, 0 and 1 of each (n, L): see `iterative_stratification`.
+
     Raises:
         ValueError: if no class has two images.
     """
-    classes, counts = np.unique(labels, return_counts=True)
+    classes, counts = _class_counts(labels)
     if counts.max() == 1:
         raise ValueError(
             f"no image can be held out to score: none of the {len(classes)} classes has more than one of the "
             f"{len(labels)} training images; add images, or name --eval_split"
         )
-    wanted = [min(max(1, round(fraction * count)), count - 1) for count in counts.tolist()]
+    wanted = [min(max(1, round(fraction * count)), count - 1) if count else 0 for count in counts.tolist()]
     return _sample_per_class(labels, wanted, np.random.default_rng(seed))
 
 
 def stratified_subset(
     labels: np.ndarray, names: list[str], fraction: float, shots: int | None, seed: int
 ) -> np.ndarray:
-    """Sorted row numbers of `fraction` of each class (at least one image), or of `shots` images of each.
+    """Sorted row numbers of `fraction` of each class (at least one image), or of `shots` images of each; where an image has several
+    labels, of about as many.
 
     Raises:
         ValueError: if a class has fewer than `shots` images.
     """
-    classes, counts = np.unique(labels, return_counts=True)
+    classes, counts = _class_counts(labels)
     for label, count in zip(classes, counts, strict=True):
-        if shots is not None and shots > count:
+        if shots is not None and shots > count > 0:
             raise ValueError(
                 f"--shots {shots}: the class {names[label]!r} has only {count} training images; take fewer shots"
             )
     wanted = [shots if shots is not None else max(1, round(fraction * count)) for count in counts.tolist()]
+    wanted = np.minimum(wanted, counts).tolist()  # of a label of several that no image has, 0
     return _sample_per_class(labels, wanted, np.random.default_rng([seed, 1]))
+
+
+def _class_counts(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The classes that occur, and the images of each; of several labels an image (n, L) all of these."""
+    if labels.ndim == 1:
+        return np.unique(labels, return_counts=True)
+    return np.arange(labels.shape[1]), labels.sum(axis=0).astype(int)
 
 
 def _sample_per_class(labels: np.ndarray, wanted: list[int], rng: np.random.Generator) -> np.ndarray:
     """Sorted row numbers of `wanted` random images of each class."""
+    if labels.ndim == 2:
+        return iterative_stratification(labels, np.array(wanted), rng)
     rows = [
         rng.permutation(np.flatnonzero(labels == label))[:number]
         for label, number in zip(np.unique(labels), wanted, strict=True)
@@ -136,8 +169,56 @@ def _sample_per_class(labels: np.ndarray, wanted: list[int], rng: np.random.Gene
     return np.sort(np.concatenate(rows))
 
 
+def iterative_stratification(labels: np.ndarray, wanted: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Sorted row numbers of about `wanted` images of each label ("On the Stratification of Multi-Label Data", Sechidis, Tsoumakas
+    and Vlahavas, ECML PKDD 2011, Algorithm 1, for two parts).
+
+    The rarest label comes first: each of its images goes to the part that lacks most of them. What has no label is treated as
+    a label of its own. Where a label of two images or more is missing from a part all the same, an image is moved there that no
+    other label needs; there may be none.
+
+    Args:
+        labels: (n, L), 0 and 1.
+        wanted: (L,) images of each.
+    """
+    unlabelled = labels.max(axis=1) == 0
+    share = wanted.sum() / max(1, labels.sum())
+    labels = np.column_stack([labels, unlabelled]).astype(bool)  # (n, L + 1)
+    counts, wanted = labels.sum(axis=0), np.append(wanted, round(share * unlabelled.sum()))
+    wanted = np.stack([counts - wanted, wanted])  # (2, L + 1): of the rest, and of what is taken
+    lacking = wanted.copy()
+    room = np.array([(1 - share) * len(labels), share * len(labels)])
+    part = np.full(len(labels), -1)  # of each image: 0 the rest, 1 what is taken
+    while (part < 0).any():
+        left = labels[part < 0].sum(axis=0)
+        rarest = np.where(left > 0, left, len(labels) + 1).argmin()
+        for row in rng.permutation(np.flatnonzero((part < 0) & labels[:, rarest])):
+            part[row] = (lacking[1, rarest], room[1]) > (lacking[0, rarest], room[0])
+            lacking[part[row]] -= labels[row]
+            room[part[row]] -= 1
+    for label in np.flatnonzero(counts[:-1] > 1):
+        in_part = np.stack([labels[part == side].sum(axis=0) for side in (0, 1)])  # (2, L + 1)
+        for side in np.flatnonzero((in_part[:, label] == 0) & (wanted[:, label] > 0)):
+            needed = (in_part[1 - side] == 1) & (wanted[1 - side] > 0)  # by the part that would lose the image
+            movable = np.flatnonzero(labels[:, label] & ~labels[:, needed].any(axis=1))
+            part[movable[:1]] = side
+    return np.flatnonzero(part == 1)
+
+
+def untrained_labels(trained: np.ndarray, scored: torch.Tensor, num_labels: int) -> list[int]:
+    """The labels of the scored images that no training image has."""
+    before, after = (count_labels(torch.as_tensor(labels), num_labels) for labels in (trained, scored))
+    return ((after > 0) & (before == 0)).nonzero().flatten().tolist()
+
+
 def class_weights(labels: torch.Tensor, num_labels: int) -> torch.Tensor:
     """Loss weights (L,) inversely proportional to class frequency: n / (classes * images of the class), 0 for classes without
-    images. Their mean over the images is 1."""
-    counts = torch.bincount(labels, minlength=num_labels).float()
+    images. Their mean over the images is 1.
+
+    Of several labels an image, (n, L): weights of the images that have a label, images without it / images with it; 1 where all
+    or none have it.
+    """
+    counts = count_labels(labels, num_labels).float()
+    if labels.ndim == 2:
+        return torch.where((counts > 0) & (counts < len(labels)), (len(labels) - counts) / counts.clamp(min=1), 1.0)
     return torch.where(counts > 0, len(labels) / ((counts > 0).sum() * counts.clamp(min=1)), 0.0)

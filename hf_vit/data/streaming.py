@@ -13,7 +13,15 @@ import torch
 from datasets import ClassLabel, Dataset, DatasetDict, IterableDataset, IterableDatasetDict
 from transformers.utils import logging
 
-from hf_vit.data.columns import encode_labels, feature_name, find_columns, select_image_and_label
+from hf_vit.data.columns import (
+    encode_labels,
+    feature_name,
+    find_columns,
+    has_several_labels,
+    label_feature,
+    multi_hot,
+    select_image_and_label,
+)
 from hf_vit.data.crops import crop_params
 from hf_vit.data.decoding import decode_rows, record_unreadable, replacement_places, stack_images
 from hf_vit.data.image_files import allowed_files
@@ -34,9 +42,16 @@ def prepare_stream(
     image_column: str | None = None,
     label_column: str | None = None,
     label_names: list[str] | None = None,
+    label_separator: str | None = None,
+    label_columns: str | None = None,
 ) -> tuple[IterableDataset, Dataset, list[str], str]:
     """As `prepare_splits`, for streaming: the training stream, the evaluation split (downloaded whole and cached), the class
     names, and the name of the evaluation split; also a ValueError if classes or evaluation split are unknown."""
+    if label_separator is not None or label_columns is not None:
+        raise ValueError(
+            "--streaming does not go with --label_separator or --label_columns: of several labels an image a stream reads lists "
+            "of names or of class indices; leave --streaming out, or store the labels so"
+        )
     candidates = [eval_split] if eval_split is not None else EVAL_SPLITS
     eval_split = next((name for name in candidates if name in splits and name != train_split), None)
     if train_split not in splits or eval_split is None:
@@ -48,7 +63,7 @@ def prepare_stream(
     if train.features is None:
         train, held_out = train._resolve_features(), held_out._resolve_features()
     columns = find_columns(train, image_column, label_column)
-    feature = train.features[columns[1]]
+    feature = label_feature(train.features[columns[1]])
     if label_names is None and not isinstance(feature, ClassLabel):
         raise ValueError(
             f"the labels ({columns[1]}) are bare {feature_name(feature)} and a stream does not say how many there are: pass "
@@ -100,7 +115,7 @@ class ImageStream:
     The id of an image is its position in the unshuffled stream, plus `EPOCH_STRIDE` for each epoch before.
 
     Args:
-        rows: columns `image` (undecoded) and `label`, a class index or one of `names`.
+        rows: columns `image` (undecoded) and `label`, a class index or one of `names`, or a list of them.
         buffer: rows that are shuffled at a time, in all lanes together.
     """
 
@@ -117,6 +132,7 @@ class ImageStream:
         self.rows, self.names, self.spec, self.seed, self.on_bad_image = rows, names, spec, seed, on_bad_image
         self.buffer, self.lanes, self.files = buffer, lanes, allowed_files(rows)
         self.index_of = {name: index for index, name in enumerate(names)}
+        self.several = has_several_labels(rows)  # labels of an image
         self.skipped: dict[str, None] = {}  # an ordered set
         self.lengths: dict[int, int] = {}  # rows of each shard that was read to its end: a resumed run skips it unread
 
@@ -212,12 +228,18 @@ class ImageStream:
         images = stack_images([decoded[place][0][0] for place in places])
         return {
             "images": images.pin_memory() if torch.cuda.is_available() else images,
-            "labels": torch.tensor([self._class_index(rows[place][1]) for place in places]),
+            "labels": self._labels([rows[place][1] for place in places]),
             "index": ids[places],
         }
 
-    def _class_index(self, row: dict) -> int:
-        label = row["label"] if isinstance(row["label"], int) else self.index_of.get(row["label"], -1)
-        if not 0 <= label < len(self.names):
-            raise ValueError(f"row {row['row']} has the label {row['label']!r}, none of the {len(self.names)} classes")
-        return label
+    def _labels(self, rows: list[dict]) -> torch.Tensor:
+        """Class indices (b,), or where an image has several labels, 0 and 1 of each (b, L)."""
+        if not self.several:
+            return torch.tensor([self._class_index(row, row["label"]) for row in rows])
+        return multi_hot([[self._class_index(row, label) for label in row["label"]] for row in rows], len(self.names))
+
+    def _class_index(self, row: dict, label: int | str) -> int:
+        index = label if isinstance(label, int) else self.index_of.get(label, -1)
+        if not 0 <= index < len(self.names):
+            raise ValueError(f"row {row['row']} has the label {label!r}, none of the {len(self.names)} classes")
+        return index

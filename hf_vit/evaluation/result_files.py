@@ -13,7 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from hf_vit.evaluation.multi_label import given_labels
 from hf_vit.evaluation.parts import Parts
+from hf_vit.evaluation.prediction_table import join_labels
 from hf_vit.system.escapes import csv_cell, printable
 from hf_vit.system.files import sync
 
@@ -73,16 +75,18 @@ def prediction_columns(
     key: str, names: list, results: dict[str, torch.Tensor], labels: list[str], top_k: int
 ) -> dict[str, list]:
     """Columns of n images: `file` or `row`, then `label_1`, `probability_1`, ... of the best k, or with `top_k` 0 a column of
-    probabilities for each label.
+    probabilities for each label; before them, where an image has several labels, `labels`: those that reach their thresholds.
 
     Args:
         names: (n,), what the column `key` holds.
         results: as `best_labels` gives them.
     """
     columns = {key: names}
+    if "given" in results:
+        columns["labels"] = [join_labels(given, labels) for given in results["given"]]
     probabilities = results["probabilities"].T.numpy()
     if top_k == 0:
-        taken = Counter([key, *labels])
+        taken = Counter([*columns, *labels])
         for number, (label, column) in enumerate(zip(labels, probabilities, strict=True)):
             columns[label if taken[label] == 1 else f"{label} ({number})"] = column
         return columns
@@ -92,18 +96,20 @@ def prediction_columns(
     return columns
 
 
-def best_labels(logits: torch.Tensor, top_k: int, multi_label: bool = False) -> dict[str, torch.Tensor]:
+def best_labels(logits: torch.Tensor, top_k: int, thresholds: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
     """Logits (n, L) -> `probabilities` and `labels` (n, k) of the best k, the best first; with `top_k` 0 only `probabilities`
     (n, L).
 
     Args:
-        multi_label: each label has a probability of its own, the sigmoid; otherwise they sum to 1.
+        thresholds: (L,) where an image has several labels: each has a probability of its own, the sigmoid, and `given` (n, L) says
+            which reach their thresholds; otherwise the probabilities sum to 1.
     """
-    probabilities = logits.sigmoid() if multi_label else logits.softmax(dim=1)
+    given = {} if thresholds is None else {"given": given_labels(logits, thresholds.to(logits.device))}
+    probabilities = logits.softmax(dim=1) if thresholds is None else logits.sigmoid()
     if top_k == 0:
-        return {"probabilities": probabilities}
+        return {"probabilities": probabilities, **given}
     best = probabilities.topk(min(top_k, logits.shape[1]), dim=1)
-    return {"probabilities": best.values, "labels": best.indices.int()}
+    return {"probabilities": best.values, "labels": best.indices.int(), **given}
 
 
 def write_table(file: Path, parts: Iterable[dict]):

@@ -42,7 +42,7 @@ COMMON_FIELDS = (
     "layer_norm_eps", "initializer_range",
 )  # fmt: skip
 BACKBONE_FIELDS = ("out_indices", "apply_layernorm", "reshape_hidden_states")
-LABEL_FIELDS = ("id2label", "label2id", "problem_type", "dtype", "torch_dtype")
+LABEL_FIELDS = ("id2label", "label2id", "problem_type", "thresholds", "dtype", "torch_dtype")
 
 
 def translate_config(config: dict, path, arguments: dict) -> dict:

@@ -106,6 +106,8 @@ def native_config(config, name: str, model_class):
         fields |= {field: as_pair(fields[field])[0] for field in ("image_size", "patch_size")}
     fields |= family.native_fields(config)
     labels = dict(id2label=config.id2label, label2id=config.label2id, problem_type=config.problem_type)
+    if hasattr(config, "thresholds"):  # of several labels an image
+        labels["thresholds"] = config.thresholds
     if model_class.config_class.sub_configs:  # a CLIP classifier has the config of image and text
         return model_class.config_class(vision_config=fields, **labels)
     return AutoConfig.for_model(name, **fields, **labels)

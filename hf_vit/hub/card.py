@@ -33,6 +33,9 @@ METRICS = (  # key of results.json, name in the card, metric of the Hub, format
     ("balanced_accuracy", "balanced accuracy", "balanced_accuracy", "{:.2%}"),
     ("macro_f1", "macro F1", "f1", "{:.2%}"),
     ("calibration_error", "expected calibration error", "ece", "{:.4f}"),
+    ("mean_average_precision", "mean average precision", "mean_average_precision", "{:.2%}"),
+    ("micro_f1", "micro F1", "f1", "{:.2%}"),
+    ("exact_match", "exact match", "exact_match", "{:.2%}"),
     ("loss", "cross-entropy", "loss", "{:.4f}"),
 )
 
@@ -75,6 +78,7 @@ def write_card(
     if is_adapter:
         layout = f"This is a LoRA adapter of {inline(base_model)}; it needs the packages hf_vit and peft."
     recalls = sorted((row for row in results["per_class"] if row["recall"] is not None), key=lambda row: row["recall"])
+    thresholds = results.get("thresholds")
     card = ModelCard.from_template(
         metadata,
         template_path=str(template),
@@ -89,6 +93,8 @@ def write_card(
         metrics=metrics,
         base_model=base_model and inline(base_model),
         data_license=inline(as_license(data.get("license")) or ""),
+        thresholds=thresholds and [f"{value:.4f}" for value in thresholds],
+        per_class=[_percentages(row) for row in results["per_class"]] if thresholds else None,
         on_disk=not data.get("hub_id") and data["name"] not in EMBEDDED,
         license=inline(license or ""),
         weights=weights.name,
@@ -111,6 +117,15 @@ def write_card(
     )
     (folder / "README.md").write_text(_escape_comments(card), encoding="utf-8")
     return folder / "README.md"
+
+
+def _percentages(row: dict) -> dict:
+    """A row of `per_class` of several labels an image, as the card shows it."""
+    percent = lambda value: "-" if value is None else f"{value:.2%}"
+    return {
+        key: inline(value) if key == "label" else value if key == "images" else percent(value)
+        for key, value in row.items()
+    }
 
 
 def _code_arguments(folder: Path, model_path: str, repo: str | None, revision: str | None) -> dict:
@@ -142,6 +157,8 @@ def _metrics_and_metadata(results: dict, name: str, title: str, license: str | N
         if key not in results["metrics"]:
             continue
         value, interval = results["metrics"][key], results["intervals"].get(key)
+        if key == "loss" and results.get("thresholds"):  # of several labels an image
+            metric = "binary cross-entropy"
         interval = interval and f"{form.format(interval[0])} to {form.format(interval[1])}"
         rows.append((metric, form.format(value), interval))
         evaluations.append(

@@ -22,6 +22,7 @@ from hf_vit.hub.run_results import (
     read_redacted,
     read_run,
     read_samples,
+    thresholds_of_run,
     weights_file,
     without_paths,
 )
@@ -38,7 +39,13 @@ MISTAKES = ("mistaken_images", "mistaken_labels", "mistaken_logits")  # tensors 
 EXPORT_SHAPE = {  # the part of export.json that a card shows
     "weights_sha256": str,
     "data": (OPTIONAL, {"split": str, "images": int}),
-    "files": {str: {"megabytes": NUMBER, "accuracy": (OPTIONAL, NUMBER), "interval": (OPTIONAL, [NUMBER, 2])}},
+    "files": {
+        str: {
+            "megabytes": NUMBER,
+            **dict.fromkeys(("accuracy", "mean_average_precision"), (OPTIONAL, NUMBER)),
+            "interval": (OPTIONAL, [NUMBER, 2]),
+        }
+    },
 }
 
 
@@ -81,7 +88,12 @@ def build_package(
         file = run / "model" / "figures" / f"{name}.png"
         if file.is_file() and name == "mistakes" and with_images:  # without the names of the owner's files
             spec = image_spec_of(load_processor(str(run / "model")), model.config)
-            figure = draw_mistakes(read_samples(run / SAMPLES, *MISTAKES), results["data"]["labels"], spec)
+            figure = draw_mistakes(
+                read_samples(run / SAMPLES, *MISTAKES),
+                results["data"]["labels"],
+                spec,
+                thresholds=thresholds_of_run(results),
+            )
             figures.save(figure, folder / "figures" / file.name)
         elif file.is_file() and (with_images or name not in FIGURES_WITH_IMAGES):
             shutil.copy(file, folder / "figures")
@@ -99,7 +111,7 @@ def build_package(
     logits = model(pixel_values).logits
     write_probes(folder, pixel_values, logits)
     verify(folder)
-    prediction = format_prediction(logits[0], results["data"]["labels"])
+    prediction = format_prediction(logits[0], results["data"]["labels"], thresholds_of_run(results))
     shown = dict(prediction=prediction, layout=reason, license=license, export=_copy_export(run, folder))
     write_card(folder, template, results, config, repo=repo, revision=revision, **shown)
     return reason

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from hf_vit import figures
 from hf_vit.data.normalization import denormalize, normalize
+from hf_vit.evaluation.prediction_table import join_labels
 from hf_vit.system.fonts import legible_names
 
 
@@ -29,36 +30,43 @@ def draw_run(
         figures.save(figure, folder / f"{name}.png")
 
 
-def draw_mistakes(samples: dict, labels: list[str], spec, sources: list[str] = ()) -> Figure:
+def draw_mistakes(
+    samples: dict, labels: list[str], spec, sources: list[str] = (), thresholds: torch.Tensor | None = None
+) -> Figure:
     """The most confident wrong predictions, under the names of their files; without these it may leave this machine."""
     mistakes = {name: samples[f"mistaken_{name}"] for name in ("images", "labels", "logits")}
     mistakes["images"] = denormalize(normalize(mistakes["images"], spec), spec)
-    return figures.predictions(**mistakes, names=labels, sources=sources)
+    return figures.predictions(**mistakes, names=labels, sources=sources, thresholds=thresholds)
 
 
 def run_pictures(log, scores, samples, labels, spec, model, examples) -> Iterator[tuple[str, Figure]]:
     """(name, picture) of all that can be drawn of a run."""
     yield "curves", figures.curves(log)
-    yield "confusion", figures.confusion(scores["confusion_matrix"], labels)
-    yield "calibration", figures.calibration(scores["calibration"])
+    thresholds = torch.tensor(scores["thresholds"]) if "thresholds" in scores else None  # of several labels an image
+    if thresholds is None:
+        yield "confusion", figures.confusion(scores["confusion_matrix"], labels)
+        yield "calibration", figures.calibration(scores["calibration"])
+    else:
+        yield "average_precision", figures.average_precision(scores["per_class"])
     if spec.channels not in (1, 3):
         return
     drawn = {name: samples[name] for name in ("images", "labels", "logits")}
     pixel_values = normalize(drawn["images"], spec)
     drawn["images"] = denormalize(pixel_values, spec)
-    yield "predictions", figures.predictions(**drawn, names=labels)
+    yield "predictions", figures.predictions(**drawn, names=labels, thresholds=thresholds)
     if "mistaken_images" in samples:
-        yield "mistakes", draw_mistakes(samples, labels, spec, scores.get("mistakes", ()))
+        yield "mistakes", draw_mistakes(samples, labels, spec, scores.get("mistakes", ()), thresholds)
     if examples is not None:
         images, classes, versions = examples()
         legible = legible_names(labels)
-        titles = [[figures.shorten(legible[label], 14) for label in classes]]
+        names = join_labels if thresholds is not None else lambda label, legible: legible[label]
+        titles = [[figures.shorten(names(label, legible), 14) for label in classes]]
         titles += [figures.target_captions(targets, labels) for _, targets in versions]
         yield (
             "augmentations",
             figures.augmentations(images, [denormalize(inputs, spec) for inputs, _ in versions], titles),
         )
-    captions = figures.prediction_captions(drawn["logits"][:4], labels)
+    captions = figures.prediction_captions(drawn["logits"][:4], labels, thresholds is not None)
     device = next(model.parameters()).device
     few = torch.as_tensor(pixel_values[:4]).to(device)
     yield from figures.model_figures(model, drawn["images"][:4], few, captions).items()

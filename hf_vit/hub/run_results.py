@@ -20,7 +20,9 @@ from hf_vit.system.run_files import OPTIONAL, SAMPLES
 
 
 TRAINING_FILES = ("results.json", "config.yaml", "metrics.jsonl", "confusion_matrix.csv")
-FIGURES = ("predictions", "mistakes", "attention", "confusion", "calibration", "curves", "augmentations", "inside")
+FIGURES = (
+    "predictions", "mistakes", "attention", "confusion", "average_precision", "calibration", "curves", "augmentations", "inside",
+)  # fmt: skip
 FIGURES_WITH_IMAGES = ("predictions", "mistakes", "attention", "augmentations")  # that show images of the data set
 MAX_TRAINING_FILE_BYTES = 2**30  # the confusion matrix of 20,000 classes
 NUMBER = (int, float)
@@ -32,6 +34,7 @@ RESULTS_SHAPE = {  # the part of results.json that a card shows
     "metrics": {str: NUMBER},
     "intervals": {str: [NUMBER, 2]},
     "warnings": (OPTIONAL, [str]),
+    "thresholds": (OPTIONAL, [NUMBER]),
     "per_class": [{"label": str, "recall": (OPTIONAL, NUMBER)}],
     "image_size": [int, 2],
     "versions": {str: str},
@@ -102,6 +105,11 @@ def without_paths(results: dict, config: str) -> tuple[dict, str]:
         changed["preset"] = public(results["preset"])
     named = {key: public(value) for key, value in settings.items()}
     return {**results, **changed}, config if named == settings else yaml.safe_dump(named, sort_keys=False)
+
+
+def thresholds_of_run(results: dict) -> torch.Tensor | None:
+    """The thresholds (L,) of a run with several labels an image; None of one with one label."""
+    return torch.tensor(results["thresholds"]) if results.get("thresholds") else None
 
 
 def read_config(model: Path) -> dict:

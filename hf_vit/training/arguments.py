@@ -45,6 +45,12 @@ class TrainArguments:
     dataset_config: str | None = argument(None, "configuration of the data set, where it has several")
     image_column: str | None = argument(None, "column of images; found by its feature type if not given")
     label_column: str | None = argument(None, "column of labels; found by its feature type if not given")
+    label_separator: str | None = argument(
+        None, 'several labels an image, as one text: what stands between them, such as ";"'
+    )
+    label_columns: str | None = argument(
+        None, "several labels an image, as columns of 0 and 1: the names of these, such as cat,dog,bird"
+    )
     label_names: str | None = argument(None, "text file of class names, a line each, where labels are bare numbers")
     train_split: str = argument("train", "split to train on")
     eval_split: str | None = argument(
@@ -150,10 +156,14 @@ class TrainArguments:
     adam_beta2: float = argument(0.999, "AdamW")
     warmup_ratio: float = argument(0.05, "part of the steps over which the learning rate rises")
     max_grad_norm: float = argument(1.0, "gradients are clipped to this norm; 0 leaves them alone")
-    loss: Literal["cross_entropy", "binary_cross_entropy"] = argument(
-        "cross_entropy", "binary: a yes or no for each label"
+    loss: Literal["cross_entropy", "binary_cross_entropy", "asymmetric"] | None = argument(
+        None,
+        "binary: a yes or no for each label; asymmetric: the same, where a sure no counts little (arXiv 2009.14119), for several "
+        "labels an image; if not given, binary for these, else cross_entropy",
     )
-    label_smoothing: float = argument(0.1, "probability mass spread over all classes")
+    label_smoothing: float = argument(
+        0.1, "probability mass spread over all classes; of several labels an image, over the yes and no of each"
+    )
     ema_decay: float = argument(0.0, "above 0: score and save an exponential moving average of the weights")
 
     crop: Literal["none", "resized", "simple"] = argument(
@@ -309,6 +319,7 @@ RESUME_MUTABLE = (
 # What a run chooses itself where the flags leave it open, and keeps when it is resumed.
 DERIVED = (
     "num_train_epochs", "per_device_train_batch_size", "learning_rate", "head_learning_rate", "layer_decay", "eval_epochs",
+    "loss",
 )  # fmt: skip
 
 
@@ -323,8 +334,9 @@ def build_parser(text: str | None = None) -> Parser:
         if field_.name in GROUPS:
             group = parser.add_argument_group(GROUPS[field_.name])
         kind = field_.type
-        if get_origin(kind) is Literal:
-            options = dict(choices=get_args(kind))
+        literal = next((part for part in (kind, *get_args(kind)) if get_origin(part) is Literal), None)
+        if literal is not None:  # or `Literal[...] | None`
+            options = dict(choices=get_args(literal))
         elif kind is bool:
             options = dict(type=bool, nargs="?", const=True, metavar="true|false")
         else:

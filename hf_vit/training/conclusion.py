@@ -5,6 +5,7 @@ import statistics
 from pathlib import Path
 
 from hf_vit.data.splits import describe_scored
+from hf_vit.evaluation.scores import headline
 from hf_vit.system.command_line import from_here, shell_line
 from hf_vit.training.arguments import TrainArguments
 from hf_vit.training.run import Run
@@ -19,9 +20,10 @@ LAST_LINES = 5  # of the log, whose median loss is that of the end: a single bad
 def uninformed_loss(args: TrainArguments, num_labels: int) -> float:
     """The training loss of answers that know nothing: equal probabilities for all labels, or for yes and no of each.
 
-    Label smoothing and mixing change nothing in it, because targets sum to 1.
+    Label smoothing and mixing change nothing in it, because targets sum to 1, or are a yes and a no. The asymmetric loss is
+    smaller.
     """
-    loss = math.log(2 if args.loss == "binary_cross_entropy" else num_labels)
+    loss = math.log(2 if args.loss in ("binary_cross_entropy", "asymmetric") else num_labels)
     if args.teacher_name_or_path is not None:  # at most, of a teacher that is sure
         part = args.distillation_alpha
         loss = (1 - part) * loss + part * args.distillation_temperature**2 * math.log(num_labels)
@@ -38,18 +40,23 @@ def find_faults(args: TrainArguments, log: list[dict], results: dict) -> list[st
     found, labels = [], results["data"]["labels"]
     losses = [line["loss"] for line in log if line.get("loss") is not None][-LAST_LINES:]
     known = uninformed_loss(args, len(labels))
+    name, value = headline(results["metrics"])
+    several, low = name != "accuracy", results["intervals"][name][0]
+    if several and args.balance == "weights":
+        losses = [loss for loss in losses if not math.isfinite(loss)]  # weights of positives have no mean of 1
     if losses and not (last := statistics.median(losses)) <= EXPLODED * known:
         found.append(
             f"The training loss exploded: it is {last:.3g} at the end, and {known:.3g} for a model that knows nothing. Train again "
             f"with a smaller --learning_rate than {args.learning_rate:g}."
         )
+    counts = [row["images"] for row in results["per_class"] if row["images"]]
     largest = max(results["per_class"], key=lambda row: row["images"])
-    share = largest["images"] / results["data"]["scored_images"]
-    accuracy, low = results["metrics"]["accuracy"], results["intervals"]["accuracy"][0]
+    share = (statistics.mean(counts) if several else largest["images"]) / results["data"]["scored_images"]
     if low <= share:
+        chance = "a random order of the images" if several else f"answering {largest['label']} every time"
         found.append(
-            f"No better than chance: the accuracy is {accuracy:.2%} (at least {low:.2%}, with 95% confidence), and answering "
-            f"{largest['label']} every time gives {share:.2%}. Train for longer, on more images, or look at the labels."
+            f"No better than chance: the {name.replace('_', ' ')} is {value:.2%} (at least {low:.2%}, with 95% confidence), and "
+            f"{chance} gives {share:.2%}. Train for longer, on more images, or look at the labels."
         )
     return found
 
@@ -70,12 +77,13 @@ def next_command(run: Run, script: str) -> str:
 
 
 def closing_lines(run: Run, results: dict, script: str) -> str:
-    """The last lines of a run: its accuracy, the card, the pictures, and what to do next; before them, its faults."""
-    folder, (low, high) = run.folder / "model", results["intervals"]["accuracy"]
+    """The last lines of a run: its accuracy or mean average precision, the card, the pictures, and what to do next; before them, its faults."""
+    name, value = headline(results["metrics"])
+    folder, (low, high) = run.folder / "model", results["intervals"][name]
     pictures, seconds = len(list((folder / "figures").glob("*.png"))), results["seconds"]["report"]
     lines = [
         *(f"WARNING: {fault}" for fault in results["warnings"]),
-        f"accuracy on {describe_scored(run.data.scored)}: {results['metrics']['accuracy']:.2%} (95% interval {low:.2%} to {high:.2%}); "
+        f"{name.replace('_', ' ')} on {describe_scored(run.data.scored)}: {value:.2%} (95% interval {low:.2%} to {high:.2%}); "
         f"the model is in {folder}",
         f"its card is {folder / 'README.md'}, with {pictures} pictures in {folder / 'figures'}; {seconds:.0f} s to check and draw",
         f"next: {next_command(run, script)}",

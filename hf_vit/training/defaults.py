@@ -13,6 +13,7 @@ import math
 from hf_vit.training.arguments import DERIVED, TrainArguments, check_ranges
 
 
+LOSSES = ("cross_entropy", "binary_cross_entropy", "asymmetric")
 FEWEST_STEPS = 150
 EPOCHS = 10.0
 # Learning rate, that of the head, and layer decay. The rates are those of a network one unit wide.
@@ -96,8 +97,9 @@ def keep_defaults(args: TrainArguments, saved: dict):
     for name in DERIVED:
         value = saved.get(name)
         if getattr(args, name) is None and value is not None:
-            if type(value) not in (int, float):
-                raise ValueError(f"{name} of the run that is resumed is {value!r}; wanted a number")
+            wanted = LOSSES if name == "loss" else "a number"
+            if value not in LOSSES if name == "loss" else type(value) not in (int, float):
+                raise ValueError(f"{name} of the run that is resumed is {value!r}; wanted {wanted}")
             setattr(args, name, value)
     check_ranges(args)
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from hf_vit.data.augment import augment, mix
+from hf_vit.data.columns import count_labels, has_several_labels
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of, training_image_spec
 from hf_vit.data.loader import data_loader
@@ -21,7 +22,7 @@ from hf_vit.data.streaming import ImageStream, prepare_stream
 from hf_vit.system.escapes import as_license
 from hf_vit.system.hardware import own_cores
 from hf_vit.training.arguments import TrainArguments, parse_overrides, read_label_names
-from hf_vit.training.losses import soft_targets
+from hf_vit.training.losses import choose_loss, soft_targets
 from hf_vit.training.model import build_model
 
 
@@ -52,6 +53,11 @@ class RunData:
     seconds: float
 
     @property
+    def several_labels(self) -> bool:
+        """Whether an image has any number of labels."""
+        return self.eval_images.labels.ndim == 2
+
+    @property
     def selects_best(self) -> bool:
         """Whether the scored images decide which weights are kept; a test split does not."""
         return not self.scored.startswith("test")
@@ -59,7 +65,8 @@ class RunData:
 
 def read_data(args: TrainArguments, accelerator, print_main):
     """The data, and the model and image processor that decide how images are read: (RunData, model, processor)."""
-    columns = {name: getattr(args, name) for name in ("train_split", "eval_split", "image_column", "label_column")}
+    names = ("train_split", "eval_split", "image_column", "label_column", "label_separator", "label_columns")
+    columns = {name: getattr(args, name) for name in names}
     columns["label_names"] = read_label_names(args.label_names)
     began = time.monotonic()
     with accelerator.main_process_first():
@@ -73,8 +80,9 @@ def read_data(args: TrainArguments, accelerator, print_main):
     # Read before training: a licence that the card cannot hold must not end the run after it.
     data_license = as_license(dataset_license(args.dataset_name)) if accelerator.is_main_process else None
     overrides = parse_overrides(args.config_overrides)
-    checkpoint, preset = args.model_name_or_path, args.preset
-    model, processor = build_model(labels, checkpoint, preset, args.image_size, overrides, args.eval_crop)
+    checkpoint, preset, several = args.model_name_or_path, args.preset, has_several_labels(splits["eval"])
+    choose_loss(args, several)
+    model, processor = build_model(labels, checkpoint, preset, args.image_size, overrides, args.eval_crop, several)
     spec = image_spec_of(processor, model.config)
     train_rows = None if args.streaming else splits["train"]
     train_spec = training_image_spec(spec, train_rows, args.crop, args.crop_scale)
@@ -87,7 +95,8 @@ def read_data(args: TrainArguments, accelerator, print_main):
     else:
         train_images = ImageDataset(train_rows, train_spec, args.on_bad_image, keep_full=True, seed=args.seed)
     seconds = time.monotonic() - began
-    unscored = [label for index, label in enumerate(labels) if not (eval_images.labels == index).any()]
+    counts = count_labels(eval_images.labels, len(labels)).tolist()
+    unscored = [label for label, count in zip(labels, counts, strict=True) if count == 0]
     if unscored:
         more = " ..." if len(unscored) > 5 else ""
         print_main(f"no image of {', '.join(unscored[:5])}{more} is among those that are scored")

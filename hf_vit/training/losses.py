@@ -8,8 +8,18 @@ from hf_vit.data.image_spec import ImageSpec, image_spec_of
 from hf_vit.evaluation.classifiers import load_classifier, load_processor
 
 
+# "Asymmetric Loss For Multi-Label Classification", arXiv 2009.14119, section 2: positives keep their cross-entropy, and a negative
+# below the margin counts nothing.
+GAMMA_POSITIVE, GAMMA_NEGATIVE, MARGIN = 0, 4, 0.05
+
+
 def soft_targets(labels: torch.Tensor, num_labels: int, smoothing: float) -> torch.Tensor:
-    """Class indices (B,) -> probabilities (B, L): 1 - smoothing for the class, and smoothing spread over all L classes."""
+    """Class indices (B,) -> probabilities (B, L): 1 - smoothing for the class, and smoothing spread over all L classes.
+
+    Of several labels an image, 0 and 1 of each (B, L), each is moved towards 1/2: 1 - smoothing / 2, and smoothing / 2.
+    """
+    if labels.ndim == 2:
+        return labels * (1 - smoothing) + smoothing / 2
     return nn.functional.one_hot(labels, num_labels) * (1 - smoothing) + smoothing / num_labels
 
 
@@ -30,6 +40,61 @@ def classification_loss(
     weights = torch.ones_like(targets[0]) if weights is None else weights
     each = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")  # (B, L)
     return (each.mean(dim=1) * (targets * weights).sum(dim=1)).mean()
+
+
+def multi_label_loss(logits, targets, kind: str, weights: torch.Tensor | None = None) -> torch.Tensor:
+    """Mean over the labels, then over the images, of each label's yes or no, in float32.
+
+    Args:
+        logits, targets: (B, L); each target is a probability of its own.
+        kind: "binary_cross_entropy", or "asymmetric" (arXiv 2009.14119, equations 5 to 7).
+        weights: (L,), of the images that have the label; those without it count 1.
+    """
+    logits = logits.float()
+    if kind == "binary_cross_entropy":
+        return nn.functional.binary_cross_entropy_with_logits(logits, targets, pos_weight=weights)
+    probabilities = logits.sigmoid()
+    shifted = (probabilities - MARGIN).clamp(min=0)
+    positive = (1 - probabilities) ** GAMMA_POSITIVE * nn.functional.logsigmoid(logits)
+    negative = shifted**GAMMA_NEGATIVE * (1 - shifted).log()  # 1 - shifted is at least the margin
+    weights = 1.0 if weights is None else weights
+    return -(weights * targets * positive + (1 - targets) * negative).mean()
+
+
+def count_correct(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Images whose class is right, (); of several labels an image (B, L), the sum of the shares of its labels that are right."""
+    if labels.ndim == 2:
+        return ((logits > 0) == (labels > 0.5)).float().mean(dim=1).sum()
+    return (logits.argmax(1) == labels).sum()
+
+
+def choose_loss(args, several: bool):
+    """Fill in, in place, the loss that the flags leave open.
+
+    Args:
+        args: the run's `TrainArguments`.
+        several: whether an image has several labels.
+
+    Raises:
+        ValueError: for a loss or another flag that does not go with the labels.
+    """
+    if not several:
+        if args.loss == "asymmetric":
+            raise ValueError("--loss asymmetric is for several labels an image, and the data has one: leave it out")
+        args.loss = args.loss or "cross_entropy"
+        return
+    refused = {
+        "--loss cross_entropy": (args.loss == "cross_entropy", "its probabilities sum to 1: leave it out"),
+        "--balance sampling": (args.balance == "sampling", "an image belongs to several classes: take weights"),
+        "--teacher_name_or_path": (
+            args.teacher_name_or_path is not None,
+            "distillation compares probabilities that sum to 1: leave it out",
+        ),
+    }
+    for flag, (is_given, why) in refused.items():
+        if is_given:
+            raise ValueError(f"{flag} does not go with several labels an image: {why}")
+    args.loss = args.loss or "binary_cross_entropy"
 
 
 def distillation_loss(logits, teacher_logits, temperature: float) -> torch.Tensor:
@@ -86,19 +151,21 @@ class Criterion:
 
     Args:
         args: the run's `TrainArguments`.
-        weights: (L,) of the classes, or None.
+        weights: (L,) of the classes, as `class_weights` gives them, or None.
         teacher: a `Teacher`, or None.
         autocast: context manager in which the teacher runs.
+        several: whether an image has several labels.
     """
 
-    def __init__(self, args, weights: torch.Tensor | None, teacher: Teacher | None, autocast):
+    def __init__(self, args, weights: torch.Tensor | None, teacher: Teacher | None, autocast, several: bool = False):
         self.args, self.weights, self.teacher, self.autocast = args, weights, teacher, autocast
+        self.loss = multi_label_loss if several else classification_loss
 
     def __call__(self, model, inputs, targets, **kwargs):
         """The loss () of inputs (B, C, H, W), or of cached features (B, D), with targets (B, L), and the logits (B, L)."""
         args, outputs = self.args, model(inputs, **kwargs)
         logits = outputs if args.cache_features else outputs.logits
-        loss = classification_loss(logits, targets, args.loss, self.weights)
+        loss = self.loss(logits, targets, args.loss, self.weights)
         if self.teacher is not None:
             with self.autocast():
                 teacher_logits = self.teacher(inputs)

@@ -11,6 +11,7 @@ from transformers import ViTImageProcessorPil
 
 from hf_vit.data.image_spec import ImageSpec, eval_resize, image_spec_of
 from hf_vit.evaluation.classifiers import check_weights, load_processor
+from hf_vit.evaluation.multi_label import MULTI_LABEL
 from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification, HFViTLayer
 from hf_vit.training.optimizers import layer_id
@@ -23,12 +24,13 @@ def build_model(
     image_size: int | None,
     overrides: dict,
     eval_crop: float | None = None,
+    several: bool = False,
 ):
     """A model with a head for `labels`, and its image processor: from `checkpoint`, or from scratch by `preset`.
 
     Weights are float32, whatever the checkpoint holds: most steps are too small to change a bfloat16 or float16 number
     ("Mixed Precision Training", arXiv 1710.03740, section 3.1). The head of a checkpoint is kept only if it was trained for
-    these labels in this order. Its image processor says how images are resized and cropped, unless `eval_crop` does
+    these labels in this order, and for `several` an image if that is asked for. Its image processor says how images are resized and cropped, unless `eval_crop` does
     (`eval_resize`).
 
     Raises:
@@ -41,14 +43,20 @@ def build_model(
         )
     fields = dict(overrides) if image_size is None else {**overrides, "image_size": image_size}
     fields["id2label"] = dict(enumerate(labels))
+    if several:
+        fields["problem_type"] = MULTI_LABEL
     if checkpoint is None:
         model = HFViTForImageClassification(HFViTConfig.from_preset(preset, **fields))
         source = ViTImageProcessorPil()
     else:
-        before = HFViTConfig.from_pretrained(checkpoint).id2label
+        before = HFViTConfig.from_pretrained(checkpoint)
+        had_several = before.problem_type == MULTI_LABEL
+        if had_several and not several:
+            fields["problem_type"] = "single_label_classification"
         model = HFViTForImageClassification.from_pretrained(checkpoint, dtype=torch.float32, **fields)
         check_weights(model, checkpoint)
-        if list(before.values()) != labels:
+        vars(model.config).pop("thresholds", None)  # of the labels that it had
+        if list(before.id2label.values()) != labels or had_several != several:
             nn.init.zeros_(model.classifier.weight)
             nn.init.zeros_(model.classifier.bias)
         source = load_processor(checkpoint)

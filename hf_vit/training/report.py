@@ -6,6 +6,7 @@ import json
 import time
 from pathlib import Path
 
+import torch
 from accelerate.utils import gather_object
 from PIL import Image
 from safetensors.torch import load_file
@@ -23,6 +24,9 @@ from hf_vit.training.inputs import on_hub
 from hf_vit.training.run import Run
 from hf_vit.training.run_folder import publish_best
 from hf_vit.training.state import TrainState
+
+
+COUNTS = ("label", "true positives", "false positives", "false negatives", "true negatives")
 
 
 def save_last_weights(run: Run):
@@ -50,7 +54,7 @@ def publish_model(run: Run) -> dict:
         copy_file(folder / PREDICTIONS, run.folder / PREDICTIONS)
     table, names = io.StringIO(), [csv_cell(label) for label in run.data.labels]
     rows = [[name, *counts] for name, counts in zip(names, details["confusion_matrix"], strict=True)]
-    csv.writer(table).writerows([["true class", *names], *rows])
+    csv.writer(table).writerows([COUNTS if run.data.several_labels else ["true class", *names], *rows])
     write_text(run.folder / "confusion_matrix.csv", table.getvalue())
     return details
 
@@ -89,6 +93,7 @@ def collect_results(run: Run, state: TrainState, scores: dict, difference: float
     details = {name: scores[name] for name in scores if name not in apart}
     world, seconds = accelerator.num_processes, state.seconds
     samples = load_file(run.folder / SAMPLES)
+    thresholds = torch.tensor(scores["thresholds"]) if data.several_labels else None
     kept = "the best scoring, kept in model/" if data.selects_best else "the last scoring, in model/"
     weights = next(
         path for name in ("model", "adapter_model") if (path := run.folder / "model" / f"{name}.safetensors").exists()
@@ -114,7 +119,7 @@ def collect_results(run: Run, state: TrainState, scores: dict, difference: float
         "parameters": run.parameters,
         "trained_parameters": run.trainable_parameters,
         "attention_query": run.backbone.attention_query,
-        "answer": format_prediction(samples["logits"][0], data.labels),  # to example.png
+        "answer": format_prediction(samples["logits"][0], data.labels, thresholds),  # to example.png
         "saved_logits_apart": difference,
         "weights_sha256": checksum(weights),
         "seed": args.seed,

@@ -37,7 +37,13 @@ from hf_vit.training.signals import Signals
 from hf_vit.training.state import TrainState
 
 
-SCORES_SHAPE = {"metrics": {"accuracy": (int, float), "loss": (int, float)}, "images": int, "confusion_matrix": list}
+NUMBER = (int, float)
+SCORES_SHAPE = {"metrics": {"accuracy": NUMBER, "loss": NUMBER}, "images": int, "confusion_matrix": list}
+MULTI_LABEL_SHAPE = {
+    **SCORES_SHAPE,
+    "metrics": {"mean_average_precision": NUMBER, "loss": NUMBER},
+    "thresholds": [NUMBER],
+}
 
 
 @dataclass
@@ -256,7 +262,7 @@ def build_criterion(args: TrainArguments, accelerator, data: RunData) -> Criteri
         teacher = Teacher(args.teacher_name_or_path, data.labels, data.spec, accelerator.device)
     if args.balance == "weights":
         weights = class_weights(data.train_images.labels, len(data.labels)).to(accelerator.device)
-    return Criterion(args, weights, teacher, accelerator.autocast)
+    return Criterion(args, weights, teacher, accelerator.autocast, data.several_labels)
 
 
 def fit_batch_size(args: TrainArguments, accelerator, data: RunData, model, criterion: Criterion) -> tuple[int, int]:
@@ -378,7 +384,8 @@ def open_folder(run: Run, state: TrainState, saved: dict | None) -> dict | None:
     else:
         found = continue_run(Path(saved["folder"]).parents[1], run.folder, state.step, state.scored_step)
         if found is not None:
-            run_files.check_shape(found[1], SCORES_SHAPE, str(found[0] / "scores.json"))
+            shape = MULTI_LABEL_SHAPE if run.data.several_labels else SCORES_SHAPE
+            run_files.check_shape(found[1], shape, str(found[0] / "scores.json"))
     write_text(run.folder / STARTED, to_yaml(run.args))
     return found and found[1]["metrics"]
 

@@ -6,8 +6,9 @@ import torch
 from safetensors.torch import save_file
 
 from hf_vit.data.splits import describe_scored
+from hf_vit.evaluation.multi_label import DEFAULT_THRESHOLD, choose_thresholds
 from hf_vit.evaluation.prediction_table import image_names, prediction_table
-from hf_vit.evaluation.scores import classification_report, compute_metrics, surest_mistakes
+from hf_vit.evaluation.scores import classification_report, compute_metrics, headline, surest_mistakes
 from hf_vit.system.run_files import NUM_SAMPLES, PREDICTIONS, SAMPLES
 from hf_vit.training.checkpoints import save_best
 from hf_vit.training.distributed import run_on_main
@@ -28,13 +29,15 @@ def evaluate(run: Run, state: TrainState) -> bool:
             return False
         logits, rows = predictions  # (n, L), (n,)
         labels = images.labels[rows]
-        metrics = {**compute_metrics(logits, labels), "step": step, "epoch": state.epoch + 1}
+        thresholds = choose(run, logits, labels) if run.data.several_labels else None
+        metrics = {**compute_metrics(logits, labels, thresholds), "step": step, "epoch": state.epoch + 1}
         is_best = run.best is None or merit(metrics) > merit(run.best)
         if is_best if run.data.selects_best else step == run.batches.total_steps:
-            run_on_main(run.accelerator, lambda: keep_best(run, model, metrics, logits, labels, rows))
+            run_on_main(run.accelerator, lambda: keep_best(run, model, metrics, logits, labels, rows, thresholds))
             run.best = metrics
+    name, value = headline(metrics)
     run.print(
-        f"step {step:,}, epoch {state.epoch + 1}: accuracy on {describe_scored(split)} {metrics['accuracy']:.2%}, "
+        f"step {step:,}, epoch {state.epoch + 1}: {name.replace('_', ' ')} on {describe_scored(split)} {value:.2%}, "
         f"loss {metrics['loss']:.4f}"
     )
     values = {f"eval_{name}": value for name, value in metrics.items() if name not in ("step", "epoch")}
@@ -43,19 +46,28 @@ def evaluate(run: Run, state: TrainState) -> bool:
 
 
 def merit(metrics: dict) -> tuple[float, float]:
-    """By accuracy; at equal accuracy by loss."""
-    return metrics["accuracy"], -metrics["loss"]
+    """By accuracy, or mean average precision; if equal by loss."""
+    return headline(metrics)[1], -metrics["loss"]
 
 
-def keep_best(run: Run, model, metrics: dict, logits, labels, rows):
+def choose(run: Run, logits, labels) -> torch.Tensor:
+    """The thresholds (L,) of several labels an image; a test split chooses none."""
+    if run.data.selects_best:
+        return choose_thresholds(logits, labels)
+    return torch.full((labels.shape[1],), DEFAULT_THRESHOLD)
+
+
+def keep_best(run: Run, model, metrics: dict, logits, labels, rows, thresholds):
     """Write `checkpoints/best-N`: the model, its scores, all predictions, and samples of the images with labels and logits."""
-    images, mistakes = run.data.eval_images, surest_mistakes(labels, logits)
+    images, mistakes = run.data.eval_images, surest_mistakes(labels, logits, thresholds)
     scores = {
         "metrics": metrics,
         "images": len(labels),
         "mistakes": image_names(*images.sources(rows[mistakes])),
-        **classification_report(logits, labels, run.data.labels),
+        **classification_report(logits, labels, run.data.labels, thresholds),
     }
+    if thresholds is not None:
+        model.config.thresholds = dict(zip(run.data.labels, scores["thresholds"], strict=True))
     size = sum(parameter.nbytes for parameter in model.parameters())
     generator = torch.Generator().manual_seed(run.args.seed)
     drawn = torch.randperm(len(labels), generator=generator)[:NUM_SAMPLES]
@@ -68,7 +80,7 @@ def keep_best(run: Run, model, metrics: dict, logits, labels, rows):
     def write(folder: Path):
         run.write_model(model, folder)
         save_file(samples, folder / SAMPLES)
-        table = prediction_table(*images.sources(rows), labels, logits, run.data.labels)
+        table = prediction_table(*images.sources(rows), labels, logits, run.data.labels, thresholds)
         (folder / PREDICTIONS).write_text(table, encoding="utf-8", newline="")
 
     save_best(run.folder, metrics["step"], scores, size, write)

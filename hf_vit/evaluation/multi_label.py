@@ -1,0 +1,178 @@
+"""Several labels an image: which of them a model gives, and how good they are.
+
+Each label has a probability of its own, the sigmoid of its logit, and an image gets those that reach their threshold. The scores
+are scikit-learn's, which is imported where it is needed: it takes a second, and one label an image does without it.
+"""
+
+import numpy as np
+import torch
+from torch import nn
+
+from hf_vit.evaluation.metrics import wilson_interval
+
+
+MULTI_LABEL = "multi_label_classification"  # the `problem_type` of such a model, as transformers names it
+DEFAULT_THRESHOLD = 0.5
+FEWEST_POSITIVES = 5  # images with a label and without it, below which its threshold is not chosen
+RESAMPLES = 100
+
+
+def thresholds_of(config) -> torch.Tensor | None:
+    """The thresholds (L,) of a model that gives several labels an image; 0.5 each where its config holds none. None of a model
+    that gives one label.
+
+    Raises:
+        ValueError: if the config holds thresholds of other labels, or one outside of 0 to 1.
+    """
+    if config.problem_type != MULTI_LABEL:
+        return None
+    names = [config.id2label[index] for index in range(config.num_labels)]
+    stored = getattr(config, "thresholds", None)  # no field of the architecture: older models and others' have none
+    if stored is None:
+        return torch.full((len(names),), DEFAULT_THRESHOLD)
+    if not isinstance(stored, dict) or set(stored) != set(names):
+        raise ValueError(
+            f"the thresholds of the model are of other labels ({', '.join(list(stored)[:5])}) than its own ({', '.join(names[:5])}); "
+            "take them out of its config.json, or train the model again"
+        )
+    values = [stored[name] for name in names]
+    if wrong := [value for value in values if type(value) not in (int, float) or not 0 <= value <= 1]:
+        raise ValueError(f"a threshold of the model is {wrong[0]!r}; wanted a number from 0 to 1 in its config.json")
+    return torch.tensor(values)
+
+
+def check_task(labels: torch.Tensor, thresholds: torch.Tensor | None):
+    """Raise ValueError unless images and model both have one label an image, (n,) and None, or both several, (n, L) and (L,)."""
+    if (labels.ndim == 2) != (thresholds is not None):
+        counts = ("several labels", "one label") if labels.ndim == 2 else ("one label", "several labels")
+        raise ValueError(
+            f"the images have {counts[0]} each, and the model gives {counts[1]}: score images with labels of the model's kind, or "
+            "fine-tune the model on these"
+        )
+
+
+def choose_thresholds(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The threshold (L,) of each label with the best F1 on these images, half-way to the next lower probability.
+
+    A label that fewer than `FEWEST_POSITIVES` images have, or lack, gets 0.5.
+
+    Args:
+        logits: (n, L).
+        labels: (n, L), 0 and 1.
+    """
+    from sklearn.metrics import precision_recall_curve
+
+    chosen = torch.full((labels.shape[1],), DEFAULT_THRESHOLD)
+    probabilities, truth = logits.sigmoid().double().numpy(), labels.numpy()
+    for index, count in enumerate(truth.sum(axis=0)):
+        if min(count, len(truth) - count) < FEWEST_POSITIVES:
+            continue
+        precision, recall, values = precision_recall_curve(truth[:, index], probabilities[:, index])
+        f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
+        best = int(f1[:-1].argmax())  # the last point has no threshold
+        below = values[best - 1] if best > 0 else 0.0
+        chosen[index] = round((values[best] + below) / 2, 6)
+    return chosen
+
+
+def given_labels(logits: torch.Tensor, thresholds: torch.Tensor) -> torch.Tensor:
+    """Which labels reach their threshold, bool (n, L)."""
+    return logits.sigmoid() >= thresholds
+
+
+def average_precisions(probabilities: np.ndarray, truth: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """scikit-learn's average precision of each label (L,), NaN of labels that no image has.
+
+    Args:
+        probabilities, truth: (n, L).
+        weights: (n,) of the images.
+    """
+    from sklearn.metrics import average_precision_score
+
+    positives = truth.sum(axis=0) if weights is None else weights @ truth
+    return np.array(
+        [
+            average_precision_score(truth[:, index], probabilities[:, index], sample_weight=weights)
+            if count
+            else np.nan
+            for index, count in enumerate(positives)
+        ]
+    )
+
+
+def multi_label_metrics(logits: torch.Tensor, labels: torch.Tensor, thresholds: torch.Tensor) -> dict[str, float]:
+    """Logits, labels (n, L) -> mean_average_precision, macro_f1 (both means over the labels that some image has), micro_f1,
+    exact_match (the share of images all of whose labels are right), all in [0, 1], and loss, the mean binary cross-entropy.
+
+    Raises:
+        ValueError: if no image has a label.
+    """
+    from sklearn.metrics import accuracy_score, f1_score
+
+    truth, given = labels.numpy().astype(int), given_labels(logits, thresholds).numpy().astype(int)
+    present = np.flatnonzero(truth.any(axis=0))
+    if len(present) == 0:
+        raise ValueError(f"none of the {len(truth):,} images has a label: wanted images with labels to score")
+    return {
+        "mean_average_precision": float(np.nanmean(average_precisions(logits.sigmoid().numpy(), truth))),
+        "micro_f1": float(f1_score(truth.ravel(), given.ravel(), zero_division=0)),
+        "macro_f1": float(np.mean([f1_score(truth[:, i], given[:, i], zero_division=0) for i in present])),
+        "exact_match": float(accuracy_score(truth, given)),
+        "loss": nn.functional.binary_cross_entropy_with_logits(logits, labels).item(),
+    }
+
+
+def multi_label_report(
+    logits: torch.Tensor, labels: torch.Tensor, names: list[str], thresholds: torch.Tensor, seed: int = 0
+) -> dict:
+    """What `multi_label_metrics` leaves out: {"intervals": {metric: [low, high]}, "per_class": [...], "thresholds": (L,),
+    "confusion_matrix": (L, 4) true positives, false positives, false negatives and true negatives, "labels_without_images": count}.
+
+    The exact match has Wilson's 95% interval. That of the mean average precision is 1.96 standard deviations of `RESAMPLES`
+    bootstrap draws (Efron, Annals of Statistics 7, 1979) to each side.
+    """
+    probabilities, truth, given = (
+        logits.sigmoid().numpy(),
+        labels.numpy().astype(int),
+        given_labels(logits, thresholds),
+    )
+    given, count, rng = given.numpy(), len(labels), np.random.default_rng(seed)
+    precisions = average_precisions(probabilities, truth)
+    draws = [rng.multinomial(count, np.full(count, 1 / count)) for _ in range(RESAMPLES)]
+    means = [average_precisions(probabilities, truth, draw.astype(float)) for draw in draws]
+    half = 1.96 * float(np.std([np.nanmean(mean) for mean in means if not np.isnan(mean).all()]))
+    middle, exact = float(np.nanmean(precisions)), int((given == truth).all(axis=1).sum())
+    ratio = lambda part, whole: part / whole if whole else None
+    rows, counts = [], []
+    for index, name in enumerate(names):
+        there, called = int(truth[:, index].sum()), int(given[:, index].sum())
+        right = int((truth[:, index] & given[:, index]).sum())
+        counts.append([right, called - right, there - right, count - called - there + right])
+        rows.append(
+            {
+                "label": name, "images": there, "average_precision": float(precisions[index]) if there else None,
+                "precision": ratio(right, called), "recall": ratio(right, there), "f1": ratio(2 * right, there + called),
+            }
+        )  # fmt: skip
+    return {
+        "intervals": {
+            "mean_average_precision": [max(0.0, middle - half), min(1.0, middle + half)],
+            "exact_match": wilson_interval(exact, count),
+        },
+        "per_class": rows,
+        "confusion_matrix": counts,
+        "thresholds": [round(value, 6) for value in thresholds.tolist()],
+        "labels_without_images": int((truth.sum(axis=0) == 0).sum()),
+    }
+
+
+def worst_images(labels: torch.Tensor, logits: torch.Tensor, thresholds: torch.Tensor, count: int) -> torch.Tensor:
+    """Row numbers of the `count` images with a wrong label whose binary cross-entropy is largest, the worst first."""
+    losses = image_losses(labels, logits)
+    wrong = (given_labels(logits, thresholds) != labels.bool()).any(dim=1).nonzero().flatten()
+    return wrong[losses[wrong].argsort(descending=True, stable=True)][:count]
+
+
+def image_losses(labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """The binary cross-entropy of each image, the mean of its labels, (n,)."""
+    return nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(dim=1)
