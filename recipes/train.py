@@ -14,7 +14,7 @@ it. A run that was killed continues by the same command, as if nothing had happe
     model/          config, weights, image processor, code and card: ready for `from_pretrained` and for the Hub
     last/           the last weights, if model/ holds those of an earlier, better evaluation
     results.json    metrics with their intervals, scores of each class, times, seed, commit, command, hardware, versions, data
-    confusion_matrix.csv   a row per true class, a column per predicted class
+    confusion_matrix.csv   a row per true class, a column per predicted class; of several labels an image, counts of each
     predictions.csv   a row per scored image: row, file, label, predicted class, confidence, correct
     samples.safetensors    a few of the scored images, drawn at random, and the most confident mistakes, with label and logits
 

@@ -53,7 +53,7 @@ def label_feature(feature):
 
 def has_several_labels(rows: Dataset) -> bool:
     """Whether the column `label` holds a list of labels for each image."""
-    return label_feature(rows.features["label"]) is not rows.features["label"]
+    return isinstance(rows.features["label"], (list, List, LargeList))
 
 
 def label_tensor(rows: Dataset) -> torch.Tensor:

@@ -31,6 +31,7 @@ PRESETS = {
 TRANSFORMERS_KEYS = {
     "attn_implementation", "auto_map", "experts_implementation", "model_type", "name_or_path", "num_labels",
     "output_attentions", "quantization_config", "torch_dtype", "transformers_weights",
+    "thresholds",  # not of transformers: of several labels an image, the probability above which each is given
 }  # fmt: skip
 
 # What a folder saved by `save_pretrained` offers to Auto classes, with trust_remote_code=True and without our package.

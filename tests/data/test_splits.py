@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, Features, Image, Value
+from datasets import ClassLabel, Dataset, Features, Image, List, Value
 from image_data import dataset, picture, pictures, prepare
 
 from hf_vit.data import columns
-from hf_vit.data.columns import find_columns, match_labels
-from hf_vit.data.splits import class_weights, stratified_holdout
+from hf_vit.data.columns import find_columns, label_tensor, match_labels
+from hf_vit.data.splits import class_weights, stratified_holdout, stratified_subset
 
 
 def test_columns_are_found_by_their_type():
@@ -145,7 +145,7 @@ def test_numbers_with_decimals_are_no_classes():
 )
 def test_several_labels_in_one_text_are_no_class(labels):
     with pytest.raises(
-        ValueError, match=r"looks like several labels, as .* and .* occur in others, too: .* not supported"
+        ValueError, match=r"looks like several labels, as .* and .* occur in others, too: pass --label_separator '.'"
     ):
         prepare({"train": plain(labels)})
 
@@ -160,12 +160,97 @@ def test_a_separator_in_a_name_is_said_and_no_error(caplog, monkeypatch):
     assert caplog.text == ""
 
 
-def test_a_column_of_lists_is_said_to_hold_several_labels():
-    rows = dataset([0, 1]).remove_columns("label").add_column("labels", [["cat"], ["cat", "dog"]])
-    with pytest.raises(
-        ValueError, match=r"labels: it holds a list of labels .* several labels an image are not supported"
-    ):
-        prepare({"train": rows})
+def with_labels(labels, kind=None):
+    """Images whose column `labels` holds lists of labels, a text, or what `kind` is."""
+    rows = dataset([0] * len(labels)).remove_columns("label")
+    return rows.add_column("labels", labels, feature=kind)
+
+
+LISTS = [["dog", "cat"], ["cat"], [], ["dog"]]
+HOT = [[1, 1], [1, 0], [0, 0], [0, 1]]
+
+
+@pytest.mark.parametrize("several", ["names", "ClassLabel", "text", "columns of 0 and 1"])
+def test_several_labels_an_image_are_read_from_lists_text_and_columns(several):
+    how = {}
+    if several == "names":
+        rows = with_labels(LISTS)
+    elif several == "ClassLabel":
+        indices = [[["cat", "dog"].index(name) for name in names] for names in LISTS]
+        rows = with_labels(indices, List(ClassLabel(names=["cat", "dog"])))
+    elif several == "text":
+        rows, how = with_labels(["dog; cat", "cat", None, "dog"]), {"label_separator": ";"}
+    else:
+        rows = dataset([0] * 4).add_column("cat", [1, 1, 0, 0]).add_column("dog", [True, False, False, True])
+        how = {"label_columns": "cat,dog"}
+    splits, names, _ = prepare({"train": rows, "test": rows}, **how)
+    assert names == ["cat", "dog"]
+    for part in splits.values():
+        assert label_tensor(part).tolist() == HOT
+
+
+@pytest.mark.parametrize(
+    ("rows", "how", "message"),
+    [
+        (with_labels([["cat"], ["dog", None]]), {}, "labels of the split 'train' are missing, the first in row 1"),
+        (with_labels([[0, 1, 0], [1, 0, 0]]), {}, r"row 0 .* has the label '0' twice; .*--label_columns"),
+        (with_labels([[0.5], [1.0]]), {}, "numbers with decimals"),
+        (with_labels([["cat"], ["cat"]]), {}, "the 2 training images are all given the same labels"),
+        (with_labels([["cat"], ["dog"]]), {"label_separator": ";"}, "the labels .labels. are List; wanted text"),
+        (with_labels([["cat"], ["dog"]]), {"label_column": "labels", "label_columns": "cat"}, "does not go with"),
+        (with_labels([0.0, 0.7]), {"label_columns": "labels"}, "neither 0 nor 1, the first is 0.7 in row 1"),
+        (with_labels([0, 1]), {"label_columns": "labels,owl"}, r"there is no column owl; the columns are image"),
+    ],
+)
+def test_labels_that_are_no_lists_of_classes_are_refused_with_what_was_wanted(rows, how, message):
+    with pytest.raises(ValueError, match=message):
+        prepare({"train": rows, "test": rows}, **how)
+
+
+def test_a_label_that_no_training_image_has_is_named():
+    train, test = with_labels([["cat"], ["dog"]]), with_labels([["cat", "owl"]])
+    with pytest.raises(ValueError, match="labels owl of the split 'test' do not occur in the training split"):
+        prepare({"train": train, "test": test})
+    kind = List(ClassLabel(names=["cat", "dog", "owl"]))
+    with pytest.raises(ValueError, match="'test' has images of 1 classes that the split 'train' has none of: owl"):
+        prepare({"train": with_labels([[0], [1]], kind), "test": with_labels([[0, 2]], kind)})
+
+
+def random_labels(seed, count=300, num_labels=12):
+    """Lists of labels from frequent to rare, as 0 and 1 (n, L)."""
+    rng = np.random.default_rng(seed)
+    return (rng.random((count, num_labels)) < np.geomspace(0.4, 0.008, num_labels)).astype(np.float32)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_of_several_labels_with_two_images_is_on_both_sides(seed):
+    labels = random_labels(seed)
+    held_out = stratified_holdout(labels, 0.1, seed)
+    counts, taken = labels.sum(axis=0), labels[held_out].sum(axis=0)
+    assert ((taken > 0) & (taken < counts))[counts > 1].all()
+    assert (taken[counts == 1] == 0).all()
+    assert np.abs(taken - 0.1 * counts).max() <= 3
+    assert 25 <= len(held_out) <= 36
+    assert np.array_equal(held_out, stratified_holdout(labels, 0.1, seed))
+
+
+def test_labels_that_cannot_all_be_on_both_sides_are_still_split():
+    triangle = np.array([[1, 1, 0], [1, 0, 1], [0, 1, 1]], np.float32)
+    assert 0 < len(stratified_holdout(triangle, 0.5, 0)) < 3
+
+
+def test_shots_of_several_labels_are_about_as_many_of_each():
+    labels = random_labels(0)[:, :6]
+    kept = stratified_subset(labels, list("abcdef"), 1.0, 4, seed=0)
+    assert (labels[kept].sum(axis=0) >= 3).all()
+    assert len(kept) < 40
+    with pytest.raises(ValueError, match="the class 'c' has only 58"):
+        stratified_subset(labels, list("abcdef"), 1.0, 60, seed=0)
+
+
+def test_weights_of_several_labels_are_images_without_over_images_with():
+    labels = torch.tensor([[1.0, 0, 1], [0, 0, 1], [0, 0, 1], [0, 0, 1]])
+    assert class_weights(labels, 3).tolist() == [3.0, 1.0, 1.0]
 
 
 def test_a_split_that_is_not_there_is_named_beside_those_that_are():

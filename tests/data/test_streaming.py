@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from datasets import ClassLabel, Dataset, Features, Image, List
 from image_data import (
     ANIMALS,
     animal,
@@ -200,3 +201,16 @@ def test_a_streams_split_to_score_is_read_anew_when_its_file_has_changed(tmp_pat
             table_of(numbers).to_parquet(tmp_path / f"{name}.parquet")
         held = prepare_stream(load_splits(str(tmp_path), streaming=True))[1]
         assert len(held) == count
+
+
+def test_lists_of_labels_are_streamed_as_0_and_1_of_each(tmp_path):
+    lists = [[number % 2, 2] if number % 3 else [] for number in range(8)]
+    features = Features(image=Image(), labels=List(ClassLabel(names=["cat", "dog", "owl"])))
+    for name in ("train", "validation"):
+        rows = {"image": [picture(number) for number in range(8)], "labels": lists}
+        Dataset.from_dict(rows, features).to_parquet(tmp_path / f"{name}.parquet")
+    (batch,) = batches_of(stream_of(tmp_path, label_names=None), 1, 8)
+    wanted = [[float(label in lists[number]) for label in range(3)] for number in batch["index"].tolist()]
+    assert batch["labels"].tolist() == wanted
+    with pytest.raises(ValueError, match="--streaming does not go with --label_separator or --label_columns"):
+        stream_of(tmp_path, label_separator=";")

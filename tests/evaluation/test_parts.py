@@ -197,7 +197,7 @@ def test_the_best_labels_come_first_and_all_of_them_sum_to_one():
     assert list(every) == ["file", "cat (0)", "=dog", "cat (2)", "file (3)"]
     np.testing.assert_allclose(np.stack(list(every.values())[1:], axis=1), wanted)
     assert list(prediction_columns("row", [0, 1], best_labels(logits, 9), LABELS, 9))[-1] == "probability_4"
-    torch.testing.assert_close(best_labels(logits, 0, multi_label=True)["probabilities"], logits.sigmoid())
+    torch.testing.assert_close(best_labels(logits, 0, torch.full((4,), 0.5))["probabilities"], logits.sigmoid())
 
 
 def test_csv_and_parquet_hold_the_same_rows_and_csv_no_formula(tmp_path):

@@ -51,6 +51,16 @@ def test_a_loss_near_that_of_equal_probabilities_or_one_bad_batch_is_no_explosio
         assert find_faults(TrainArguments(learning_rate=1.0), log_of(*losses), results_of(0.8, 0.7)) == []
 
 
+def test_several_labels_are_compared_with_a_random_order_of_the_images():
+    results = results_of(0.5, 0.5)
+    results |= {"metrics": {"mean_average_precision": 0.5}, "intervals": {"mean_average_precision": [0.34, 0.6]}}
+    args = TrainArguments(loss="binary_cross_entropy")
+    assert find_faults(args, log_of(0.6), results) == []
+    results["intervals"] = {"mean_average_precision": [0.33, 0.6]}
+    (fault,) = find_faults(args, log_of(0.6), results)
+    assert "a random order of the images gives 33.33%" in fault
+
+
 def test_the_loss_of_a_model_that_knows_nothing_follows_from_the_kind_of_loss():
     assert uninformed_loss(TrainArguments(), 10) == math.log(10)
     assert uninformed_loss(TrainArguments(loss="binary_cross_entropy"), 10) == math.log(2)

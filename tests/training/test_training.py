@@ -40,9 +40,18 @@ from hf_vit.evaluation.probes import few_shot_accuracy, knn_accuracy, probe
 from hf_vit.evaluation.scores import classification_report, compute_metrics
 from hf_vit.system import hardware
 from hf_vit.training import setup
+from hf_vit.training.arguments import TrainArguments
 from hf_vit.training.ema import ModelEMA
 from hf_vit.training.inputs import resize
-from hf_vit.training.losses import Teacher, classification_loss, distillation_loss, soft_targets
+from hf_vit.training.losses import (
+    Teacher,
+    choose_loss,
+    classification_loss,
+    count_correct,
+    distillation_loss,
+    multi_label_loss,
+    soft_targets,
+)
 from hf_vit.training.model import add_lora, build_model, check_first_image_size, find_batch_size, freeze, save_model
 from hf_vit.training.optimizers import build_optimizers, learning_rate, parameter_groups, split_decay
 from hf_vit.training.setup import known_trackers
@@ -401,6 +410,60 @@ def test_binary_cross_entropy_is_that_of_a_hand_computation(weights):
         LOGITS, TARGETS, "binary_cross_entropy", None if weights is None else torch.tensor(weights)
     )
     assert loss.item() == pytest.approx((counts[0] * parts[0] + counts[1] * parts[1]) / 2 / 3, abs=1e-6)
+
+
+SEVERAL = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.3]])  # labels of an image, the last of them mixed
+
+
+@pytest.mark.parametrize("weights", [None, (0.5, 1.0, 4.0)])
+def test_the_loss_of_several_labels_is_that_of_a_hand_computation(weights):
+    """The mean of all labels' yes or no; the weights count for the yes alone."""
+    parts = {"binary_cross_entropy": [], "asymmetric": []}
+    for logits, targets in zip(LOGITS.tolist(), SEVERAL.tolist(), strict=True):
+        for weight, t, x in zip(weights or (1, 1, 1), targets, logits, strict=True):
+            p, yes = sigmoid(x), -weight * t * math.log(sigmoid(x))
+            shifted = max(p - 0.05, 0)
+            parts["binary_cross_entropy"].append(yes - (1 - t) * math.log(1 - p))
+            parts["asymmetric"].append(yes - (1 - t) * shifted**4 * math.log(1 - shifted))
+    for kind, of_labels in parts.items():
+        loss = multi_label_loss(LOGITS, SEVERAL, kind, None if weights is None else torch.tensor(weights))
+        assert loss.item() == pytest.approx(sum(of_labels) / 6, abs=1e-6)
+
+
+def test_the_loss_of_several_labels_is_finite_for_sure_answers():
+    logits = torch.tensor([[200.0, -200.0]], requires_grad=True)
+    for kind in ("binary_cross_entropy", "asymmetric"):
+        for targets in (torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])):
+            (gradient,) = torch.autograd.grad(multi_label_loss(logits, targets, kind), logits)
+            assert gradient.isfinite().all()
+
+
+def test_several_labels_are_smoothed_towards_a_half_and_each_right_one_counts():
+    labels = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    torch.testing.assert_close(soft_targets(labels, 2, 0.2), torch.tensor([[0.9, 0.1], [0.1, 0.1]]))
+    assert count_correct(torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), labels) == 1.5
+    assert count_correct(torch.tensor([[1.0, 2.0], [3.0, -1.0]]), torch.tensor([1, 1])) == 1
+
+
+@pytest.mark.parametrize(
+    ("several", "flags", "message"),
+    [
+        (True, {"loss": "cross_entropy"}, "--loss cross_entropy does not go with several labels"),
+        (True, {"balance": "sampling"}, "--balance sampling does not go with several labels .* take weights"),
+        (True, {"teacher_name_or_path": "x"}, "--teacher_name_or_path does not go with several labels"),
+        (False, {"loss": "asymmetric"}, "--loss asymmetric is for several labels an image"),
+    ],
+)
+def test_what_does_not_go_with_the_number_of_labels_is_refused(several, flags, message):
+    with pytest.raises(ValueError, match=message):
+        choose_loss(TrainArguments(**flags), several)
+
+
+def test_the_loss_is_chosen_by_the_number_of_labels():
+    for several, loss in ((False, "cross_entropy"), (True, "binary_cross_entropy")):
+        args = TrainArguments()
+        choose_loss(args, several)
+        assert args.loss == loss
 
 
 @pytest.mark.parametrize("kind", ["cross_entropy", "binary_cross_entropy"])

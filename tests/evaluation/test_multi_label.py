@@ -1,0 +1,151 @@
+"""Claims about several labels an image: the scores are scikit-learn's, and thresholds belong to their labels."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sklearn
+from torch import nn
+
+from hf_vit.evaluation.multi_label import (
+    FEWEST_POSITIVES,
+    MULTI_LABEL,
+    check_task,
+    choose_thresholds,
+    given_labels,
+    thresholds_of,
+    worst_images,
+)
+from hf_vit.evaluation.prediction_table import prediction_table
+from hf_vit.evaluation.result_files import best_labels, prediction_columns
+from hf_vit.evaluation.scores import classification_report, compute_metrics, format_prediction, headline
+
+
+NAMES = ["cat", "dog", "owl", "yak"]
+
+
+def scored(seed=0, count=200):
+    """Random logits that know something of random labels; no image has the last one."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = (torch.rand(count, 4, generator=generator) < torch.tensor([0.5, 0.2, 0.05, 0.0])).float()
+    return 2 * labels - 1 + 1.5 * torch.randn(count, 4, generator=generator), labels
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_score_of_several_labels_is_scikit_learns(seed):
+    logits, labels = scored(seed)
+    thresholds = torch.tensor([0.5, 0.4, 0.6, 0.5])
+    metrics = compute_metrics(logits, labels, thresholds)
+    probabilities, truth = logits.sigmoid().numpy(), labels.numpy().astype(int)
+    given, present = (probabilities >= thresholds.numpy()).astype(int), [0, 1, 2]
+    wanted = {
+        "mean_average_precision": sklearn.average_precision_score(truth[:, present], probabilities[:, present]),
+        "micro_f1": sklearn.f1_score(truth, given, average="micro"),
+        "macro_f1": sklearn.f1_score(truth, given, average="macro", labels=present),
+        "exact_match": sklearn.accuracy_score(truth, given),
+        "loss": sklearn.log_loss(truth.ravel(), probabilities.ravel()),
+    }
+    assert metrics == pytest.approx(wanted, abs=1e-6)
+    report = classification_report(logits, labels, NAMES, thresholds)
+    for index, row in enumerate(report["per_class"]):
+        known = dict(zip(("precision", "recall", "f1"), sklearn.precision_recall_fscore_support(
+            truth[:, index], given[:, index], average="binary", zero_division=0), strict=False))  # fmt: skip
+        assert {name: row[name] or 0 for name in known} == pytest.approx(known)
+    counts = sklearn.multilabel_confusion_matrix(truth, given)
+    assert report["confusion_matrix"] == [[c[1, 1], c[0, 1], c[1, 0], c[0, 0]] for c in counts]
+    for name in ("mean_average_precision", "exact_match"):
+        low, high = report["intervals"][name]
+        assert 0 <= low < metrics[name] < high <= 1
+
+
+def test_labels_that_no_image_has_are_counted_and_left_out_of_the_mean():
+    logits, labels = scored()
+    thresholds = torch.full((4,), 0.5)
+    report = classification_report(logits, labels, NAMES, thresholds)
+    precisions = [row["average_precision"] for row in report["per_class"]]
+    assert (report["labels_without_images"], precisions[3]) == (1, None)
+    assert headline(compute_metrics(logits, labels, thresholds)) == (
+        "mean_average_precision",
+        pytest.approx(np.mean(precisions[:3])),
+    )
+    with pytest.raises(ValueError, match="none of the 200 images has a label"):
+        compute_metrics(logits, torch.zeros(200, 4), thresholds)
+
+
+def test_a_threshold_has_the_best_f1_and_is_a_half_where_too_few_images_have_the_label():
+    logits, labels = scored()
+    thresholds = choose_thresholds(logits, labels)
+    assert labels[:, 3].sum() < FEWEST_POSITIVES
+    assert thresholds[3] == 0.5
+    f1 = lambda value, index: sklearn.f1_score(labels[:, index], logits[:, index].sigmoid() >= value)
+    for index in (0, 1):
+        best = max(f1(value, index) for value in logits[:, index].sigmoid())
+        assert f1(thresholds[index], index) == pytest.approx(best)
+
+
+class Config:
+    """What `thresholds_of` reads of a model's config."""
+
+    def __init__(self, **fields):
+        self.problem_type, self.num_labels, self.id2label = MULTI_LABEL, 2, {0: "cat", 1: "dog"}
+        vars(self).update(fields)
+
+
+def test_thresholds_belong_to_the_labels_of_the_model():
+    assert thresholds_of(Config(problem_type=None)) is None
+    assert thresholds_of(Config()).tolist() == [0.5, 0.5]
+    assert thresholds_of(Config(thresholds={"dog": 0.25, "cat": 0.75})).tolist() == [0.75, 0.25]
+    with pytest.raises(
+        ValueError, match=r"thresholds of the model are of other labels \(owl\) than its own \(cat, dog\)"
+    ):
+        thresholds_of(Config(thresholds={"owl": 0.5}))
+    with pytest.raises(ValueError, match="a threshold of the model is 7; wanted a number from 0 to 1"):
+        thresholds_of(Config(thresholds={"cat": 7, "dog": 0.5}))
+
+
+def test_thresholds_survive_saving_and_the_native_layout(tiny_model, tmp_path):
+    from transformers import AutoModelForImageClassification
+
+    from hf_vit import HFViTForImageClassification
+
+    model = tiny_model(num_labels=2, id2label={0: "cat", 1: "dog"}, problem_type=MULTI_LABEL)
+    model.config.thresholds = {"cat": 0.25, "dog": 0.75}
+    model.save_pretrained(tmp_path / "ours")
+    model.to_transformers().save_pretrained(tmp_path / "native")
+    assert json.loads((tmp_path / "native" / "config.json").read_text())["model_type"] == "vit"
+    for folder, load in (
+        ("ours", HFViTForImageClassification), ("native", AutoModelForImageClassification), ("native", HFViTForImageClassification),
+    ):  # fmt: skip
+        config = load.from_pretrained(tmp_path / folder).config
+        assert (config.problem_type, thresholds_of(config).tolist()) == (MULTI_LABEL, [0.25, 0.75])
+
+
+def test_images_and_model_must_have_labels_of_one_kind():
+    check_task(torch.zeros(3), None)
+    check_task(torch.zeros(3, 2), torch.zeros(2))
+    with pytest.raises(ValueError, match="the images have several labels each, and the model gives one label"):
+        check_task(torch.zeros(3, 2), None)
+    with pytest.raises(ValueError, match="the images have one label each, and the model gives several labels"):
+        check_task(torch.zeros(3), torch.zeros(2))
+
+
+def test_predictions_name_the_labels_that_reach_their_thresholds():
+    logits, labels = torch.tensor([[2.0, 1.0], [-1.0, -2.0]]), torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+    thresholds = torch.tensor([0.5, 0.7])
+    assert given_labels(logits, thresholds).tolist() == [[True, True], [False, False]]
+    assert [format_prediction(row, ["cat", "dog"], thresholds) for row in logits] == [
+        "cat (88%), dog (73%)",
+        "no label",
+    ]
+    table = prediction_table([3, 4], ["a.png", ""], labels, logits, ["cat", "dog"], thresholds).splitlines()
+    losses = nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(dim=1)
+    assert table == [
+        "row,file,label,predicted,loss,correct",
+        f"3,a.png,cat;dog,cat;dog,{losses[0]:.6f},true",
+        f"4,,dog,,{losses[1]:.6f},false",
+    ]
+    assert worst_images(labels, logits, thresholds, 5).tolist() == [1]
+    columns = prediction_columns("file", ["a", "b"], best_labels(logits, 1, thresholds), ["cat", "dog"], 1)
+    assert (columns["labels"], columns["label_1"]) == (["cat;dog", ""], ["cat", "cat"])
+    torch.testing.assert_close(torch.from_numpy(columns["probability_1"]), logits[:, 0].sigmoid())
