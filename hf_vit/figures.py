@@ -13,8 +13,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from hf_vit.evaluation.multi_label import given_labels
-from hf_vit.evaluation.prediction_table import join_labels
+from hf_vit.evaluation.prediction_table import answers_and_truths
 from hf_vit.system.escapes import printable
 from hf_vit.system.fonts import legible_names, legible_text
 
@@ -185,49 +184,24 @@ def _list_mistakes(panel, shares: np.ndarray, names: list[str], most: int = 15):
     panel.axis("on" if worst else "off")
 
 
-def average_precision(per_class: list[dict], most: int = 40) -> Figure:
-    """Of several labels an image, the average precision of each as bars, the lowest first; of more than `most` the lowest.
-
-    Args:
-        per_class: as `hf_vit.evaluation.multi_label.multi_label_report` makes it.
-    """
-    rows = sorted((row for row in per_class if row["images"]), key=lambda row: row["average_precision"])[:most]
-    figure = Figure(figsize=(WIDTH, 1.0 + 0.2 * len(rows)), layout="constrained")
-    panel, names = figure.subplots(), legible_names([row["label"] for row in rows])
-    panel.barh(range(len(rows)), [row["average_precision"] for row in rows], color=BLUE)
-    said = [f"{shorten(name)} ({row['images']:,})" for name, row in zip(names, rows, strict=True)]
-    panel.set_yticks(range(len(rows)), said, fontsize=7)
-    panel.set(xlim=(0, 1), ylim=(len(rows) - 0.4, -0.6))
-    panel.tick_params(axis="x", labelsize=7)
-    panel.set_xlabel("average precision of each label (and its images)", fontsize=8)
-    return figure
-
-
 def predictions(
-    images: torch.Tensor,
-    labels: torch.Tensor,
-    logits: torch.Tensor,
-    names: list[str],
-    sources: list[str] = (),
-    thresholds: torch.Tensor | None = None,
+    images: torch.Tensor, labels: torch.Tensor, logits: torch.Tensor, names: list[str], sources=(), thresholds=None
 ) -> Figure:
     """What the model predicts for single images, with the truth where it errs.
 
     Args:
         images: uint8 (n, C, H, W), C 1 or 3.
-        labels: (n,) true classes.
-        logits: (n, L).
+        labels, logits: (n,) true classes, and (n, L); labels (n, L) where an image has several.
         names: L class names.
         sources: n names of the images, such as "cat/1.jpg".
-        thresholds: (L,) where an image has several labels (n, L).
+        thresholds: (L,) where an image has several labels, else None.
     """
     columns, names = 4, legible_names(names)
     rows = -(-len(images) // columns)
     figure = Figure(
         figsize=(WIDTH, rows * (WIDTH / columns + 0.15 + 0.12 * bool(sources)) + 0.2), layout="constrained"
     )
-    said = "class and its probability; red where it is wrong, with the true class"
-    said = said if thresholds is None else "labels; red where they are wrong, with the true ones"
+    said = "class and its probability; red where it is wrong, with the true class" if thresholds is None else "labels"
     figure.supxlabel(f"predicted {said}", fontsize=7)
     for panel in figure.subplots(rows, columns, squeeze=False).flat:
         panel.axis("off")
@@ -237,9 +211,8 @@ def predictions(
         answers = [f"{shorten(names[index])} {chance:.0%}" for index, chance in chosen]
         truths, correct = [shorten(names[index]) for index in labels.tolist()], (predicted == labels).tolist()
     else:
-        given = given_labels(logits, thresholds)
-        answers, truths = ([shorten(join_labels(row, names)) or "none" for row in rows] for rows in (given, labels))
-        correct = (given == labels.bool()).all(dim=1).tolist()
+        answers, truths, correct = answers_and_truths(labels, logits, names, thresholds)
+        answers, truths = ([shorten(text, 27) for text in texts] for texts in (answers, truths))
     shown = zip(figure.axes, images, answers, truths, correct, strict=False)
     for number, (panel, image, answer, truth, right) in enumerate(shown):
         panel.imshow(as_picture(image), interpolation="nearest")
@@ -284,10 +257,6 @@ def calibration(bins: list[dict]) -> Figure:
         axes.grid(color=GREY, alpha=0.25, linewidth=0.5)
         axes.set_axisbelow(True)
     return figure
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What the model looks at
 
 
 def as_picture(image: torch.Tensor) -> np.ndarray:
@@ -356,8 +325,7 @@ def attention(images: torch.Tensor, maps: torch.Tensor, columns: list[str], rows
 
 
 def prediction_captions(logits: torch.Tensor, names: list[str], several: bool = False) -> list[str]:
-    """The predicted class of each image, logits (n, L), such as "Coat 98%", of `several` labels the likeliest; empty if all classes
-    are equal."""
+    """The likeliest class of each image, logits (n, L), such as "Coat 98%"; empty if all classes are equal."""
     best, names = (logits.sigmoid() if several else logits.softmax(dim=1)).max(dim=1), legible_names(names)
     return [
         f"{shorten(names[index], 14)} {chance:.0%}" if row.std() > 0 else ""

@@ -79,6 +79,7 @@ from hf_vit.evaluation.multi_label import check_task, thresholds_of
 from hf_vit.evaluation.prediction import predict
 from hf_vit.evaluation.prediction_table import image_names
 from hf_vit.evaluation.scores import classification_report, compute_metrics, headline, surest_mistakes
+from hf_vit.hub.pictures import draw_average_precision
 from hf_vit.model.attention_maps import GRADIENT_METHODS
 from hf_vit.system import hardware
 from hf_vit.system.errors import run_script
@@ -142,7 +143,7 @@ def draw_evaluation(model, images: ImageDataset, labels: list[str], split: str, 
             "calibration": figures.calibration(report["calibration"]),
         }
     else:
-        drawn = {"average_precision": figures.average_precision(report["per_class"])}
+        drawn = {"average_precision": draw_average_precision(report["per_class"])}
     samples = {
         "predictions": torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:12],
         "mistakes": surest_mistakes(truth, logits, thresholds),

@@ -132,12 +132,14 @@ def select_image_and_label(data, columns: tuple[str, str]):
     return data
 
 
-def join_label_columns(data: Dataset, names: list[str]) -> Dataset:
-    """The columns `names`, which say of each image whether it has the label of that name, as one column `label` of lists.
+def join_label_columns(data: Dataset, label_columns: str) -> Dataset:
+    """The columns `label_columns`, such as "cat,dog", which say of each image whether it has the label of that name, as one column
+    `label` of lists.
 
     Raises:
         ValueError: if one is missing, or holds anything but 0 and 1.
     """
+    names = [name.strip() for name in label_columns.split(",") if name.strip()]
     if missing := [name for name in names if name not in data.features]:
         raise ValueError(f"--label_columns: there is no column {', '.join(missing)}{_columns_of(data)}")
     hot = np.empty((len(data), len(names)), bool)

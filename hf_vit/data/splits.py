@@ -72,12 +72,11 @@ def prepare_splits(
 
     if label_columns is not None:
         if label_column is not None or label_names is not None or label_separator is not None:
+            others = "--label_column, --label_names or --label_separator"
             raise ValueError(
-                "--label_columns does not go with --label_column, --label_names or --label_separator: the columns are the labels "
-                "and have their names; give one of them"
+                f"--label_columns does not go with {others}: they name the labels twice; give one of them"
             )
-        asked = [name.strip() for name in label_columns.split(",") if name.strip()]
-        chosen = {key: join_label_columns(data, asked) for key, data in chosen.items()}
+        chosen = {key: join_label_columns(data, label_columns) for key, data in chosen.items()}
         label_column = "label"
     columns = find_columns(next(iter(chosen.values())), image_column, label_column, label_separator)
     chosen = DatasetDict({key: select_image_and_label(data, columns) for key, data in chosen.items()})
@@ -96,11 +95,8 @@ def prepare_splits(
         held_out = stratified_holdout(labels, eval_fraction, seed)
         kept = np.setdiff1d(np.arange(len(labels)), held_out)
         chosen = DatasetDict(train=chosen["train"].select(kept), eval=chosen["train"].select(held_out))
-    elif untrained := untrained_labels(labels, label_tensor(chosen["eval"]), len(names)):
-        raise ValueError(
-            f"the split {eval_split!r} has images of {len(untrained)} classes that the split {train_split!r} has none "
-            f"of: {', '.join(names[label] for label in untrained[:5])}; take them out, or train on some"
-        )
+    else:
+        refuse_untrained_labels(labels, label_tensor(chosen["eval"]), names, train_split, eval_split)
     if train_fraction < 1 or shots is not None:
         kept = stratified_subset(label_tensor(chosen["train"]).numpy(), names, train_fraction, shots, seed)
         chosen["train"] = chosen["train"].select(kept)
@@ -205,10 +201,17 @@ def iterative_stratification(labels: np.ndarray, wanted: np.ndarray, rng: np.ran
     return np.flatnonzero(part == 1)
 
 
-def untrained_labels(trained: np.ndarray, scored: torch.Tensor, num_labels: int) -> list[int]:
-    """The labels of the scored images that no training image has."""
-    before, after = (count_labels(torch.as_tensor(labels), num_labels) for labels in (trained, scored))
-    return ((after > 0) & (before == 0)).nonzero().flatten().tolist()
+def refuse_untrained_labels(
+    trained: np.ndarray, scored: torch.Tensor, names: list[str], train_split: str, eval_split: str
+):
+    """Raise ValueError if scored images have labels that no training image has."""
+    before, after = (count_labels(torch.as_tensor(labels), len(names)) for labels in (trained, scored))
+    untrained = ((after > 0) & (before == 0)).nonzero().flatten().tolist()
+    if untrained:
+        raise ValueError(
+            f"the split {eval_split!r} has images of {len(untrained)} classes that the split {train_split!r} has none "
+            f"of: {', '.join(names[label] for label in untrained[:5])}; take them out, or train on some"
+        )
 
 
 def class_weights(labels: torch.Tensor, num_labels: int) -> torch.Tensor:

@@ -57,6 +57,15 @@ def join_labels(given: torch.Tensor, names: list[str]) -> str:
     return LABEL_SEPARATOR.join(names[index] for index in given.nonzero().flatten().tolist())
 
 
+def answers_and_truths(
+    labels: torch.Tensor, logits: torch.Tensor, names: list[str], thresholds: torch.Tensor
+) -> tuple[list[str], list[str], list[bool]]:
+    """Of several labels an image (n, L): those that the model gives, the true ones, and whether they are the same."""
+    given = given_labels(logits, thresholds)
+    said, true = ([join_labels(row, names) or "none" for row in rows] for rows in (given, labels))
+    return said, true, (given == labels.bool()).all(dim=1).tolist()
+
+
 def image_names(rows: list[int], files: list[str]) -> list[str]:
     """What a picture calls images: their files, or rows such as "row 17"."""
     return [file or f"row {row}" for row, file in zip(rows, files, strict=True)]

@@ -39,6 +39,24 @@ def draw_mistakes(
     return figures.predictions(**mistakes, names=labels, sources=sources, thresholds=thresholds)
 
 
+def draw_average_precision(per_class: list[dict], most: int = 40) -> Figure:
+    """Of several labels an image, the average precision of each as bars, the lowest first; of more than `most` the lowest.
+
+    Args:
+        per_class: as `hf_vit.evaluation.multi_label.multi_label_report` makes it.
+    """
+    rows = sorted((row for row in per_class if row["images"]), key=lambda row: row["average_precision"])[:most]
+    figure = Figure(figsize=(figures.WIDTH, 1.0 + 0.2 * len(rows)), layout="constrained")
+    panel, names = figure.subplots(), legible_names([row["label"] for row in rows])
+    panel.barh(range(len(rows)), [row["average_precision"] for row in rows], color=figures.BLUE)
+    said = [f"{figures.shorten(name)} ({row['images']:,})" for name, row in zip(names, rows, strict=True)]
+    panel.set_yticks(range(len(rows)), said, fontsize=7)
+    panel.set(xlim=(0, 1), ylim=(len(rows) - 0.4, -0.6))
+    panel.tick_params(axis="x", labelsize=7)
+    panel.set_xlabel("average precision of each label (and its images)", fontsize=8)
+    return figure
+
+
 def run_pictures(log, scores, samples, labels, spec, model, examples) -> Iterator[tuple[str, Figure]]:
     """(name, picture) of all that can be drawn of a run."""
     yield "curves", figures.curves(log)
@@ -47,7 +65,7 @@ def run_pictures(log, scores, samples, labels, spec, model, examples) -> Iterato
         yield "confusion", figures.confusion(scores["confusion_matrix"], labels)
         yield "calibration", figures.calibration(scores["calibration"])
     else:
-        yield "average_precision", figures.average_precision(scores["per_class"])
+        yield "average_precision", draw_average_precision(scores["per_class"])
     if spec.channels not in (1, 3):
         return
     drawn = {name: samples[name] for name in ("images", "labels", "logits")}
