@@ -54,12 +54,7 @@ def prepare_splits(
         ValueError: for an unknown or empty split, columns that cannot be found, labels that are no class index or that
             training lacks, or more shots than there are images.
     """
-    for name in (train_split, eval_split):
-        if name is not None and name not in splits:
-            raise ValueError(
-                f"the data set has no split {name!r}; it has {', '.join(splits)}: name one of these with "
-                + ("--train_split" if name == train_split else "--eval_split (or --split, to score)")
-            )
+    _check_split_names(splits, train_split, eval_split)
     if eval_split is None:
         eval_split = next((name for name in EVAL_SPLITS if name in splits and name != train_split), None)
     split_names = {"train": train_split, "eval": eval_split}
@@ -101,6 +96,16 @@ def prepare_splits(
         kept = stratified_subset(label_tensor(chosen["train"]).numpy(), names, train_fraction, shots, seed)
         chosen["train"] = chosen["train"].select(kept)
     return chosen, names, eval_split
+
+
+def _check_split_names(splits: DatasetDict, train_split: str | None, eval_split: str | None):
+    """Raise ValueError for a name that no split has."""
+    for name in (train_split, eval_split):
+        if name is not None and name not in splits:
+            raise ValueError(
+                f"the data set has no split {name!r}; it has {', '.join(splits)}: name one of these with "
+                + ("--train_split" if name == train_split else "--eval_split (or --split, to score)")
+            )
 
 
 def describe_scored(scored: str) -> str:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,12 @@ TINY = (
 )
 
 
+FLAGS = (
+    "--config", "demo", "--dataset_name", "pairs", "--train_fraction", "0.02", "--config_overrides", TINY,
+    "--max_train_steps", "3", "--output_dir", "run",
+)  # fmt: skip
+
+
 def run(script, *flags, cwd, launcher=()):
     line = [sys.executable, "-W", "ignore", *launcher, HOUSE / "recipes" / script, *map(str, flags)]
     result = subprocess.run(line, cwd=cwd, capture_output=True, text=True, timeout=200)
@@ -29,8 +36,7 @@ def trained(tmp_path_factory):
     """The folder of a run of three steps on pairs of Fashion-MNIST images, beside the data."""
     home = tmp_path_factory.mktemp("pairs")
     run("data/make_fashion_pairs.py", "pairs", cwd=home)
-    flags = ["--config", "demo", "--dataset_name", "pairs", "--train_fraction", "0.02", "--config_overrides", TINY]
-    printed = run("train.py", *flags, "--max_train_steps", "3", "--output_dir", "run", cwd=home)
+    printed = run("train.py", *FLAGS, cwd=home)
     assert "mean average precision on the validation images" in printed
     return home
 
@@ -50,6 +56,16 @@ def test_a_run_says_scores_and_thresholds_of_each_label(trained):
     assert "confusion" not in figures
     with open(trained / "run" / "predictions.csv") as file:
         assert next(csv.reader(file)) == ["row", "file", "label", "predicted", "loss", "correct"]
+
+
+def test_a_run_that_is_stopped_before_its_report_goes_on_to_the_same_one(trained, tmp_path):
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    before = json.loads((tmp_path / "run" / "results.json").read_text())
+    (tmp_path / "run" / "results.json").unlink()
+    assert "going on after step 3" in run("train.py", *FLAGS, cwd=tmp_path)
+    after = json.loads((tmp_path / "run" / "results.json").read_text())
+    for name in ("metrics", "thresholds", "per_class", "weights_sha256"):
+        assert after[name] == before[name]
 
 
 def test_eval_repeats_the_scores_of_the_run(trained):
