@@ -201,7 +201,7 @@ def encode_labels(
         check_label_values(set().union(*map(flat, labels_of.values())), several)
         values = sorted(set(flat(next(iter(labels_of.values())))), key=lambda label: (str(type(label)), label))
         if not values:
-            raise ValueError(f"no image of the split {next(iter(split_names.values()))!r} has a label")
+            raise ValueError(f"no image of the split {split_names[next(iter(splits))]!r} has a label")
         if label_names is not None:
             values = label_names if isinstance(values[0], str) else range(len(label_names))
         names = label_names or [str(value) for value in values]
