@@ -46,8 +46,7 @@ def test_a_run_says_scores_and_thresholds_of_each_label(trained):
     assert {"mean_average_precision", "micro_f1", "macro_f1", "exact_match", "loss"} <= set(results["metrics"])
     config = json.loads((trained / "run" / "model" / "config.json").read_text())
     assert config["problem_type"] == "multi_label_classification"
-    assert list(config["thresholds"]) == results["data"]["labels"]
-    assert list(config["thresholds"].values()) == results["thresholds"]
+    assert config["thresholds"] == dict(zip(results["data"]["labels"], results["thresholds"], strict=True))
     card = (trained / "run" / "model" / "README.md").read_text()
     for row in results["per_class"]:
         assert f"| {row['label']} | {row['images']} | {row['average_precision']:.2%} |" in card
@@ -95,7 +94,7 @@ def test_predict_and_classify_give_the_labels_that_reach_their_thresholds(traine
     near = lambda row: any(abs(float(row[name]) - value) < 1e-5 for name, value in thresholds.items())
     for row in (row for row in rows if not near(row)):
         given = [name for name, value in thresholds.items() if float(row[name]) >= value]
-        assert row["labels"] == ";".join(given)
+        assert sorted(row["labels"].split(";")) == sorted(given) or (row["labels"], given) == ("", [])
     assert "in its run: mean average precision" in run("classify.py", "run", "run/model/example.png", cwd=trained)
 
 
