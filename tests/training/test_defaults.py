@@ -87,7 +87,7 @@ def test_processes_share_the_images_of_a_step_on_a_small_set():
 def test_what_is_given_wins():
     flags = {
         "num_train_epochs": 3.0, "per_device_train_batch_size": 5, "learning_rate": 2e-4, "head_learning_rate": 3e-3,
-        "layer_decay": 0.5, "eval_epochs": 2,
+        "layer_decay": 0.5, "eval_epochs": 2, "loss": "binary_cross_entropy",
     }  # fmt: skip
     assert set(flags) == set(DERIVED)
     args = chosen(54, *(f"--{name}={value}" for name, value in flags.items()))
