@@ -146,7 +146,7 @@ def draw_evaluation(model, images: ImageDataset, labels: list[str], split: str, 
         drawn = {"average_precision": draw_average_precision(report["per_class"])}
     samples = {
         "predictions": torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:12],
-        "mistakes": surest_mistakes(truth, logits, thresholds),
+        "mistakes": surest_mistakes(truth, logits, thresholds=thresholds),
     }
     for name, indices in samples.items():
         if len(indices):

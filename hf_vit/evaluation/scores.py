@@ -83,7 +83,7 @@ def classification_report(
 
 
 def surest_mistakes(
-    labels: torch.Tensor, logits: torch.Tensor, thresholds: torch.Tensor | None = None, count: int = 12
+    labels: torch.Tensor, logits: torch.Tensor, count: int = 12, thresholds: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Row numbers of the `count` most confident wrong predictions, the surest first; fewer if there are fewer.
 

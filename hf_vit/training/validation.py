@@ -59,7 +59,7 @@ def choose(run: Run, logits, labels) -> torch.Tensor:
 
 def keep_best(run: Run, model, metrics: dict, logits, labels, rows, thresholds):
     """Write `checkpoints/best-N`: the model, its scores, all predictions, and samples of the images with labels and logits."""
-    images, mistakes = run.data.eval_images, surest_mistakes(labels, logits, thresholds)
+    images, mistakes = run.data.eval_images, surest_mistakes(labels, logits, thresholds=thresholds)
     scores = {
         "metrics": metrics,
         "images": len(labels),
