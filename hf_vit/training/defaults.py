@@ -22,12 +22,21 @@ RATES = {
     "probe": (1.0, 1.0, 1.0),
 }
 
+# Smallest part of the area that a random crop shows, to fine-tune. BiT-HyperRule cuts squares of 128 pixels out of 160: 0.64.
+CROP_SCALE = 0.64
+
 
 def training_method(args: TrainArguments) -> str:
     """ "scratch", "full", "lora" or "probe"."""
     if args.model_name_or_path is None:
         return "scratch"
     return "probe" if args.freeze_backbone else "lora" if args.lora_rank > 0 else "full"
+
+
+def fill_crop_scale(args: TrainArguments):
+    """Fill in, in place, the smallest part of an image that is cut out, if the flags leave it open: before images are read."""
+    if args.crop_scale is None:
+        args.crop_scale = CROP_SCALE
 
 
 def default_rates(method: str, hidden_size: int) -> tuple[float, float, float]:

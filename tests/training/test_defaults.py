@@ -1,11 +1,13 @@
 """Claims about what a run chooses where its flags leave it open: length, batch size, rates and evaluations."""
 
-import dataclasses
+from pathlib import Path
 
 import pytest
 import yaml
+from benchmarks.fine_tuning import METHODS as FLAGS
 from benchmarks.fine_tuning import fine_tune
 
+from hf_vit.data.sources import load_splits
 from hf_vit.training.arguments import DERIVED, changed_arguments, parse_args, to_yaml
 from hf_vit.training.defaults import (
     FEWEST_STEPS,
@@ -13,13 +15,13 @@ from hf_vit.training.defaults import (
     default_epochs,
     default_rates,
     describe_training,
+    fill_crop_scale,
     fill_defaults,
     keep_defaults,
-    training_method,
 )
-from hf_vit.training.signals import Signals
 
 
+PRETRAINED = Path(__file__).parents[2] / "model_cards" / "transfer" / "pretrained"
 METHODS = {"full": [], "lora": ["--lora_rank", "8"], "probe": ["--freeze_backbone", "true"]}
 SIZES = (10, 30, 54, 100, 1000, 2000, 5000, 20_000, 10**5, 10**6)
 
@@ -30,6 +32,7 @@ def asked(*flags, model=("--model_name_or_path", "m")):
 
 def chosen(images, *flags, hidden_size=768, processes=1, **how):
     args = asked(*flags, **how)
+    fill_crop_scale(args)
     fill_defaults(args, images, hidden_size, processes)
     return args
 
@@ -41,7 +44,8 @@ def steps_of(args, images, processes=1):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
-    ("images", "batch", "steps"), [(10, 16, 150), (30, 16, 150), (1000, 16, 620), (2500, 64, 390), (10**6, 64, 156_250)]
+    ("images", "batch", "steps"),
+    [(10, 16, 150), (30, 16, 150), (1000, 16, 620), (2500, 64, 390), (10**6, 64, 156_250)],
 )
 def test_batch_and_steps_of_fine_tuning_follow_from_the_number_of_images(method, images, batch, steps):
     args = chosen(images, *METHODS[method])
@@ -56,7 +60,7 @@ def test_a_larger_set_is_never_shown_fewer_images_nor_in_smaller_steps():
         assert steps >= FEWEST_STEPS - 1e-6
         shown.append(steps * batch)
     assert batches == sorted(batches)
-    assert all(later > 0.9 * max(shown[:i+1]) for i, later in enumerate(shown))
+    assert all(later > 0.9 * max(shown[: i + 1]) for i, later in enumerate(shown))
 
 
 @pytest.mark.parametrize(("images", "epochs"), [(50, 100), (200, 100), (1000, 20), (2000, 10), (10**6, 10)])
@@ -64,6 +68,7 @@ def test_from_scratch_20_000_images_are_shown_in_10_to_100_epochs_of_64(images, 
     args = chosen(images, model=("--preset", "tiny-patch16-224"))
     assert (args.num_train_epochs, args.per_device_train_batch_size, args.eval_epochs) == (epochs, 64, 1)
     assert (args.learning_rate, args.head_learning_rate, args.layer_decay) == (1e-3, None, 1.0)
+    assert (args.crop_scale, chosen(images).crop_scale) == (0.35, 0.64)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -91,7 +96,7 @@ def test_processes_share_the_images_of_a_step_on_a_small_set():
 def test_what_is_given_wins():
     flags = {
         "num_train_epochs": 3.0, "per_device_train_batch_size": 5, "learning_rate": 2e-4, "head_learning_rate": 3e-3,
-        "layer_decay": 0.5, "eval_epochs": 2,
+        "layer_decay": 0.5, "eval_epochs": 2, "crop_scale": 0.2,
     }  # fmt: skip
     assert set(flags) == set(DERIVED)
     args = chosen(54, *(f"--{name}={value}" for name, value in flags.items()))
@@ -113,12 +118,13 @@ def test_one_of_the_rates_leaves_the_others_to_the_run():
 def test_what_a_run_chose_or_an_older_version_for_it_is_kept_when_it_is_resumed():
     saved = yaml.safe_load(to_yaml(chosen(54)))
     older = {"learning_rate": 5e-5, "layer_decay": 1.0, "num_train_epochs": 10.0, "per_device_train_batch_size": 64}
-    older = {**saved, **older, "eval_epochs": 1}
+    older = {**saved, **older, "eval_epochs": 1, "crop_scale": 0.35}
     del older["head_learning_rate"]
     for before in (saved, older):
         args = asked()
         assert changed_arguments(before, args) == []
         keep_defaults(args, before)
+        fill_crop_scale(args)
         fill_defaults(args, 54, 768)
         assert yaml.safe_load(to_yaml(args)) == before
     assert changed_arguments(saved, asked("--learning_rate", "1e-3"))
@@ -143,3 +149,24 @@ def test_a_line_says_what_was_chosen():
     assert "(layer decay 0.75), of the head " in line
     args = chosen(54, "--learning_rate", "1e-3", *METHODS["probe"])
     assert describe_training(args, 9, 8) == "the head alone: 9 steps of 8 images, learning rate 0.001"
+
+
+@pytest.fixture(scope="module")
+def few_images(tmp_path_factory):
+    """30 embedded images of ten classes to train on, and 500 to score."""
+    splits, folder = load_splits("fashion-mnist-mini"), tmp_path_factory.mktemp("few")
+    train, test = (splits[name].shuffle(seed=0) for name in ("train", "test"))
+    labels = train["label"]
+    rows = [row for label in range(10) for row in [i for i, one in enumerate(labels) if one == label][:3]]
+    train.select(rows).to_parquet(folder / "train.parquet")
+    test.select(range(500)).to_parquet(folder / "test.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_30_images_are_fine_tuned_by_default_to_no_less_than_the_probe(few_images, method):
+    """The checkpoint is one of CIFAR-10; 10 steps of 64 images at 5e-5, the defaults of old, are far below its probe."""
+    flags = {"dataset_name": few_images, "model_name_or_path": PRETRAINED, "mixed_precision": "no"}
+    probe, tuned = (fine_tune(**flags, **FLAGS[name])["accuracy"] for name in ("cached probe", method))
+    assert probe > 0.3
+    assert tuned >= probe
