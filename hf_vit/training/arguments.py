@@ -160,7 +160,9 @@ class TrainArguments:
         "resized",
         "resized: a random part of the image, stretched over the whole; simple: shifted by up to 4 pixels, mirrored",
     )
-    crop_scale: float = argument(0.35, "crop resized: smallest part of the image's area")
+    crop_scale: float | None = argument(
+        None, "crop resized: smallest part of the image's area; if not given 0.35, and 0.64 to fine-tune"
+    )
     eval_crop: float | None = argument(
         None,
         "part of the shorter side that is scored, such as 0.875: resized to 256, the middle 224 cut out; if not given, as the "
@@ -309,6 +311,7 @@ RESUME_MUTABLE = (
 # What a run chooses itself where the flags leave it open, and keeps when it is resumed.
 DERIVED = (
     "num_train_epochs", "per_device_train_batch_size", "learning_rate", "head_learning_rate", "layer_decay", "eval_epochs",
+    "crop_scale",
 )  # fmt: skip
 
 
@@ -379,6 +382,8 @@ def parse_args(argv: list[str], text: str | None = None) -> TrainArguments:
         args.crop, args.flip = "none", False
     if args.learning_rate is not None and args.layer_decay is None:
         args.layer_decay = 1.0  # the rate that is asked for, for all layers alike
+    if args.model_name_or_path is None and args.crop_scale is None:
+        args.crop_scale = 0.35
     if args.streaming and args.eval_steps is None:
         args.eval_steps = max(1, args.max_train_steps // 10)
     return args
