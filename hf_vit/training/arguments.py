@@ -153,6 +153,11 @@ class TrainArguments:
     loss: Literal["cross_entropy", "binary_cross_entropy"] = argument(
         "cross_entropy", "binary: a yes or no for each label"
     )
+    calibrate: bool = argument(
+        True,
+        "with validation images: fit a temperature on them, and fold it into the head, so that probabilities are as often right as "
+        "they say",
+    )
     label_smoothing: float = argument(0.1, "probability mass spread over all classes")
     ema_decay: float = argument(0.0, "above 0: score and save an exponential moving average of the weights")
 
@@ -304,7 +309,7 @@ def check_combinations(args: TrainArguments):
 RESUME_MUTABLE = (
     "output_dir", "resume", "checkpointing_steps", "checkpoints_total_limit", "max_skipped_steps", "num_workers", "report_to",
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "auto_find_batch_size",
-    "gradient_checkpointing", "log_steps",
+    "gradient_checkpointing", "log_steps", "calibrate",
 )  # fmt: skip
 
 

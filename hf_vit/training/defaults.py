@@ -110,6 +110,7 @@ def keep_defaults(args: TrainArguments, saved: dict):
             if type(value) not in (int, float):
                 raise ValueError(f"{name} of the run that is resumed is {value!r}; wanted a number")
             setattr(args, name, value)
+    args.calibrate = args.calibrate and saved.get("calibrate", False)  # a run that began before there was one has none
     check_ranges(args)
 
 

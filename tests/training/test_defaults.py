@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from benchmarks.fine_tuning import fine_tune
 
 from hf_vit.data.sources import load_splits
 from hf_vit.training.arguments import DERIVED, changed_arguments, parse_args, to_yaml
