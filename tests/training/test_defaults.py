@@ -1,5 +1,6 @@
 """Claims about what a run chooses where its flags leave it open: length, batch size, rates and evaluations."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -162,7 +163,7 @@ def test_a_line_says_what_was_chosen():
 
 
 def test_fine_tuning_30_images_by_default_is_no_worse_than_the_probe_where_ten_small_steps_are(tmp_path):
-    """The checkpoint is one of CIFAR-10, the images are of clothes. Ten steps of 64 images at 5e-5 were the defaults of old."""
+    """A checkpoint of CIFAR-10, images of clothes; within a standard error. Ten steps of 64 images at 5e-5 were the old defaults."""
     splits = load_splits("fashion-mnist-mini")
     labels = np.asarray(splits["train"]["label"])
     rows = [row for label in range(10) for row in np.flatnonzero(labels == label)[:3]]
@@ -170,5 +171,7 @@ def test_fine_tuning_30_images_by_default_is_no_worse_than_the_probe_where_ten_s
     splits["test"].select(range(400)).to_parquet(tmp_path / "test.parquet")
     flags = {"dataset_name": tmp_path, "model_name_or_path": PRETRAINED, "mixed_precision": "no"}
     of_old = {"learning_rate": 5e-5, "max_train_steps": 10, "per_device_train_batch_size": 64, "crop_scale": 0.35}
-    probe = fine_tune(**flags, freeze_backbone="true", cache_features="true")
-    assert fine_tune(**flags, **of_old)["accuracy"] < probe["accuracy"] <= fine_tune(**flags)["accuracy"]
+    probe = fine_tune(**flags, freeze_backbone="true", cache_features="true")["accuracy"]
+    noise = math.sqrt(probe * (1 - probe) / 400)  # one standard error
+    assert fine_tune(**flags, **of_old)["accuracy"] < probe - 2 * noise
+    assert fine_tune(**flags)["accuracy"] > probe - noise
