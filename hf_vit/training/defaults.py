@@ -23,7 +23,9 @@ RATES = {
     "lora": (0.25, 1.0, 1.0),
     "probe": (1.0, 1.0, 1.0),
 }
-
+# Below so many images, a backbone and its low-rank updates learn at a rate that falls with the root of their number: at full rates,
+# LoRA on 30 images fell below the probe of the same checkpoint, on both data sets.
+FULL_RATE_IMAGES = 300
 # Smallest part of the area that a random crop shows, to fine-tune. BiT-HyperRule cuts squares of 128 pixels out of 160: 0.64.
 CROP_SCALE = 0.64
 
@@ -41,11 +43,17 @@ def fill_crop_scale(args: TrainArguments):
         args.crop_scale = CROP_SCALE
 
 
-def default_rates(method: str, hidden_size: int) -> tuple[float, float, float]:
-    """(learning rate, learning rate of the head, layer decay) of AdamW."""
+def default_rates(method: str, images: int | None, hidden_size: int) -> tuple[float, float, float]:
+    """(learning rate, learning rate of the head, layer decay) of AdamW.
+
+    Args:
+        images: to train on; None for a stream.
+    """
     if method == "scratch":
         return 1e-3, 1e-3, 1.0
     rate, head_rate, layer_decay = RATES[method]
+    if method != "probe" and images is not None:
+        rate *= min(1.0, math.sqrt(images / FULL_RATE_IMAGES))
     return float(f"{rate / hidden_size:.2g}"), float(f"{head_rate / hidden_size:.2g}"), layer_decay
 
 
@@ -81,7 +89,7 @@ def fill_defaults(args: TrainArguments, images: int | None, hidden_size: int, pr
     """
     method = training_method(args)
     if args.learning_rate is None:
-        args.learning_rate, head_rate, layer_decay = default_rates(method, hidden_size)
+        args.learning_rate, head_rate, layer_decay = default_rates(method, images, hidden_size)
         if method in ("full", "lora") and args.head_learning_rate is None:
             args.head_learning_rate = head_rate
         if args.layer_decay is None:

@@ -1,5 +1,6 @@
 """Claims about what a run chooses where its flags leave it open: length, batch size, rates and evaluations."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -73,16 +74,26 @@ def test_from_scratch_20_000_images_are_shown_in_10_to_100_epochs_of_64(images, 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_wider_network_learns_at_a_lower_rate(method):
-    rates = [default_rates(method, width)[0] for width in (128, 384, 768, 1024)]
+    rates = [default_rates(method, 1000, width)[0] for width in (128, 384, 768, 1024)]
     assert rates == sorted(rates, reverse=True)
     assert rates[0] == pytest.approx(6 * rates[2], rel=0.05)
 
 
+def test_few_images_move_the_backbone_less_and_the_head_as_much():
+    for method in ("full", "lora"):
+        rates = [default_rates(method, images, 768) for images in (10, 30, 100, 300, 10**6, None)]
+        assert [rate for rate, *_ in rates] == sorted(rate for rate, *_ in rates)
+        assert rates[1][0] == pytest.approx(0.316 * rates[4][0], rel=0.05)
+        assert rates[3] == rates[4] == rates[5]
+        assert len({head_rate for _, head_rate, _ in rates}) == 1
+    assert default_rates("probe", 10, 768) == default_rates("probe", 10**6, 768)
+
+
 def test_the_rates_of_a_vit_b_are_those_that_are_published():
-    rate, head_rate, layer_decay = default_rates("full", 768)
+    rate, head_rate, layer_decay = default_rates("full", 10**4, 768)
     assert 5e-5 <= rate <= 1e-4
     assert 0.65 <= layer_decay <= 0.75
-    assert 1e-4 <= default_rates("lora", 768)[0] <= 1e-3
+    assert 1e-4 <= default_rates("lora", 10**4, 768)[0] <= 1e-3
     assert 1e-3 <= head_rate <= 2e-3
 
 
@@ -111,7 +122,7 @@ def test_a_learning_rate_that_is_given_is_that_of_all_layers_and_of_the_head(met
 
 def test_one_of_the_rates_leaves_the_others_to_the_run():
     args = chosen(54, "--layer_decay", "0.9")
-    assert (args.learning_rate, args.head_learning_rate) == default_rates("full", 768)[:2]
+    assert (args.learning_rate, args.head_learning_rate) == default_rates("full", 54, 768)[:2]
     assert args.layer_decay == 0.9
 
 
@@ -152,7 +163,7 @@ def test_a_line_says_what_was_chosen():
 
 
 def test_fine_tuning_30_images_by_default_is_no_worse_than_the_probe_where_ten_small_steps_are(tmp_path):
-    """The checkpoint is one of CIFAR-10, the images are of clothes. Ten steps of 64 images at 5e-5 were the defaults of old."""
+    """A checkpoint of CIFAR-10, images of clothes; within a standard error. Ten steps of 64 images at 5e-5 were the old defaults."""
     splits = load_splits("fashion-mnist-mini")
     labels = np.asarray(splits["train"]["label"])
     rows = [row for label in range(10) for row in np.flatnonzero(labels == label)[:3]]
@@ -160,5 +171,7 @@ def test_fine_tuning_30_images_by_default_is_no_worse_than_the_probe_where_ten_s
     splits["test"].select(range(400)).to_parquet(tmp_path / "test.parquet")
     flags = {"dataset_name": tmp_path, "model_name_or_path": PRETRAINED, "mixed_precision": "no"}
     of_old = {"learning_rate": 5e-5, "max_train_steps": 10, "per_device_train_batch_size": 64, "crop_scale": 0.35}
-    probe = fine_tune(**flags, freeze_backbone="true", cache_features="true")
-    assert fine_tune(**flags, **of_old)["accuracy"] < probe["accuracy"] <= fine_tune(**flags)["accuracy"]
+    probe = fine_tune(**flags, freeze_backbone="true", cache_features="true")["accuracy"]
+    noise = math.sqrt(probe * (1 - probe) / 400)  # one standard error
+    assert fine_tune(**flags, **of_old)["accuracy"] < probe - 2 * noise
+    assert fine_tune(**flags)["accuracy"] > probe - noise
