@@ -25,7 +25,7 @@ from transformers.modeling_utils import PreTrainedModel, load_state_dict
 from transformers.utils import logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from .configuration_hf_vit import AUTO_MAP, no_such_field
+from .configuration_hf_vit import AUTO_MAP, AUTOENCODER_FIELDS, no_such_field
 from .resizing import INPUT_FIELDS
 
 
@@ -128,6 +128,9 @@ class LoadingMixin:
         """As in transformers; the folder's config.json then names every public class for the Auto classes."""
         if self._auto_class is not None and is_ours(self):
             self.config.auto_map = {**(getattr(self.config, "auto_map", None) or {}), **AUTO_MAP}
+            self.config.auto_map.pop(
+                "AutoModelForPreTraining", None
+            )  # its file goes with that class, which adds it again
         super().save_pretrained(save_directory, *args, **kwargs)
 
     def to_transformers(self):
@@ -264,7 +267,7 @@ def add_conversion_rules(model, state_dict, checkpoint_files, load_config, sourc
     tensors = list_tensors(state_dict, checkpoint_files, source)
     stored = sum(tensor.numel() for _, tensor in tensors)
     wanted = sum(tensor.numel() for name, tensor in model.named_parameters() if not name.startswith("classifier."))
-    if wanted > 4 * stored + 2**24:  # said before memory is taken for what is missing
+    if wanted > 4 * stored + 2**25:  # said before memory is taken for what is missing, such as a decoder
         raise ValueError(
             f"the config of {source.name} describes a model of {wanted:,} numbers, its files hold {stored:,}: they do not belong "
             "together"
@@ -320,8 +323,9 @@ def check_loading_info(model, info: dict, source: CheckpointSource):
     missing, unexpected = set(info["missing_keys"]), set(info["unexpected_keys"])
     mismatched = {name: (tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"]}
     accept_new_head(model, missing, mismatched, source)
-    # A native config does not say whether there is a pooler, and our classifiers save none.
-    without_pooler = source.family is not None or any(name.startswith("classifier.") for name in unexpected)
+    accept_new_decoder(model, missing, source)
+    # A native config does not say whether there is a pooler, and our classifiers and autoencoders save none.
+    without_pooler = source.family is not None or any(n.startswith(("classifier.", "decoder.")) for n in unexpected)
     if missing == {"pooler.dense.weight", "pooler.dense.bias"} and without_pooler:
         model.pooler = model.config.pooler_act = None
         source.notes.append("no pooler in the checkpoint: pooler_output is the pooled token itself")
@@ -368,11 +372,21 @@ def accept_new_head(model, missing: set, mismatched: dict, source: CheckpointSou
         del mismatched[name]
 
 
+def accept_new_decoder(model, missing: set, source: CheckpointSource):
+    """Take the decoder of a masked autoencoder off `missing` if the checkpoint has none; half of one is a broken file."""
+    decoder = {name for name in model.state_dict() if name.startswith("decoder.")}
+    if model.is_autoencoder and decoder <= missing:
+        source.notes.append(f"newly initialised {count_tensors({'decoder'}, decoder)}")
+        missing -= decoder
+
+
 def accept_left_out(model, missing: set, unexpected: set, source: CheckpointSource) -> set[str]:
     """The unexpected tensors that this model may leave out; heads of a subclass are taken off `missing`."""
     unused = r"classifier\.(weight|bias)|pre_logits\.(weight|bias)|(vit\.)?pooler\.dense\.(weight|bias)"
     if getattr(model.base_model, "attention_pooling", None) is None:
         unused += r"|(vit\.)?attention_pooling\..+"
+    if not model.is_autoencoder:
+        unused += r"|decoder\..+"
     left_out = {name for name in unexpected if re.fullmatch(unused, name)}
     if not is_ours(model):  # a subclass, with a head of its own
         left_out |= {name for name in unexpected if not in_base_model(model, name)}
@@ -389,8 +403,8 @@ def accept_left_out(model, missing: set, unexpected: set, source: CheckpointSour
 
 
 def is_ours(model) -> bool:
-    """Whether its class is one of modeling_hf_vit.py, and not a subclass."""
-    return type(model).__module__.rpartition(".")[2] == "modeling_hf_vit"
+    """Whether its class is one of this folder, and not a subclass."""
+    return type(model).__module__.rpartition(".")[2] in ("modeling_hf_vit", "masked_autoencoder")
 
 
 def in_base_model(model, name: str) -> bool:
@@ -469,6 +483,11 @@ def readable_errors(name):
 
 def finish_loading(model, source: CheckpointSource, sizes: dict):
     """Adapt the loaded model to the sizes asked for, and log what was done in one line."""
+    if model.is_autoencoder:
+        model.freeze_attention_pooling()  # transformers makes all that it loads trainable
+    else:
+        for name in AUTOENCODER_FIELDS:  # of a decoder that is not there
+            setattr(model.config, name, getattr(type(model.config), name))
     notes = source.notes + (model.resize_input(**sizes) if sizes else [])
     if notes:
         logger.warning(f"{type(model).__name__} from {source.name}: {'; '.join(notes)}.")
