@@ -41,6 +41,12 @@ AUTO_MAP = {
     "AutoBackbone": "modeling_hf_vit.HFViTBackbone",
 }
 
+# What only a masked autoencoder reads; the names are those of ViTMAEConfig.
+AUTOENCODER_FIELDS = (
+    "decoder_hidden_size", "decoder_num_hidden_layers", "decoder_num_attention_heads", "decoder_intermediate_size", "mask_ratio",
+    "norm_pix_loss",
+)  # fmt: skip
+
 # Far above anything published. A config.json that asks for more is a mistake or an attack: building it would fill the memory.
 LARGEST = {
     "image_size": 2**16, "patch_size": 2**16, "num_channels": 2**16, "hidden_size": 2**16, "intermediate_size": 2**20,
@@ -49,12 +55,6 @@ LARGEST = {
     "decoder_intermediate_size": 2**20,
 }  # fmt: skip
 LARGEST_TABLE = 2**28  # numbers in a table of positions, 1 GiB
-
-# What only a masked autoencoder reads.
-AUTOENCODER_FIELDS = (
-    "decoder_hidden_size", "decoder_num_hidden_layers", "decoder_num_attention_heads", "decoder_intermediate_size", "mask_ratio",
-    "norm_pix_loss",
-)  # fmt: skip
 LARGEST_FILE = 2**25  # bytes of a config.json, enough for the names of LARGEST["num_labels"] labels
 
 

@@ -2,8 +2,8 @@
 
 The student's features, through a linear projection, are to be the teacher's of the same pixels, by mean squared error, as in
 LightlyTrain's distillation (docs.lightly.ai/train, "Distillation"). That teacher and student see the same crop, augmented alike,
-is "function matching" (arXiv 2106.05237, section 3). The teacher's features are first normalised without learned numbers, so that
-no few channels decide the loss (arXiv 2205.14141, section 3.1, "whitening").
+is "function matching" (arXiv 2106.05237). The teacher's features are first normalised without learned numbers, so that
+no few channels decide the loss ("whitening", arXiv 2205.14141).
 
 Letters of the shapes: B batch, C channels, H W image height and width, h w rows and columns of patches, N = h * w, D channels.
 """
@@ -59,7 +59,7 @@ class FeatureDistillation(nn.Module):
 
     def __init__(self, student: HFViTModel, teacher_widths: tuple[int, int]):
         super().__init__()
-        self.vit = student
+        self.vit, self.config = student, student.config
         self.pooled_projection = nn.Linear(student.config.pooled_size, teacher_widths[0])
         self.patch_projection = nn.Linear(student.config.hidden_size, teacher_widths[1])
 

@@ -1,4 +1,4 @@
-"""Which patches of an image are masked is a function of (seed, epoch, image id) alone, and an answer can be looked at."""
+"""Masks are a function of (seed, epoch, image id) alone, an answer can be looked at, and the decoder is trained as the encoder."""
 
 import torch
 
@@ -7,6 +7,11 @@ from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.normalization import normalize
 from hf_vit.model.masked_autoencoder import random_masking
 from hf_vit.training.masking import masking_noise, reconstruction_pictures
+from hf_vit.training.muon import Muon
+from hf_vit.training.optimizers import build_optimizers, layer_id, split_decay
+
+
+DECODER = dict(decoder_hidden_size=24, decoder_num_hidden_layers=1, decoder_num_attention_heads=2)
 
 
 def test_masks_are_a_function_of_seed_epoch_and_image_id():
@@ -34,8 +39,7 @@ def test_masks_show_each_patch_equally_often():
 
 
 def test_pictures_show_the_image_what_is_visible_and_an_answer(tiny_config, randomize):
-    decoder = dict(decoder_hidden_size=24, decoder_num_hidden_layers=1, decoder_num_attention_heads=2)
-    model = randomize(HFViTForPreTraining(tiny_config(**decoder))).train()
+    model = randomize(HFViTForPreTraining(tiny_config(**DECODER))).train()
     spec = ImageSpec(16, 16, 3, 2, (0.5, 0.25, 0.5), (0.5, 0.5, 0.5))
     images, noise = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8), torch.rand(3, 16)
     image, masked, answer = reconstruction_pictures(model, normalize(images, spec), noise, spec)
@@ -47,3 +51,20 @@ def test_pictures_show_the_image_what_is_visible_and_an_answer(tiny_config, rand
     assert torch.equal(masked, torch.where(hidden, mean, images))
     assert torch.equal(answer[~hidden], images[~hidden])
     assert (answer[hidden] != images[hidden]).float().mean() > 0.5
+
+
+def test_muon_trains_the_matrices_of_the_decoders_layers_and_the_mask_token_does_not_decay(tiny_config):
+    model = HFViTForPreTraining(tiny_config(**DECODER))
+    of_muon = {
+        name
+        for one in build_optimizers(model, "muon", 1e-3, 0.1, (0.9, 0.95))
+        if isinstance(one, Muon)
+        for group in one.param_groups
+        for name in group["names"]
+    }
+    layer = "decoder.decoder_layers.0"
+    wanted = {f"{layer}.attention.{m}_proj.weight" for m in "qkvo"} | {f"{layer}.mlp.fc{m}.weight" for m in "12"}
+    assert {name for name in of_muon if name.startswith("decoder.")} == wanted
+    assert len(of_muon) == 6 * 3
+    assert "decoder.mask_token" in split_decay(model)[1]
+    assert all(layer_id(name, 2) == 3 for name, _ in model.named_parameters() if name.startswith("decoder."))
