@@ -4,28 +4,31 @@ Each function takes values and returns a `matplotlib.figure.Figure`; `save` writ
 which colour-blind readers tell apart ("Color Universal Design", 2008); pictures are readable at the 700 pixels of a model card.
 """
 
+import unicodedata
 from pathlib import Path
 
 import numpy as np
 import torch
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from hf_vit.system.escapes import printable
+from hf_vit.system.fonts import legible_names, legible_text
 
 
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#999999"
 WIDTH = 7.0  # inches
-SMOOTHED = 100  # points of a curve, above which its running mean is drawn
+SMOOTHED, DOTTED = 100, 20  # points of a curve: above, its running mean is drawn; up to which, each has a dot
 NAMED, COUNTED = 40, 12  # classes up to which a confusion matrix names them all, and counts in its cells
-LONGEST = 18  # characters of a class name
+LONGEST = 18  # characters of a class name; those of Chinese, Japanese and Korean count twice
+FLAT = 0.01  # a map whose numbers differ by less, relative to the largest, says nothing
 BESIDE = 6  # maps beside an image; more go into further lines
 METHODS = {  # those of `attention_maps` with one map an image
     "mean": "attention, last layer",
     "rollout": "rollout",
-    "gradient_rollout": "rollout, for the answer",
-    "grad_cam": "Grad-CAM, for the answer",
+    "gradient_rollout": "rollout, predicted class",
+    "grad_cam": "Grad-CAM, predicted class",
 }
 
 
@@ -35,63 +38,91 @@ def save(figure: Figure, file: Path):
 
 
 def shorten(name: str, longest: int = LONGEST) -> str:
-    """A class name that fits beside a picture; as text, whatever signs of TeX are in it."""
+    """A class name that fits beside a picture, cut in its middle: names often differ at their ends. As text, whatever signs of
+    TeX are in it."""
     name = printable(name)
-    name = name if len(name) <= longest else name[: longest - 1] + "…"
+    if _width(name) > longest:
+        end = len(name) - next(cut for cut in range(len(name)) if _width(name[cut:]) <= longest // 3)
+        start = next(cut for cut in range(len(name), -1, -1) if _width(name[:cut]) < longest - _width(name[-end:]))
+        name = f"{name[:start]}…{name[-end:]}"
     return name.replace("$", r"\$")
 
 
+def _width(text: str) -> int:
+    """Characters that a text is wide."""
+    return sum(1 + (unicodedata.east_asian_width(sign) in "WF") for sign in text)
+
+
 def curves(lines: list[dict]) -> Figure:
-    """Loss, accuracy, learning rate, gradient norm and speed over the steps of a run.
+    """Loss, accuracy, learning rate, gradient norm and speed over the steps of a run, a panel for each that was logged.
 
     Args:
         lines: of metrics.jsonl: `step` and any of `loss`, `accuracy`, `learning_rate`, `gradient_norm`, `images_per_second`, and
             in the lines of a scoring `eval_loss`, `eval_accuracy`. Accuracies in [0, 1].
     """
-    figure = Figure(figsize=(WIDTH, 6.4), layout="constrained")
-    panels = figure.subplots(3, 2, sharex=True)
-    shown = (
+    known = (
         ("loss", "loss (nats)", "loss", "eval_loss"),
         ("accuracy", "accuracy", "accuracy", "eval_accuracy"),
         ("learning rate", "learning rate", "learning_rate", None),
         ("gradient norm", "norm before clipping", "gradient_norm", None),
         ("speed", "images / s", "images_per_second", None),
     )
-    for panel, (title, unit, training, scoring) in zip(panels.flat, shown, strict=False):
-        for name, colour, marker, label in (
-            (training, BLUE, "", "training images, augmented"),
-            (scoring, ORANGE, "o", "scored images"),
+    drawable = lambda value: value is not None and np.isfinite(value)
+    points = {
+        key: [(line["step"], line[key]) for line in lines if drawable(line.get(key))]
+        for *_, training, scoring in known
+        for key in (training, scoring)
+    }
+    shown = [panel for panel in known if points[panel[2]] or points[panel[3]]]
+    rows = -(-(len(shown) + 1) // 2)  # one place for the legend
+    figure = Figure(figsize=(WIDTH, 0.4 + 2 * rows), layout="constrained")
+    *panels, place = figure.subplots(rows, 2, squeeze=False).flat
+    handles = {}
+    for panel in (*panels[len(shown) :], place):
+        panel.axis("off")
+    for panel, (title, unit, training, scoring) in zip(panels, shown, strict=False):
+        for name, colour, label in (
+            (training, BLUE, "training images, augmented"),
+            (scoring, ORANGE, "scored images"),
         ):
-            points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
-            if not points:
+            if not points[name]:
                 continue
-            steps, values = np.array(points).T
+            steps, values = np.array(points[name]).T
             if len(values) > SMOOTHED and name != "learning_rate":  # the values themselves behind their running mean
                 panel.plot(steps, values, color=colour, linewidth=0.5, alpha=0.25)
                 width = len(values) // 50
                 values = np.convolve(values, np.full(width, 1 / width), mode="valid")
                 steps = steps[(width - 1) // 2 :][: len(values)]
-            dot = marker or ("." if len(points) == 1 else "")
-            panel.plot(steps, values, color=colour, marker=dot, markersize=4, linewidth=1.3, label=label)
+            dot = "o" if len(values) <= DOTTED else ""
+            (handles[label],) = panel.plot(steps, values, color=colour, marker=dot, markersize=4, linewidth=1.3, label=label)  # fmt: skip
         panel.set_title(title, fontsize=9)
+        panel.set_xlabel("optimizer step", fontsize=8)
         panel.set_ylabel(unit, fontsize=8)
         panel.tick_params(labelsize=7)
-        panel.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
         panel.grid(color=GREY, alpha=0.25, linewidth=0.5)
-        panel.set_visible(panel.has_data())
-    panels[2, 1].axis("off")
-    panels[2, 1].legend(*panels[0, 0].get_legend_handles_labels(), fontsize=8, frameon=False, loc="center")
-    panels[0, 1].yaxis.set_major_formatter(PercentFormatter(1.0))
-    panels[2, 0].set_ylim(0, 1.1 * panels[2, 0].get_ylim()[1])
-    for column in panels.T:
-        for panel in [panel for panel in column if panel.has_data()][-1:]:  # the lowest
-            panel.set_xlabel("optimizer step", fontsize=8)
-            panel.xaxis.set_tick_params(labelbottom=True)
+        _set_limits(panel, title)
+        panel.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+        plain = FuncFormatter(lambda value, _: f"{value:.6g}")  # no offset beside the axis
+        panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0) if title == "accuracy" else plain)
+    place.legend(handles.values(), handles, fontsize=8, frameon=False, loc="center")
     return figure
 
 
+def _set_limits(panel, title: str):
+    """Steps from 0 on, and a range of values of at least 1% of the largest, of accuracies 5%: what hardly changes looks flat."""
+    panel.set_xlim(0, 1.04 * panel.dataLim.x1)
+    low, high = panel.dataLim.y0, panel.dataLim.y1
+    middle, half = (low + high) / 2, max(high - low, 0.01 * max(abs(low), abs(high)), 0.05 * (title == "accuracy")) / 2
+    limits = middle - 1.1 * (half or 0.5), middle + 1.1 * (half or 0.5)
+    if title in ("learning rate", "speed"):
+        limits = 0, 1.1 * high or 1.0
+    elif title == "accuracy":
+        limits = max(limits[0], -0.008), min(limits[1], 1.008)
+    panel.set_ylim(limits)
+
+
 def confusion(matrix: np.ndarray, names: list[str]) -> Figure:
-    """What is taken for what: rows are true classes, columns answers, shades the share of a row.
+    """What is taken for what: rows are true classes, columns predicted ones, shades the share of a row.
 
     Up to 12 classes have the counts in their cells; above 40 classes there is no room for names, and the most frequent
     mistakes are listed instead.
@@ -100,85 +131,85 @@ def confusion(matrix: np.ndarray, names: list[str]) -> Figure:
         matrix: (L, L) counts.
         names: L class names.
     """
-    counts = np.asarray(matrix, dtype=float)
+    counts, names = np.asarray(matrix, dtype=float), legible_names(names)
     shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))  # (L, L)
     classes = len(names)
-    named, listed = classes <= NAMED, classes > NAMED
-    side = WIDTH if not listed else WIDTH / 2 + 0.4
-    figure = Figure(figsize=(WIDTH, side * 0.86), layout="constrained")
-    panels = figure.subplots(1, 2, width_ratios=(5, 4)) if listed else [figure.subplots()]
+    listed = classes > NAMED
+    height = 3.6 if listed else min(6.0, 2.4 + 0.36 * classes)
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    panels = figure.subplots(1, 2, width_ratios=(4, 3)) if listed else [figure.subplots()]
     panel = panels[0]
-    image = panel.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-    panel.set_xlabel("answer", fontsize=8)
+    # Cells need not be square: with equal sides, the layout leaves no room for the labels.
+    image = panel.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
+    panel.set_xlabel("predicted class", fontsize=8)
     panel.set_ylabel("true class", fontsize=8)
     size = float(np.clip(240 / max(classes, 1), 5, 8))
-    if named:
-        texts = [shorten(name) for name in names]
-        panel.set_xticks(range(classes), texts, rotation=90 if classes > 8 else 45, fontsize=size, ha="center" if classes > 8 else "right", rotation_mode="default" if classes > 8 else "anchor")  # fmt: skip
-        panel.set_yticks(range(classes), texts, fontsize=size)
-    else:
+    if listed:
         panel.tick_params(labelsize=7)
+    else:
+        texts, upright = [shorten(name) for name in names], classes > 5
+        panel.set_xticks(range(classes), texts, rotation=90 if upright else 0, fontsize=size)
+        panel.set_yticks(range(classes), texts, fontsize=size)
     if classes <= COUNTED:
-        for row in range(classes):
-            for column in range(classes):
-                if counts[row, column] > 0:
-                    colour = "white" if shares[row, column] > 0.55 else "black"
-                    panel.text(
-                        column,
-                        row,
-                        f"{counts[row, column]:.0f}",
-                        ha="center",
-                        va="center",
-                        fontsize=size,
-                        color=colour,
-                    )
+        for row, column in np.argwhere(counts > 0):
+            colour = "white" if shares[row, column] > 0.55 else "black"
+            panel.text(
+                column, row, f"{counts[row, column]:.0f}", ha="center", va="center", fontsize=size, color=colour
+            )
     bar = figure.colorbar(image, ax=panel, shrink=0.7, format=PercentFormatter(1.0))
     bar.set_label("share of the true class", fontsize=7)
     bar.ax.tick_params(labelsize=7)
     if listed:
-        wrong = shares - np.diag(shares.diagonal())
-        worst = [divmod(int(place), classes) for place in np.argsort(-wrong, axis=None, kind="stable")[:15]]
-        worst = [(row, column) for row, column in worst if wrong[row, column] > 0]
-        panels[1].barh(range(len(worst)), [wrong[place] for place in worst], color=RED)
-        panels[1].set_yticks(
-            range(len(worst)),
-            [f"{shorten(names[row])} as {shorten(names[column])}" for row, column in worst],
-            fontsize=5.5,
-        )
-        panels[1].invert_yaxis()
-        panels[1].xaxis.set_major_locator(MaxNLocator(4))
-        panels[1].xaxis.set_major_formatter(PercentFormatter(1.0))
-        panels[1].tick_params(axis="x", labelsize=7)
-        panels[1].set_xlabel("share of the true class", fontsize=7)
-        panels[1].set_title("most frequent mistakes" if worst else "no mistakes", fontsize=8)
-        panels[1].axis("on" if worst else "off")
+        _list_mistakes(panels[1], shares, names)
     return figure
 
 
-def predictions(images: torch.Tensor, labels: torch.Tensor, logits: torch.Tensor, names: list[str]) -> Figure:
-    """What the model says of single images, with the truth where it errs.
+def _list_mistakes(panel, shares: np.ndarray, names: list[str], most: int = 15):
+    """The most frequent mistakes as bars; shares (L, L), a row a true class."""
+    wrong, classes = shares - np.diag(shares.diagonal()), len(names)
+    worst = [divmod(int(place), classes) for place in np.argsort(-wrong, axis=None, kind="stable")[:most]]
+    worst = [(row, column) for row, column in worst if wrong[row, column] > 0]
+    panel.barh(range(len(worst)), [wrong[place] for place in worst], color=RED)
+    said = [f"{shorten(names[row], 16)} as {shorten(names[column], 16)}" for row, column in worst]
+    panel.set_yticks(range(len(worst)), said, fontsize=5.5)
+    panel.set_ylim(most - 0.4, -0.6)  # bars of one width, however few
+    panel.xaxis.set_major_locator(MaxNLocator(3))
+    panel.xaxis.set_major_formatter(PercentFormatter(1.0))
+    panel.tick_params(axis="x", labelsize=7)
+    panel.set_xlabel("share of the true class", fontsize=7)
+    panel.set_title("most frequent mistakes" if worst else "no mistakes", fontsize=8)
+    panel.axis("on" if worst else "off")
+
+
+def predictions(
+    images: torch.Tensor, labels: torch.Tensor, logits: torch.Tensor, names: list[str], sources: list[str] = ()
+) -> Figure:
+    """What the model predicts for single images, with the truth where it errs.
 
     Args:
         images: uint8 (n, C, H, W), C 1 or 3.
         labels: (n,) true classes.
         logits: (n, L).
         names: L class names.
+        sources: n names of the images, such as "cat/1.jpg".
     """
-    columns = 4
+    columns, names = 4, legible_names(names)
     rows = -(-len(images) // columns)
-    figure = Figure(figsize=(WIDTH, rows * (WIDTH / columns + 0.15)), layout="constrained")
+    figure = Figure(
+        figsize=(WIDTH, rows * (WIDTH / columns + 0.15 + 0.12 * bool(sources)) + 0.2), layout="constrained"
+    )
+    figure.supxlabel("predicted class and its probability; red where it is wrong, with the true class", fontsize=7)
     for panel in figure.subplots(rows, columns, squeeze=False).flat:
         panel.axis("off")
-    chances, answers = logits.softmax(dim=1).max(dim=1)
-    for panel, image, truth, answer, chance in zip(
-        figure.axes, images, labels.tolist(), answers.tolist(), chances.tolist(), strict=False
-    ):
+    chances, predicted = logits.softmax(dim=1).max(dim=1)
+    shown = zip(figure.axes, images, labels.tolist(), predicted.tolist(), chances.tolist(), strict=False)
+    for number, (panel, image, truth, answer, chance) in enumerate(shown):
         panel.imshow(as_picture(image), interpolation="nearest")
-        said = f"{shorten(names[answer])} {chance:.0%}"
-        right = truth == answer
-        panel.set_title(
-            said if right else f"{said}\nis {shorten(names[truth])}", fontsize=7.5, color=GREEN if right else RED
-        )
+        said, right = f"{shorten(names[answer])} {chance:.0%}", truth == answer
+        said = said if right else f"{said}\nis {shorten(names[truth])}"
+        panel.set_title(said, fontsize=7.5, color=GREEN if right else RED)
+        if sources:
+            panel.text(0.5, -0.04, shorten(legible_text(sources[number]), 27), fontsize=6, ha="center", va="top", transform=panel.transAxes)  # fmt: skip
     return figure
 
 
@@ -194,7 +225,7 @@ def calibration(bins: list[dict]) -> Figure:
     filled = [row for row in bins if row["images"]]
     panel.bar(
         [row["up_to"] - width / 2 for row in filled], [row["accuracy"] for row in filled],
-        width * 0.92, color=BLUE, label="share of right answers",
+        width * 0.92, color=BLUE, label="share that is right",
     )  # fmt: skip
     panel.plot(
         [row["confidence"] for row in filled], [row["confidence"] for row in filled],
@@ -207,7 +238,7 @@ def calibration(bins: list[dict]) -> Figure:
     panel.set(xlim=(0, 1), ylim=(0, 1))
     panel.set_ylabel("accuracy", fontsize=8)
     counts.set_ylabel("images", fontsize=8)
-    counts.set_xlabel("confidence of the answer", fontsize=8)
+    counts.set_xlabel("confidence: probability of the predicted class", fontsize=8)
     figure.legend(fontsize=7, frameon=False, loc="outside upper center", ncols=2)
     for axes in (panel, counts):
         axes.xaxis.set_major_formatter(PercentFormatter(1.0))
@@ -228,7 +259,8 @@ def as_picture(image: torch.Tensor) -> np.ndarray:
 
 
 def overlay(image: torch.Tensor, heat: torch.Tensor, smallest: int = 224) -> np.ndarray:
-    """The image in grey, the more orange the larger the map's number: none at its smallest, most at its largest.
+    """The image in grey, the more orange the larger the map's number: none at its smallest, most at its largest; none at all
+    where the map is flat.
 
     Args:
         image: uint8 (C, H, W), C 1 or 3.
@@ -238,7 +270,7 @@ def overlay(image: torch.Tensor, heat: torch.Tensor, smallest: int = 224) -> np.
     Returns:
         uint8 (H', W', 3).
     """
-    heat = (heat - heat.min()) / (heat.max() - heat.min()).clamp(min=1e-12)
+    heat = torch.zeros_like(heat) if is_flat(heat) else (heat - heat.min()) / (heat.max() - heat.min())
     factor = max(1, -(-smallest // min(image.shape[1:])))
     size = (image.shape[1] * factor, image.shape[2] * factor)
     enlarge = lambda values: torch.nn.functional.interpolate(  # "nearest" errs by a pixel
@@ -249,8 +281,13 @@ def overlay(image: torch.Tensor, heat: torch.Tensor, smallest: int = 224) -> np.
     return ((1 - share) * grey + share * orange).round().byte().numpy()  # (H', W', 3)
 
 
+def is_flat(heat: torch.Tensor) -> bool:
+    """Whether all patches count alike, but for `FLAT` of the largest number: what is left would be drawn as noise."""
+    return bool(heat.max() - heat.min() <= FLAT * heat.abs().max())
+
+
 def attention(images: torch.Tensor, maps: torch.Tensor, columns: list[str], rows: list[str]) -> Figure:
-    """Images, and beside each its maps, each in colours of its own range.
+    """Images, and beside each its maps, each in colours of its own range; a flat one says so.
 
     Args:
         images: uint8 (n, C, H, W), C 1 or 3.
@@ -274,6 +311,8 @@ def attention(images: torch.Tensor, maps: torch.Tensor, columns: list[str], rows
         for kind, (heat, title) in enumerate(zip(of_image, columns, strict=True)):
             panel = panels[number * lines + kind // beside, 1 + kind % beside]
             panel.imshow(overlay(image, heat), interpolation="nearest")
+            if is_flat(heat):
+                panel.text(0.5, 0.5, "flat", fontsize=7, ha="center", va="center", transform=panel.transAxes, bbox={"facecolor": "white", "pad": 1.5})  # fmt: skip
             if number == 0 or lines > 1:
                 panel.set_title(title, fontsize=7)
     return figure
@@ -281,7 +320,7 @@ def attention(images: torch.Tensor, maps: torch.Tensor, columns: list[str], rows
 
 def prediction_captions(logits: torch.Tensor, names: list[str]) -> list[str]:
     """The predicted class of each image, logits (n, L), such as "Coat 98%"; empty if all classes are equal."""
-    best = logits.softmax(dim=1).max(dim=1)
+    best, names = logits.softmax(dim=1).max(dim=1), legible_names(names)
     return [
         f"{shorten(names[index], 14)} {chance:.0%}" if row.std() > 0 else ""
         for row, chance, index in zip(logits, best.values.tolist(), best.indices.tolist(), strict=True)
@@ -310,7 +349,7 @@ def model_figures(model, images: torch.Tensor, pixel_values: torch.Tensor, capti
         "attention": attention(images, maps, list(methods.values()), captions),
         "inside": inside(
             patches.projection.weight if patches.by_convolution else None,
-            embeddings.interpolate_pos_encoding(config.grid_size)[1][0] if with_table else None,
+            embeddings.positions_on_grid(config.grid_size)[1][0] if with_table else None,
             config.grid_size,
             model.attention_distances(pixel_values),
         ),
@@ -423,7 +462,7 @@ def positions(table: torch.Tensor, name: str) -> Figure:
 
 def target_captions(targets: torch.Tensor, names: list[str]) -> list[str]:
     """The target of each image, (n, L), such as "Coat", or "70% Coat" and "30% Bag" in two lines."""
-    texts = []
+    texts, names = [], legible_names(names)
     for target in targets:
         best = target.topk(min(2, len(target)))
         first, second = best.values[0].item(), best.values[1].item() if len(target) > 1 else 0.0

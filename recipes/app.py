@@ -1,6 +1,8 @@
-"""A page in the browser that classifies an image and shows which patches the answer rests on.
+"""A page in the browser that classifies an image and shows which patches the predicted class rests on.
 
-python recipes/app.py MODEL [OTHER_MODEL]      (run, model folder or Hub id; two models are shown side by side)
+    python recipes/app.py runs/demo
+    python recipes/app.py runs/photos google/vit-base-patch16-224      (two models side by side)
+    python recipes/app.py USER/NAME --port 8000
 
 It listens on http://127.0.0.1:7860 and needs no network. `recipes/publish.py RUN --repo USER/NAME --space` makes a Space of
 this file, which then shows the models that the README.md of the Space names.
@@ -13,6 +15,36 @@ import tempfile
 import threading
 from pathlib import Path
 
+from command_line import Parser
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(__doc__, "MODEL [MODEL] [--port PORT]")
+    parser.add_argument(
+        "models", nargs="*", metavar="MODEL", help="run, model folder or Hub id: one, or two to compare"
+    )
+    parser.add_argument("--port", type=int, help="by default 7860, or the next that is free")
+    args = parser.parse_args(argv)
+    args.models = args.models or models_of_space()
+    if not 1 <= len(args.models) <= 2:
+        parser.error(f"{len(args.models)} models were given; wanted one, or two to compare")
+    for model in args.models:
+        parser.refuse_mistyped_paths(MODEL=model)
+    return args
+
+
+def models_of_space() -> list[str]:
+    """The models that the README.md beside this file lists under `models:`."""
+    readme = Path(__file__).resolve().with_name("README.md")
+    if not readme.is_file():
+        return []
+    from huggingface_hub import ModelCard  # after the flags
+
+    return ModelCard.load(readme).data.get("models") or []
+
+
+if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds
+    ARGUMENTS = parse_args()
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
@@ -21,7 +53,6 @@ try:
 except ImportError:
     sys.exit("error: the page needs Gradio: pip install 'hf_vit[app]'")
 import torch
-from huggingface_hub import ModelCard
 from transformers.utils import logging
 
 from hf_vit import HFViTForImageClassification, figures
@@ -33,6 +64,7 @@ from hf_vit.evaluation.classifiers import load_processor, model_folder
 from hf_vit.hub.run_results import write_examples
 from hf_vit.system.errors import run_script
 from hf_vit.system.escapes import inline, printable
+from hf_vit.system.hub_names import name_of_path
 from hf_vit.system.run_files import SAMPLES
 
 
@@ -41,6 +73,15 @@ ONE_HEAD = "attention of a head"
 METHODS = {ONE_HEAD: "raw", "attention, mean of the heads": "mean"} | {
     title: method for method, title in figures.METHODS.items() if method != "mean"
 }
+DEFAULT = figures.METHODS["gradient_rollout"]
+INTRODUCTION = """## What a Vision Transformer sees
+Drop an image, or take one of the examples. Below the name of the model is the class that it predicts for the image; the bars are the
+probabilities of the likeliest classes. The map below them shows which patches of the image count for that."""
+COLOURS = (
+    "The more orange a patch, the more it counts; each map has its own scale. Maps for the predicted class say what speaks for it, "
+    "the others what the model attends to, whatever it predicts."
+)
+FLAT = "**This map is flat**: all patches count alike, so nothing is orange."
 MAX_UPLOAD = "50mb"  # more than a photo takes; without a limit a visitor could fill the disk
 
 
@@ -75,7 +116,8 @@ class Viewer:
     """One model and its column of the page."""
 
     def __init__(self, source: str):
-        self.name, source = source, model_folder(source)
+        self.source, source = source, model_folder(source)
+        self.name = name_of_path(source) if Path(source).exists() else source
         self.model = HFViTForImageClassification.from_pretrained(source).eval()
         self.config, self.lock = self.model.config, threading.Lock()
         if self.config.num_channels not in (1, 3):
@@ -83,9 +125,10 @@ class Viewer:
         self.image_spec = image_spec_of(load_processor(source), self.config)
 
     def look(self, file: str | None, layer: int, head: int, title: str):
-        """{class: probability}, and the image under its attention map, uint8 (H, W, 3); None and None without an image."""
+        """{class: probability}, the image under its attention map, uint8 (H, W, 3), and what to know of the map; None, None
+        and the same without an image."""
         if file is None:
-            return None, None
+            return None, None, COLOURS
         try:
             pixels = stack_images([decode_image({"bytes": read_file(file), "path": file}, self.image_spec)])
         except Exception as error:
@@ -97,22 +140,26 @@ class Viewer:
         with self.lock:  # the hooks that record attention would also see another visitor's image
             maps = self.model.attention_maps(pixel_values, int(layer) - 1, METHODS[title])[0]  # (h, w), or (A, h, w)
         heat = maps[int(head) - 1] if title == ONE_HEAD else maps
-        return classes, figures.overlay(denormalize(pixel_values, self.image_spec)[0], heat, smallest=384)
+        seen = figures.overlay(denormalize(pixel_values, self.image_spec)[0], heat, smallest=384)
+        return classes, seen, FLAT if figures.is_flat(heat) else COLOURS
 
-    def column(self, photo):
-        """This model's column of the page, redrawn when the image or a choice changes."""
+    def column(self, photo, example: str | None):
+        """This model's column of the page, with its answer to the example; redrawn when the image or a choice changes."""
         layers, heads = self.config.num_hidden_layers, self.config.num_attention_heads
+        classes, seen, about = self.look(example, layers, 1, DEFAULT)
         gradio.Markdown(f"### {inline(self.name)}")
-        label = gradio.Label(num_top_classes=5, label="what it says")
-        gradio.Markdown("What counts for it, the more orange the more:")
-        picture = gradio.Image(show_label=False, interactive=False, format="png", buttons=["fullscreen", "download"])
-        title = gradio.Dropdown(list(METHODS), value="rollout, for the answer", label="method")
+        label = gradio.Label(classes, num_top_classes=5, label="predicted class, and the likeliest classes")
+        picture = gradio.Image(
+            seen, label="what counts for it", interactive=False, format="png", buttons=["fullscreen", "download"]
+        )
+        words = gradio.Markdown(about)
+        title = gradio.Dropdown(list(METHODS), value=DEFAULT, label="method")
         layer = choose_number(layers, layers, label="layer (with rollouts, all up to it)")
         head = choose_number(heads, 1, label="head", visible=False)
         gradio.Markdown(f"Attention maps are those of {self.model.attention_query}.")
         title.change(lambda title: gradio.update(visible=title == ONE_HEAD), title, head, show_progress="hidden")
         for changed in (photo, title, layer, head):
-            changed.change(self.look, [photo, layer, head, title], [label, picture], show_progress="minimal")
+            changed.change(self.look, [photo, layer, head, title], [label, picture, words], show_progress="minimal")
 
 
 def example_files(source: str, folder: Path) -> list[str]:
@@ -125,46 +172,33 @@ def example_files(source: str, folder: Path) -> list[str]:
 
 
 def build_page(viewers: list[Viewer], examples: list[str]) -> gradio.Blocks:
-    with gradio.Blocks(title="What a Vision Transformer sees", delete_cache=(3600, 3600)) as blocks:
-        gradio.Markdown("## What a Vision Transformer sees\nDrop an image, or take one of the examples.")
+    names = " and ".join(viewer.name for viewer in viewers)
+    with gradio.Blocks(title=f"What {names} sees", delete_cache=(3600, 3600)) as blocks:
+        gradio.Markdown(INTRODUCTION)
         with gradio.Row():
             with gradio.Column():
+                first = examples[0] if examples else None
                 photo = gradio.Image(
-                    type="filepath", image_mode=None, height=320, label="image", sources=["upload", "clipboard"]
+                    first, type="filepath", image_mode=None, height=320, label="image", sources=["upload", "clipboard"]
                 )
                 photo.preprocess = uploaded
                 if examples:
                     gradio.Examples(examples, photo, label="images that the model was evaluated on")
             for viewer in viewers:
                 with gradio.Column():
-                    viewer.column(photo)
+                    viewer.column(photo, first)
     return blocks
 
 
-def models_of_space() -> list[str]:
-    """The models that the README.md beside this file lists under `models:`."""
-    readme = HERE / "README.md"
-    return (ModelCard.load(readme).data.get("models") if readme.is_file() else None) or []
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    parser.add_argument(
-        "models", nargs="*", metavar="MODEL", help="run, model folder or Hub id: one, or two to compare"
-    )
-    parser.add_argument("--port", type=int, help="by default 7860, or the next that is free")
-    args = parser.parse_args()
-    sources = args.models or models_of_space()
-    if not 1 <= len(sources) <= 2:
-        parser.error(f"{len(sources)} models were given; wanted one, or two to compare")
+def main(args: argparse.Namespace):
     logging.disable_progress_bar()
-    viewers = [Viewer(source) for source in sources]
+    viewers = [Viewer(source) for source in args.models]
     with tempfile.TemporaryDirectory(prefix="hf_vit-") as folder:
-        page = build_page(viewers, example_files(viewers[0].name, Path(folder)))
+        page = build_page(viewers, example_files(viewers[0].source, Path(folder)))
         page.launch(
             server_port=args.port, allowed_paths=[folder], show_error=True, footer_links=[], max_file_size=MAX_UPLOAD
         )
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: main(ARGUMENTS))

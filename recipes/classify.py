@@ -1,12 +1,33 @@
 """Show what a saved model sees in images, or in a few images of a data set next to their true labels.
 
-python recipes/classify.py MODEL photo.jpg [more images ...]
-python recipes/classify.py MODEL fashion-mnist-mini
+    python recipes/classify.py runs/demo/model recipes/data/bag.png
+    python recipes/classify.py runs/photos photos/cat/*.jpg
+    python recipes/classify.py google/vit-base-patch16-224 photo.jpg
+    python recipes/classify.py runs/demo/model fashion-mnist-mini
+
+It prints a sketch of each image and the three most likely classes, and writes nothing.
 """
 
 import argparse
-import sys
 from pathlib import Path
+
+from command_line import Parser
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(__doc__, "MODEL IMAGE [IMAGE ...]")
+    parser.add_argument("model", metavar="MODEL", help="run, model folder or Hub id of an image classifier")
+    parser.add_argument(
+        "images", nargs="+", metavar="IMAGE", help="image files, or one folder of class folders, or fashion-mnist-mini"
+    )
+    args = parser.parse_args(argv)
+    parser.refuse_mistyped_paths(MODEL=args.model)
+    parser.check_images(args.images, or_data=True)
+    return args
+
+
+if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds
+    ARGUMENTS = parse_args()
 
 import datasets
 import numpy as np
@@ -17,25 +38,18 @@ from transformers.utils import logging
 from hf_vit.data.decoding import open_image
 from hf_vit.data.image_files import allowed_files, read_file, read_image_bytes
 from hf_vit.data.sources import EMBEDDED, load_splits
-from hf_vit.data.splits import prepare_splits
+from hf_vit.data.splits import describe_scored, prepare_splits
 from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
 from hf_vit.system import run_files
+from hf_vit.system.command_line import shell_line
 from hf_vit.system.errors import run_script
 from hf_vit.system.escapes import printable
 
 
 SHADES = " .:-=+*#%@"
 NUM_SAMPLES = 6  # images shown of a data set
+VISUALIZE = Path(__file__).resolve().with_name("visualize.py")
 TEXT_LINE = 4  # of a sketch, at which the text beside it begins
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("model", metavar="MODEL", help="run, model folder or Hub id of an image classifier")
-    parser.add_argument(
-        "images", nargs="+", metavar="IMAGE", help="image files, or one folder of images, or fashion-mnist-mini"
-    )
-    return parser.parse_args()
 
 
 def open_file(path: str, channels: int) -> Image.Image:
@@ -47,9 +61,14 @@ def open_file(path: str, channels: int) -> Image.Image:
         ) from error
 
 
+def is_data(names: list[str]) -> bool:
+    """Whether they name a data set, and not image files."""
+    return len(names) == 1 and (names[0] in EMBEDDED or Path(names[0]).is_dir())
+
+
 def open_images(names: list[str], channels: int) -> list[tuple[str, Image.Image]]:
     """Images, each with its file name, or with its true label if it comes from a data set."""
-    if len(names) == 1 and (names[0] in EMBEDDED or Path(names[0]).is_dir()):
+    if is_data(names):
         splits = load_splits(names[0])
         split = next((name for name in ("test", "validation", "val") if name in splits), next(iter(splits)))
         splits, labels, _ = prepare_splits(splits, train_split=None, eval_split=split)
@@ -93,12 +112,11 @@ def print_accuracy_of_run(folder: str):
     if Path(folder).name == "model" and file.is_file():
         wanted = {"data": {"scored_images": int, "scored": str}, "metrics": {"accuracy": (int, float)}}
         results = run_files.read_json(file, wanted)
-        images, split = results["data"]["scored_images"], printable(results["data"]["scored"])
-        print(f"\nin its run: accuracy on {images} images ({split}): {results['metrics']['accuracy']:.2%}")
+        images, scored = results["data"]["scored_images"], printable(describe_scored(results["data"]["scored"]))
+        print(f"\nin its run: accuracy on {scored} ({images:,}): {results['metrics']['accuracy']:.2%}")
 
 
-def main():
-    args = parse()
+def main(args: argparse.Namespace):
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
     folder = model_folder(args.model)
@@ -111,16 +129,9 @@ def main():
     for (known, image), row in zip(images, probabilities, strict=True):
         print_answer(image, known, row, model.config.id2label)
     print_accuracy_of_run(folder)
-
-    python = Path(sys.executable)
-    python = python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python
-    print(f"""
-Next:
-  {python} recipes/classify.py {folder} YOUR_PHOTO.jpg
-  {python} recipes/train.py --dataset_name YOUR_FOLDER --preset tiny-patch16-224 --output_dir runs/mine
-  {python} recipes/eval.py --model_name_or_path {folder} --dataset_name OTHER_IMAGES_OF_THESE_CLASSES
-  {python} recipes/publish.py RUN --repo USER/NAME""")
+    drawn = ["--dataset_name"] if is_data(args.images) else ["--images"]
+    print(f"\nNext, what it looks at:\n  {shell_line(VISUALIZE, args.model, *drawn, *args.images)}")
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: main(ARGUMENTS))

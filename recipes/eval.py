@@ -1,10 +1,61 @@
 """Evaluate a saved image classifier on a data set, or probe its frozen features.
 
-python recipes/eval.py --model_name_or_path runs/demo/model --dataset_name fashion-mnist-mini --split test
+    python recipes/eval.py --model_name_or_path runs/demo --dataset_name fashion-mnist-mini
+    python recipes/eval.py --model_name_or_path runs/photos --dataset_name new_photos --split train --output_file scores.json
+    python recipes/eval.py --model_name_or_path google/vit-base-patch16-224-in21k --dataset_name photos --probe_split train
+
+It prints the metrics, their 95% intervals and the scores of each class. It writes nothing but --output_file and, beside it, a table of the predictions.
 """
 
 import argparse
 import json
+from pathlib import Path
+
+from command_line import Parser
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(__doc__, "--model_name_or_path MODEL --dataset_name DATA [--flag value ...]", accelerated=True)
+    flag = parser.add_argument_group("model").add_argument
+    flag("--model_name_or_path", required=True, help="Hub id, model folder or run of an image classifier")
+    flag(
+        "--token_merging", type=int, default=0, metavar="R",
+        help="patches merged in each layer: faster, a little less accurate (arXiv 2210.09461)",
+    )  # fmt: skip
+    flag = parser.add_argument_group("data").add_argument
+    flag("--dataset_name", required=True, help="Hub id, local folder or file, or fashion-mnist-mini")
+    flag("--dataset_config", help="configuration of the data set, if it has several")
+    flag("--split", help="split to evaluate on; by default validation, else test")
+    flag(
+        "--probe_split",
+        help="split that trains a k-NN and linear classifiers on the frozen features, from 1, 5 and 10 images per class "
+        "(mean of 3 draws); the head is then evaluated only if it knows the labels; by default there is no probe",
+    )
+    flag("--image_column", help="column of images; by default found by its feature type")
+    flag("--label_column", help="column of labels; by default found by its feature type")
+    flag("--label_names", help="text file of class names, one per line, if the labels are bare numbers")
+    flag("--on_bad_image", choices=("stop", "skip"), default="stop", help="what to do with unreadable images")
+    flag = parser.add_argument_group("hardware").add_argument
+    flag("--per_device_eval_batch_size", type=int, default=256, help="images a process and a forward pass")
+    flag("--num_workers", type=int, default=4, help="processes that decode images")
+    precision = "auto: bf16 where the hardware is fast at it"
+    flag("--mixed_precision", choices=("auto", "no", "bf16", "fp16"), default="auto", help=precision)
+    flag = parser.add_argument_group("results").add_argument
+    flag(
+        "--output_file",
+        help="JSON file for the metrics, their intervals, the scores of each class and the confusion matrix; the prediction for "
+        "each image goes into a table beside it: x.json and x.predictions.csv; by default neither is written",
+    )
+    args = parser.parse_args(argv)
+    for name, least in (("token_merging", 0), ("per_device_eval_batch_size", 1), ("num_workers", 0)):
+        if getattr(args, name) < least:
+            parser.error(f"argument --{name}: {getattr(args, name)} was given, {least} or more was wanted")
+    parser.refuse_mistyped_paths(MODEL=args.model_name_or_path, dataset_name=args.dataset_name)
+    return args
+
+
+if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds
+    ARGUMENTS = parse_args()
 
 import datasets
 from accelerate import Accelerator
@@ -16,54 +67,18 @@ from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import sequential_batches
-from hf_vit.data.sources import EMBEDDED, load_splits
+from hf_vit.data.sources import load_splits
 from hf_vit.data.splits import prepare_splits
 from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
 from hf_vit.evaluation.prediction import predict
+from hf_vit.evaluation.prediction_table import prediction_table
 from hf_vit.evaluation.probes import probe
 from hf_vit.evaluation.scores import classification_report, compute_metrics
 from hf_vit.system import hardware
 from hf_vit.system.errors import run_script
 from hf_vit.system.escapes import printable
-from hf_vit.system.hub_names import refuse_mistyped_path
+from hf_vit.system.files import write_text
 from hf_vit.training.arguments import read_label_names
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    parser.add_argument(
-        "--model_name_or_path", required=True, help="Hub id, model folder or run of an image classifier"
-    )
-    parser.add_argument("--dataset_name", required=True, help="Hub id, local folder or file, or fashion-mnist-mini")
-    parser.add_argument("--dataset_config", help="configuration of the data set, if it has several")
-    parser.add_argument("--split", help="split to evaluate on; by default validation, else test")
-    parser.add_argument(
-        "--probe_split",
-        help="split that trains a k-NN and linear classifiers on the frozen features, from 1, 5 and 10 images per class "
-        "(mean of 3 draws); the head is then evaluated only if it knows the labels",
-    )
-    parser.add_argument("--image_column", help="column of images; by default found by its feature type")
-    parser.add_argument("--label_column", help="column of labels; by default found by its feature type")
-    parser.add_argument("--label_names", help="text file of class names, one per line, if the labels are bare numbers")
-    parser.add_argument(
-        "--on_bad_image", choices=("stop", "skip"), default="stop", help="what to do with unreadable images"
-    )
-    parser.add_argument("--per_device_eval_batch_size", type=int, default=256)
-    parser.add_argument("--num_workers", type=int, default=4, help="processes that decode images")
-    parser.add_argument("--mixed_precision", choices=("auto", "no", "bf16", "fp16"), default="auto")
-    parser.add_argument(
-        "--token_merging", type=int, default=0, metavar="R",
-        help="patches merged in each layer: faster, a little less accurate (arXiv 2210.09461)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--output_file",
-        help="JSON file for the metrics, their intervals, the scores of each class and the confusion matrix",
-    )
-    args = parser.parse_args()
-    if args.dataset_name not in EMBEDDED:
-        refuse_mistyped_path(args.dataset_name, "--dataset_name")
-    args.model_name_or_path = model_folder(args.model_name_or_path)
-    return args
 
 
 def read_splits(args) -> tuple[dict, list[str], str]:
@@ -93,14 +108,14 @@ def load_model(args):
 
 
 def predict_rows(model, rows, split: str, image_spec, accelerator, args, features: bool = False):
-    """The labels (n,) of the readable images, their logits (n, L) or features (n, D), and the number of skipped images."""
+    """The images, which of them are readable (n,), and the logits (n, L) or features (n, D) of these."""
     images = ImageDataset(rows, image_spec, args.on_bad_image)
     share = sequential_batches(
         len(images), args.per_device_eval_batch_size, accelerator.process_index, accelerator.num_processes
     )
     batches = data_loader(images, share, args.num_workers)
     values, seen = predict(model, batches, image_spec, accelerator, len(images), features=features, split=split)
-    return images.labels[seen], values, len(rows) - len(seen)
+    return images, seen, values
 
 
 def print_details(details: dict):
@@ -114,8 +129,8 @@ def print_details(details: dict):
     print(f"95% intervals: {json.dumps(intervals)}")
 
 
-def main():
-    args = parse()
+def main(args: argparse.Namespace):
+    args.model_name_or_path = model_folder(args.model_name_or_path)
     accelerator = Accelerator(mixed_precision=hardware.pick_precision(args.mixed_precision, hardware.device_type()))
     if accelerator.device.type == "cpu":
         hardware.use_all_cores()
@@ -128,25 +143,25 @@ def main():
     image_spec = image_spec_of(load_processor(args.model_name_or_path), model.config)
     common = (image_spec, accelerator, args)
 
-    truth, logits, skipped = predict_rows(model, splits["eval"], eval_split, *common)
+    images, seen, logits = predict_rows(model, splits["eval"], eval_split, *common)
+    truth, names = images.labels[seen], [model.config.id2label[i] for i in range(model.config.num_labels)]
     metrics, details = {}, {}
     try:
         matched = match_labels(truth, labels, model.config.id2label)  # class indices of the model (n,)
         metrics = compute_metrics(logits, matched)
-        details = classification_report(
-            logits, matched, [model.config.id2label[i] for i in range(model.config.num_labels)]
-        )
+        details = classification_report(logits, matched, names)
     except ValueError as error:
         if args.probe_split is None:
             raise
         accelerator.print(f"the head is not evaluated: {printable(error)}")
     if args.probe_split is not None:
-        _, features, _ = predict_rows(model, splits["eval"], eval_split, *common, features=True)
-        train_labels, train_features, _ = predict_rows(
+        _, _, features = predict_rows(model, splits["eval"], eval_split, *common, features=True)
+        train_images, train_seen, train_features = predict_rows(
             model, splits["train"], args.probe_split, *common, features=True
         )
-        metrics |= probe(train_features, train_labels, features, truth)
+        metrics |= probe(train_features, train_images.labels[train_seen], features, truth)
 
+    skipped = len(splits["eval"]) - len(seen)
     metrics |= {"images": len(truth), "skipped_images": skipped, "split": eval_split}
     if accelerator.is_main_process:
         if details:
@@ -156,8 +171,11 @@ def main():
             results = {**metrics, "model": args.model_name_or_path, "data": args.dataset_name, **details}
             with open(args.output_file, "w") as file:
                 json.dump(results, file, indent=2)
+        if args.output_file and details:
+            table = prediction_table(*images.sources(seen), matched, logits, names)
+            write_text(Path(args.output_file).with_suffix(".predictions.csv"), table)
     accelerator.end_training()
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: main(ARGUMENTS))

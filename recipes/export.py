@@ -1,6 +1,7 @@
 """Export an image classifier for use without Python, or without this package: ONNX in float32 and int8, and a torch program.
 
     python recipes/export.py runs/demo
+    python recipes/export.py runs/photos --dataset_name new_photos --split train
     python recipes/export.py google/vit-base-patch16-224 --output_dir exported --dataset_name photos
 
 MODEL is a run folder, whose evaluated images are then used and which holds the result in `export/`; or a model folder or Hub id
@@ -23,6 +24,31 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from command_line import Parser
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(__doc__, "MODEL [--flag value ...]")
+    parser.add_argument("model", metavar="MODEL", help="run folder; or model folder or Hub id of an image classifier")
+    parser.add_argument("--output_dir", help="folder to write; of a run folder RUN/export if not given")
+    flag = parser.add_argument_group("data").add_argument
+    flag(
+        "--dataset_name",
+        help="images to evaluate on: Hub id, local folder or file, or fashion-mnist-mini; of a run its own",
+    )
+    flag("--dataset_config", help="configuration of the data set, where it has several")
+    flag("--split", help="split to evaluate on; by default validation, else test; of a run what it evaluated on")
+    flag("--image_column", help="column of images; found by its feature type if not given")
+    flag("--label_column", help="column of labels; found by its feature type if not given")
+    flag("--label_names", help="text file of class names, a line each, where labels are bare numbers")
+    flag("--on_bad_image", choices=("stop", "skip"), help="images that cannot be read; if not given: stop")
+    args = parser.parse_args(argv)
+    parser.refuse_mistyped_paths(MODEL=args.model, dataset_name=args.dataset_name)
+    return args
+
+
+if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds
+    ARGUMENTS = parse_args()
 
 try:
     from hf_vit.hub import export as exporting
@@ -44,11 +70,12 @@ from hf_vit.data.sources import load_splits
 from hf_vit.data.splits import prepare_splits
 from hf_vit.data.streaming import prepare_stream
 from hf_vit.evaluation.classifiers import load_processor, model_folder
+from hf_vit.evaluation.onnx_classifier import onnx_model
 from hf_vit.evaluation.scores import classification_report, compute_metrics
 from hf_vit.system import environment
 from hf_vit.system.errors import run_script
 from hf_vit.system.files import atomic_dir, checksum
-from hf_vit.training.arguments import parse_args, read_label_names
+from hf_vit.training import arguments
 
 
 BATCH_SIZE = 256  # of the evaluation; in int8, the activations of a batch share their scale
@@ -57,7 +84,7 @@ EXPORT_FILES = {"onnx", "model.pt2", "export.json"}
 
 def predict(file: Path, images: ImageDataset) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits (n, L) of an ONNX file for all images that can be read, and their labels (n,)."""
-    model = exporting.onnx_model(file)
+    model = onnx_model(file)
     num_workers = min(4, os.cpu_count() or 1)
     batches = data_loader(images, sequential_batches(len(images), BATCH_SIZE), num_workers=num_workers)
     pairs = [(model(normalize(batch["images"], images.spec)), batch["labels"]) for batch in batches]
@@ -74,46 +101,40 @@ def finished_run(path: str) -> Path | None:
 def rows_to_evaluate(args, run: Path | None):
     """Rows of images, their class names, a description of their source, and what to do with broken ones; None without data.
 
-    Of a run, they are the very rows that it evaluated on, unless other data or another split is asked for.
-
-    Raises:
-        ValueError: as `prepare_splits`; and if the data of a run have changed since.
+    Of a run, they are the very rows that it evaluated on (ValueError if they have changed since), unless others are named.
     """
-    asked = argparse.Namespace(**vars(args))
-    if args.dataset_name is None and run is not None:
-        asked = parse_args(["--config", str(run / "config.yaml")])
+    if args.dataset_name is None and run is None:
+        return None
+    asked = args
+    if args.dataset_name is None:
+        asked = arguments.parse_args(["--config", str(run / "config.yaml")])
         for name in ("dataset_config", "image_column", "label_column", "label_names", "on_bad_image"):
             setattr(asked, name, getattr(args, name) or getattr(asked, name))
-    if asked.dataset_name is None:
-        return None
     columns = {name: getattr(asked, name) for name in ("image_column", "label_column")}
-    columns["label_names"] = read_label_names(asked.label_names)
-    as_trained = asked is not args and args.split is None and args.dataset_name is None
-    streaming = as_trained and asked.streaming
-    splits = load_splits(asked.dataset_name, asked.dataset_config, streaming)
-    if streaming:
-        _, rows, labels, scored = prepare_stream(
-            splits, train_split=asked.train_split, eval_split=asked.eval_split, **columns
-        )
-    elif as_trained:
-        sizes = {
-            name: getattr(asked, name)
-            for name in ("train_split", "eval_split", "eval_fraction", "train_fraction", "shots", "seed")
-        }
-        splits, labels, scored = prepare_splits(splits, **columns, **sizes)
-        rows = splits["eval"]
+    columns["label_names"] = arguments.read_label_names(asked.label_names)
+    as_trained = args.dataset_name is None and args.split is None
+    choice = dict(train_split=None, eval_split=args.split)
+    if as_trained:
+        choice = dict(train_split=asked.train_split, eval_split=asked.eval_split)
+    if as_trained and asked.streaming:
+        splits = load_splits(asked.dataset_name, asked.dataset_config, streaming=True)
+        _, rows, labels, split = prepare_stream(splits, **columns, **choice)
     else:
-        splits, labels, scored = prepare_splits(splits, train_split=None, eval_split=args.split, **columns)
+        if as_trained:
+            choice |= {name: getattr(asked, name) for name in ("eval_fraction", "train_fraction", "shots", "seed")}
+        splits, labels, split = prepare_splits(
+            load_splits(asked.dataset_name, asked.dataset_config), **columns, **choice
+        )
         rows = splits["eval"]
     if as_trained:
         was = json.loads((run / "results.json").read_text())["data"]
         gone = len(rows) - was["scored_images"]
-        if (was["scored"], was["labels"]) != (scored, labels) or gone not in range(was["skipped_images"] + 1):
+        if (was["scored"], was["labels"]) != (split, labels) or gone not in range(was["skipped_images"] + 1):
             raise ValueError(
-                f"{run} scored {was['scored_images']} images of {was['name']} ({was['scored']}), where now there are {len(rows)} "
-                f"({scored}); wanted the same data: mend them, or name others with --dataset_name or --split"
+                f"{run} evaluated {was['scored_images']} images of {was['name']} ({was['scored']}), where now there are {len(rows)} "
+                f"({split}); wanted the same data: mend them, or name others with --dataset_name or --split"
             )
-    source = {"name": asked.dataset_name, "config": asked.dataset_config, "split": scored}
+    source = {"name": asked.dataset_name, "config": asked.dataset_config, "split": split}
     return rows, labels, source, asked.on_bad_image or "stop"
 
 
@@ -143,11 +164,7 @@ def megabytes(file: Path) -> float:
 
 
 def export(checkpoint: str, folder: Path, evaluated) -> dict:
-    """Write all files into `folder`, and return the content of export.json.
-
-    Args:
-        evaluated: as `rows_to_evaluate` returns it; without images no int8 file is written.
-    """
+    """Write all files into `folder`, an int8 one only with images to evaluate it on; the content of export.json."""
     model = exporting.load_for_export(checkpoint)
     config, images, pixel_values = model.config, None, None
     if evaluated is not None:
@@ -164,7 +181,7 @@ def export(checkpoint: str, folder: Path, evaluated) -> dict:
     exporting.to_onnx(program, config, full)
     batches = exporting.comparison_batches(config, pixel_values)
     files = {
-        full: {"difference": exporting.logit_difference(model, exporting.onnx_model(full), batches)},
+        full: {"difference": exporting.logit_difference(model, onnx_model(full), batches)},
         saved: {"difference": exporting.logit_difference(model, exporting.torch_program(saved), batches)},
     }
     report = {
@@ -217,23 +234,7 @@ def table(report: dict) -> str:
     return "\n".join(lines)
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    flag = parser.add_argument
-    flag("model", metavar="MODEL", help="run folder; or model folder or Hub id of an image classifier")
-    flag("--output_dir", help="folder to write; of a run folder RUN/export if not given")
-    flag("--dataset_name", help="images to evaluate on: Hub id, local folder or file, or fashion-mnist-mini")
-    flag("--dataset_config", help="configuration of the data set, where it has several")
-    flag("--split", help="split to evaluate on; by default validation, else test; of a run what it evaluated on")
-    flag("--image_column", help="column of images; found by its feature type if not given")
-    flag("--label_column", help="column of labels; found by its feature type if not given")
-    flag("--label_names", help="text file of class names, a line each, where labels are bare numbers")
-    flag("--on_bad_image", choices=("stop", "skip"), help="images that cannot be read; if not given: stop")
-    return parser.parse_args()
-
-
-def main():
-    args = parse()
+def main(args: argparse.Namespace):
     checkpoint, run = model_folder(args.model), finished_run(args.model)
     if args.output_dir is None and run is None:
         run_files = "a folder with model/, config.yaml and results.json"
@@ -252,4 +253,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: main(ARGUMENTS))

@@ -1,7 +1,9 @@
 """Measure how far our models are from the ones whose weights they load, format by format.
 
-    python recipes/parity.py     (ViT-B sizes, several minutes; writes model_cards/parity.json, which recipes/tables.py shows)
+    python recipes/parity.py
+    python recipes/parity.py --output_file parity.json
 
+It takes ViT-B sizes, and several minutes. model_cards/parity.json, which it writes, is what recipes/tables.py shows.
 Each case builds a reference model of transformers with random weights in every tensor, writes it as its family writes it, loads
 the file with hf_vit, compares the outputs, exports it with `to_transformers()` and compares again.
 """
@@ -13,6 +15,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+
+from command_line import Parser
+
+
+HOUSE = Path(__file__).resolve().parents[1]
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(__doc__, "[--output_file FILE]")
+    file = HOUSE / "model_cards" / "parity.json"
+    parser.add_argument("--output_file", type=Path, default=file, help="JSON file for the differences")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds
+    ARGUMENTS = parse_args()
 
 import torch
 import transformers
@@ -35,7 +53,6 @@ from hf_vit import HFViTForImageClassification, HFViTModel
 from hf_vit.system.errors import run_script
 
 
-HOUSE = Path(__file__).parents[1]
 SMALL = dict(hidden_size=192, num_attention_heads=3, num_hidden_layers=12, intermediate_size=768, image_size=64)
 
 
@@ -230,16 +247,15 @@ def measure(case: Case, size: dict, folder: Path) -> dict:
     }
 
 
-def main():
-    argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False).parse_args()
+def main(args: argparse.Namespace):
     transformers.logging.disable_progress_bar()
     rows = []
     for case in CASES:
         with tempfile.TemporaryDirectory() as folder:
             rows.append(measure(case, {}, Path(folder)))
         print(json.dumps(rows[-1]), flush=True)
-    (HOUSE / "model_cards" / "parity.json").write_text(json.dumps(rows, indent=1) + "\n")
+    args.output_file.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: main(ARGUMENTS))

@@ -1,9 +1,9 @@
 """Publish a finished run on the Hub, or show what would be published; check what came back.
 
-python recipes/publish.py runs/mine --repo USER/NAME            (shows files, sizes, card and destination; sends nothing)
-python recipes/publish.py runs/mine --repo USER/NAME --push     (one commit; private, unless --public)
-python recipes/publish.py runs/mine --repo USER/NAME --space    (its page, recipes/app.py, as a Space of that name; with --push)
-python recipes/publish.py --verify USER/NAME                    (whether a repository gives what was saved)
+    python recipes/publish.py runs/mine --repo USER/NAME            (shows files, sizes, card and destination; sends nothing)
+    python recipes/publish.py runs/mine --repo USER/NAME --push     (one commit; private, unless --public)
+    python recipes/publish.py runs/mine --repo USER/NAME --space    (its page, recipes/app.py, as a Space of that name; with --push)
+    python recipes/publish.py --verify USER/NAME                    (whether a repository gives what was saved)
 
 The token is that of `hf auth login`, or HF_TOKEN; HF_ENDPOINT names another Hub. The run's folder is only read. After an
 interruption or a failure, the same command goes on. Exit codes: 0, 1 after an error, 2 for a flag that is wrong.
@@ -19,6 +19,57 @@ import tempfile
 import warnings
 from pathlib import Path
 
+from command_line import Parser, import_light
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(__doc__, "RUN --repo USER/NAME [--flag value ...], or --verify USER/NAME")
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="folder of a finished run")
+    flag = parser.add_argument_group("destination").add_argument
+    flag("--repo", metavar="USER/NAME", help="destination: USER/NAME or ORGANISATION/NAME")
+    flag("--push", action="store_true", help="send it; without this flag it is only shown")
+    flag("--public", action="store_true", help="everybody may see the images of the run; a new repository is public")
+    flag("--revision", help="branch to commit to, created if it does not exist; main by default")
+    flag("--create_pr", action="store_true", help="open a pull request instead of committing to main")
+    flag("--timeout", type=float, default=60, help="seconds that the Hub may be silent")
+    flag = parser.add_argument_group("content").add_argument
+    layout = "native: as a model of transformers, which loads without trust_remote_code; code: with the model's code beside the "
+    flag("--layout", choices=("native", "code"), help=f"{layout}weights. Native where possible by default")
+    flag("--license", help="of the weights, as the Hub calls it: apache-2.0, mit, cc-by-4.0, ...; none by default")
+    flag("--data_license", help="of the images, if their own card does not say it")
+    private = "publish no sample images of the run; what an earlier push sent stays in the repository's history"
+    flag("--without_images", action="store_true", help=private)
+    flag("--output_dir", type=Path, help="keep the folder that would be pushed, to look at; must be new")
+    space = (
+        "not the model, which should be there already, but a Space: a page that shows its predictions and attention"
+    )
+    flag("--space", action="store_true", help=space)
+    flag = parser.add_argument_group("afterwards").add_argument
+    flag("--verify", metavar="REPO", help="check a repository (or folder) against the probes in it")
+    args = parser.parse_args(argv)
+    for name, given in (("RUN", args.run), ("--repo", args.repo)):
+        if args.verify is None and given is None:
+            parser.error(f"{name} is missing: wanted RUN and --repo USER/NAME, or --verify USER/NAME")
+    if args.verify is not None and (args.run is not None or args.repo is not None or args.push):
+        parser.error("--verify goes alone, or with --revision")
+    if args.space and (args.verify is not None or args.data_license is not None):
+        parser.error("--space has nothing to verify and no data: leave --verify and --data_license out")
+    if args.space and (args.revision is not None or args.create_pr or args.layout is not None):
+        parser.error("--space has no branch and no layout: leave --revision, --create_pr and --layout out")
+    if args.create_pr and args.revision is not None:
+        parser.error("--create_pr asks for a merge into main: leave --revision out")
+    escapes = import_light("hf_vit.system.escapes")
+    for name in ("license", "data_license"):
+        given = getattr(args, name)
+        if given is not None and given != escapes.as_license(given):
+            parser.error(f"--{name} {given!r}: wanted one line of up to {escapes.LONGEST_LICENSE} characters")
+    if args.timeout <= 0:
+        parser.error(f"--timeout is {args.timeout:g}; wanted seconds above 0")
+    return args
+
+
+if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds
+    ARGUMENTS = parse_args()
 
 if "HF_ENDPOINT" in os.environ:  # Xet is a protocol of the one Hub; every other speaks that of git LFS
     os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
@@ -33,53 +84,12 @@ from hf_vit.hub.push import inspect_repo, list_files, push_model, remote_files, 
 from hf_vit.hub.retry import REQUEST_ERRORS, explain_error, set_http_timeout
 from hf_vit.hub.space import build_space, push_space
 from hf_vit.hub.verification import verify
+from hf_vit.system.command_line import shell_line
 from hf_vit.system.errors import run_script
-from hf_vit.system.escapes import LONGEST_LICENSE, as_license
 
 
-TEMPLATE = Path(__file__).resolve().parents[1] / "model_cards" / "template.md"
+TEMPLATE = Path(__file__).resolve().with_name("model_card.md")
 APP = Path(__file__).resolve().with_name("app.py")
-
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    flag = parser.add_argument
-    flag("run", nargs="?", type=Path, metavar="RUN", help="folder of a finished run")
-    flag("--repo", help="destination: USER/NAME or ORGANISATION/NAME")
-    flag("--push", action="store_true", help="send it; without this flag it is only shown")
-    flag("--public", action="store_true", help="everybody may see the images of the run; a new repository is public")
-    flag("--revision", help="branch to commit to, created if it does not exist; main by default")
-    flag("--create_pr", action="store_true", help="open a pull request instead of committing to main")
-    layout = "native: as a model of transformers, which loads without trust_remote_code; code: with the model's code beside the "
-    flag("--layout", choices=("native", "code"), help=f"{layout}weights. Native where possible by default")
-    flag("--license", help="of the weights, as the Hub calls it: apache-2.0, mit, cc-by-4.0, ...")
-    flag("--data_license", help="of the images, if their own card does not say it")
-    private = "publish no sample images of the run; what an earlier push sent stays in the repository's history"
-    flag("--without_images", action="store_true", help=private)
-    flag("--output_dir", type=Path, help="keep the folder that would be pushed, to look at; must be new")
-    space = "not the model, which should be there already, but a Space: a page that shows its answers and attention"
-    flag("--space", action="store_true", help=space)
-    flag("--timeout", type=float, default=60, help="seconds that the Hub may be silent")
-    flag("--verify", metavar="REPO", help="check a repository (or folder) against the probes in it")
-    args = parser.parse_args(argv)
-    for name, given in (("RUN", args.run), ("--repo", args.repo)):
-        if args.verify is None and given is None:
-            parser.error(f"{name} is missing: wanted RUN and --repo USER/NAME, or --verify USER/NAME")
-    if args.verify is not None and (args.run is not None or args.repo is not None or args.push):
-        parser.error("--verify goes alone, or with --revision")
-    if args.space and (args.verify is not None or args.data_license is not None):
-        parser.error("--space has nothing to verify and no data: leave --verify and --data_license out")
-    if args.space and (args.revision is not None or args.create_pr or args.layout is not None):
-        parser.error("--space has no branch and no layout: leave --revision, --create_pr and --layout out")
-    if args.create_pr and args.revision is not None:
-        parser.error("--create_pr asks for a merge into main: leave --revision out")
-    for name in ("license", "data_license"):
-        given = getattr(args, name)
-        if given is not None and given != as_license(given):
-            parser.error(f"--{name} {given!r}: wanted one line of up to {LONGEST_LICENSE} characters")
-    if args.timeout <= 0:
-        parser.error(f"--timeout is {args.timeout:g}; wanted seconds above 0")
-    return args
 
 
 def show(folder: Path):
@@ -101,7 +111,7 @@ def remarks(folder: Path, args, reason: str) -> str:
     if not args.without_images:
         published = "A few images of the data set are published (example.png, probes.safetensors, some figures)"
         lines.append(f"{published}: --without_images keeps them here.")
-    lines.append("The run's command and configuration are published too, with the names of folders in them.")
+    lines.append("The run's command and configuration are published too, with names in place of this machine's paths.")
     return "\n".join(lines)
 
 
@@ -134,6 +144,15 @@ def merge_into(folder: Path, args) -> str:
     return sentence
 
 
+def push_line(args) -> str:
+    """The command that sends what was shown."""
+    words = [args.run]
+    for name, value in vars(args).items():
+        if name not in ("run", "verify", "output_dir", "timeout") and value not in (None, False):
+            words += [f"--{name}"] if value is True else [f"--{name}", value]
+    return shell_line(Path(__file__).resolve(), *words, "--push")
+
+
 def publish_model(args, folder: Path):
     about = dict(revision=args.revision, license=args.license, with_images=not args.without_images)
     package = dict(layout=args.layout, data_license=args.data_license)
@@ -144,7 +163,7 @@ def publish_model(args, folder: Path):
         print(remarks(folder, args, reason))
         branch = "a new pull request" if args.create_pr else f"branch {args.revision or 'main'}"
         print(f"To: {constants.ENDPOINT}/{args.repo}, {branch}, in one commit; the repository is {repository}.")
-        print("Nothing was sent; --push sends it.")
+        print(f"Nothing was sent; --push sends it.\n  {push_line(args)}")
         return
     print(remarks(folder, args, reason))
     commit, changed = push_model(folder, args.repo, public=args.public, create_pr=args.create_pr, **about)
@@ -166,7 +185,7 @@ def publish_space(args, folder: Path):
         print("A few of the evaluated images are published (examples/): --without_images keeps them here.")
     kind = "public" if args.public else "private"
     print(f"To: {address}, in one commit; a new Space will be {kind}. It loads the model {args.repo}: push it first.")
-    print("Nothing was sent; --push sends it.")
+    print(f"Nothing was sent; --push sends it.\n  {push_line(args)}")
 
 
 def check_copy(args):
@@ -213,6 +232,6 @@ if __name__ == "__main__":
     warnings.formatwarning = lambda message, *_, **__: f"{message}\n"
     logging.getLogger("huggingface_hub.utils._http").addFilter(hide_queries)
     try:
-        run_script(lambda: main(parse()))
+        run_script(lambda: main(ARGUMENTS))
     except KeyboardInterrupt:
         sys.exit("stopped: nothing on this disk has changed; the same command goes on")

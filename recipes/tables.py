@@ -1,6 +1,8 @@
 """Write the tables of the README and the handbook, and the cards in model_cards, from the JSON files of model_cards.
 
-    python recipes/tables.py [--keep RUN NAME]
+    python recipes/tables.py
+    python recipes/tables.py --keep runs/demo demo
+    python recipes/tables.py --keep runs/demo-1 demo/seeds/1
 
 `--keep runs/demo demo` first copies what model_cards keeps of a finished run to model_cards/demo; `--keep runs/demo-1 demo/seeds/1`
 the numbers of the same run with another seed; `--keep runs/transfer transfer` all runs of recipes/transfer.py. A test fails while
@@ -9,6 +11,19 @@ a page or a card and its results differ.
 
 import argparse
 from pathlib import Path
+
+from command_line import Parser
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(__doc__, "[--keep RUN NAME]")
+    keep = "first copy a finished run to model_cards/NAME; by default nothing is copied"
+    parser.add_argument("--keep", nargs=2, metavar=("RUN", "NAME"), help=keep)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds
+    ARGUMENTS = parse_args()
 
 from benchmarks import measurement_tables, run_tables
 from benchmarks.kept_runs import keep, write_cards
@@ -22,12 +37,15 @@ TABLES = {
     "presets": run_tables.presets,
     "seeds": run_tables.seeds,
     "transfer": run_tables.transfer,
+    "fine_tuning": run_tables.fine_tuning,
     "families": measurement_tables.families,
     "speed": measurement_tables.speed,
     "budget": measurement_tables.budget,
     "savings": measurement_tables.savings,
     "loader": measurement_tables.loader,
     "loading": measurement_tables.loading,
+    "memory": measurement_tables.memory,
+    "work": measurement_tables.work,
 }
 
 
@@ -45,12 +63,7 @@ def fill_tables(page: str, house: Path) -> str:
     return page
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    parser.add_argument(
-        "--keep", nargs=2, metavar=("RUN", "NAME"), help="first copy a finished run to model_cards/NAME"
-    )
-    args = parser.parse_args()
+def main(args: argparse.Namespace):
     if args.keep is not None:
         keep(Path(args.keep[0]), args.keep[1], HOUSE)
     write_cards(HOUSE)
@@ -59,4 +72,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: main(ARGUMENTS))

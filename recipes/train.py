@@ -1,9 +1,12 @@
 """Train or fine-tune a Vision Transformer on any image data set: one run, top to bottom.
 
-    python recipes/train.py --config recipes/configs/demo.yaml [--key value ...]
+    python recipes/train.py --config demo
+    python recipes/train.py --dataset_name photos --model_name_or_path google/vit-base-patch16-224-in21k --output_dir runs/photos
+    python recipes/train.py --dataset_name photos --preset tiny-patch16-224 --output_dir runs/scratch
+    accelerate launch --config_file recipes/accelerate/ddp.yaml --num_processes 2 recipes/train.py --config cifar10
 
-Every key is a field of `hf_vit.training.arguments.TrainArguments`. A run that was killed continues by the same command, as if
-nothing had happened. The run folder then holds
+--config names a preset of recipes/configs or a YAML file of flags (`hf_vit.training.arguments.TrainArguments`), and flags override
+it. A run that was killed continues by the same command, as if nothing had happened. The run folder then holds
 
     config.yaml     the resolved arguments; `--config` on it repeats the run
     metrics.jsonl   a line per log step and per evaluation
@@ -12,6 +15,7 @@ nothing had happened. The run folder then holds
     last/           the last weights, if model/ holds those of an earlier, better evaluation
     results.json    metrics with their intervals, scores of each class, times, seed, commit, command, hardware, versions, data
     confusion_matrix.csv   a row per true class, a column per predicted class
+    predictions.csv   a row per scored image: row, file, label, predicted class, confidence, correct
     samples.safetensors    a few of the scored images, drawn at random, and the most confident mistakes, with label and logits
 
 Exit codes: 0 when the run is finished, 75 when SIGTERM, SIGINT or SIGUSR1 stopped it and it can continue, 1 after an error, 2 for a
@@ -36,18 +40,27 @@ if __name__ == "__main__":  # the imports take seconds
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, leave_at_once)
 
+from command_line import Parser, import_light
+
+
+if __name__ == "__main__":
+    ARGUMENTS = import_light("hf_vit.training.arguments").parse_args(sys.argv[1:], __doc__)
+    paths = ("dataset_name", "model_name_or_path", "teacher_name_or_path")
+    Parser.refuse_mistyped_paths(**{flag: getattr(ARGUMENTS, flag) for flag in paths})
+
 import torch
 from accelerate.utils import gather_object
 from safetensors.torch import load_file
 
-from hf_vit.data.sources import EMBEDDED
+from hf_vit.data.sources import refuse_nested_folders
 from hf_vit.hub import pictures
 from hf_vit.hub.card import write_card
 from hf_vit.system.files import write_text
-from hf_vit.system.hub_names import refuse_mistyped_path
 from hf_vit.system.run_files import SAMPLES
 from hf_vit.training import report as reports
-from hf_vit.training.arguments import parse_args, to_yaml
+from hf_vit.training.arguments import TrainArguments, to_yaml
+from hf_vit.training.conclusion import closing_lines, find_faults
+from hf_vit.training.defaults import keep_defaults
 from hf_vit.training.distributed import (
     REPORT_TIMEOUT,
     STEP_TIMEOUT,
@@ -67,17 +80,13 @@ from hf_vit.training.state import TrainState
 from hf_vit.training.validation import evaluate
 
 
-TEMPLATE = Path(__file__).resolve().parents[1] / "model_cards" / "template.md"
+TEMPLATE = Path(__file__).resolve().with_name("model_card.md")
 SECONDS_BETWEEN_CHECKPOINTS = 300
 
 
-def main():
+def main(args: TrainArguments):
     signals, began = Signals(), time.monotonic()
-    args = parse_args(sys.argv[1:])
-    if args.dataset_name not in EMBEDDED:
-        refuse_mistyped_path(args.dataset_name, "--dataset_name")
-    for flag in ("model_name_or_path", "teacher_name_or_path"):
-        refuse_mistyped_path(getattr(args, flag), f"--{flag}")
+    refuse_nested_folders(args.dataset_name, args.output_dir)
     accelerator = set_up_accelerator(args)
     stop_watching = watch_for_failures()
     finished, saved, tensors = find_checkpoint(Path(args.output_dir), args, accelerator)
@@ -87,6 +96,8 @@ def main():
         leave_together(accelerator, stop_watching)
         return accelerator.end_training()
 
+    if saved is not None:
+        keep_defaults(args, saved["config"])
     run = build_run(args, accelerator, signals, began)
     state = start_or_resume(run, saved, tensors)
     del tensors  # as large as the model and its optimizers
@@ -241,31 +252,29 @@ def optimizer_step(run: Run, sums: torch.Tensor, finite: bool):
 
 def report(run: Run, state: TrainState):
     """Publish the best model with its card and pictures, and write results.json."""
+    began = time.monotonic()
     skipped = reports.skipped_images(run)
     reports.save_last_weights(run)
     if not run.accelerator.is_main_process:
         return
     scores, folder, data = reports.publish_model(run), run.folder / "model", run.data
     model, difference = reports.check_saved_model(run)
-    samples = load_file(run.folder / SAMPLES)
+    samples, log = load_file(run.folder / SAMPLES), reports.read_log(run.folder)
     has_examples = not (data.is_stream or run.args.cache_features or data.spec.processor is not None)
     try:
         examples = run.batches.examples if has_examples else None
-        log = reports.read_log(run.folder)
         pictures.draw_run(folder / "figures", log, scores, samples, data.labels, data.spec, model, examples)
     except Exception as error:  # hours of training are worth more than their pictures
         run.print(f"not all pictures could be drawn ({type(error).__name__}: {error})")
     reports.save_example(samples, data.spec, folder)
     results = reports.collect_results(run, state, scores, difference, skipped)
+    results["seconds"]["report"] = round(time.monotonic() - began, 1)
+    results["warnings"] = find_faults(run.args, log, results)
     write_card(folder, TEMPLATE, results, to_yaml(run.args))
     write_text(run.folder / FINISHED, json.dumps(results, indent=2) + "\n")
     if skipped:
         run.print(f"{len(skipped)} images could not be read and were skipped; {skipped[0]}")
-    low, high = results["intervals"]["accuracy"]
-    print(
-        f"accuracy on {data.scored}: {results['metrics']['accuracy']:.2%} (95% interval {low:.2%} to {high:.2%}); "
-        f"the model is in {folder}"
-    )
+    run.print(closing_lines(run, results, __file__))
 
 
 def leave(run: Run, stop_watching, code: int):
@@ -280,6 +289,6 @@ def leave(run: Run, stop_watching, code: int):
 
 if __name__ == "__main__":
     try:
-        main()
+        main(ARGUMENTS)
     except Exception as error:
         exit_with_error(error)

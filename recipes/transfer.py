@@ -1,6 +1,8 @@
 """Compare ways to fine-tune: pre-train on half of the classes of a data set, then learn the other half in every way.
 
-    python recipes/transfer.py --dataset_name uoft-cs/cifar10 [--repo USER/NAME] [--output_dir runs/transfer]
+    python recipes/transfer.py --dataset_name fashion-mnist-mini --pretrain_epochs 2 --seeds 1
+    python recipes/transfer.py --dataset_name uoft-cs/cifar10
+    python recipes/transfer.py --dataset_name uoft-cs/cifar10 --repo USER/NAME --output_dir runs/transfer-hub
 
 All images of the classes with an even index pre-train the model of --config. Of each class with an odd index, --shots images
 are then learnt from scratch, by full fine-tuning with and without layer decay, by LoRA, by a linear probe and by k-NN, with --seeds
@@ -26,6 +28,55 @@ import sys
 import time
 from pathlib import Path
 
+from command_line import Parser
+
+
+RECIPES = Path(__file__).resolve().parent
+
+
+def script_path(name: str) -> str:
+    """The path of a file in this folder as one would type it: `recipes/NAME` from the root of the repository."""
+    return f"recipes/{name}" if Path.cwd() == RECIPES.parent else str(RECIPES / name)
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(__doc__, "--dataset_name DATA [--flag value ...]", accelerated=True)
+    flag = parser.add_argument_group("data").add_argument
+    data = "Hub id, local folder or file with a split called test, or fashion-mnist-mini"
+    flag("--dataset_name", required=True, help=data)
+    flag("--image_column", help="column of images; by default found by its feature type")
+    flag("--label_column", help="column of labels; by default found by its feature type")
+    flag("--shots", type=int, default=50, help="training images per class of the second half")
+    flag = parser.add_argument_group("runs").add_argument
+    config = "preset of train.py that trains from scratch, a YAML file"
+    flag("--config", default=script_path("configs/cifar10-cpu.yaml"), help=config)
+    flag("--output_dir", type=Path, default=Path("runs/transfer"), help="folder of all runs")
+    flag("--seeds", type=int, default=3, help="runs of each method")
+    flag("--pretrain_epochs", type=float, help="by default those of --config")
+    flag("--scratch_epochs", type=float, default=100, help="on the second half, from scratch")
+    flag("--finetune_epochs", type=float, default=30, help="on the second half, for all other methods")
+    flag = parser.add_argument_group("Hub").add_argument
+    flag(
+        "--repo", help="USER/NAME on the Hub: push the pre-trained model there and load it from there; by default not"
+    )
+    flag("--public", action="store_true", help="make a new repository public")
+    args = parser.parse_args(argv)
+    for name in ("shots", "seeds", "pretrain_epochs", "scratch_epochs", "finetune_epochs"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            parser.error(f"argument --{name}: {value} was given, 1 or more was wanted")
+    if args.public and args.repo is None:
+        parser.error("argument --public: wanted the repository as well: --repo USER/NAME names it")
+    if not Path(args.config).is_file():
+        parser.error(
+            f"--config {args.config}: no such file; wanted one such as {script_path('configs/cifar10-cpu.yaml')}"
+        )
+    parser.refuse_mistyped_paths(dataset_name=args.dataset_name)
+    return args
+
+
+if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds
+    ARGUMENTS = parse_args()
+
 import datasets
 import torch
 import yaml
@@ -33,13 +84,13 @@ from benchmarks import run_tables
 
 from hf_vit.data.class_halves import split_classes
 from hf_vit.system import environment
+from hf_vit.system.command_line import shell_line
 from hf_vit.system.errors import run_script
 from hf_vit.system.files import write_text
 from hf_vit.training.run_folder import FINISHED
 from hf_vit.training.signals import STOPPED
 
 
-RECIPES = Path(__file__).resolve().parent
 # Flags of train.py. From scratch, all other flags are those of --config; fine-tuning takes AUGMENTATION from it. The learning
 # rates were not tuned: full fine-tuning has that of layer decay, so that they differ in nothing else; 3e-4 was less accurate.
 METHODS = {
@@ -54,44 +105,6 @@ AUGMENTATION = ("crop", "crop_scale", "shift", "flip", "color_jitter")
 BATCH = 32
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0],
-        allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument(
-        "--dataset_name",
-        required=True,
-        help="Hub id, local folder or file with a split called test, or fashion-mnist-mini",
-    )
-    parser.add_argument("--image_column", help="column of images; by default found by its feature type")
-    parser.add_argument("--label_column", help="column of labels; by default found by its feature type")
-    parser.add_argument(
-        "--config", default=script_path("configs/cifar10-cpu.yaml"), help="preset of train.py that trains from scratch"
-    )
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/transfer"), help="folder of all runs")
-    parser.add_argument("--shots", type=int, default=50, help="training images per class of the second half")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each method")
-    parser.add_argument("--pretrain_epochs", type=float, help="by default those of --config")
-    parser.add_argument("--scratch_epochs", type=float, default=100, help="on the second half, from scratch")
-    parser.add_argument("--finetune_epochs", type=float, default=30, help="on the second half, for all other methods")
-    parser.add_argument("--repo", help="USER/NAME on the Hub: push the pre-trained model there and load it from there")
-    parser.add_argument("--public", action="store_true", help="make a new repository public")
-    args = parser.parse_args(argv)
-    for name in ("shots", "seeds", "pretrain_epochs", "scratch_epochs", "finetune_epochs"):
-        if (value := getattr(args, name)) is not None and value < 1:
-            parser.error(f"argument --{name}: {value} was given, 1 or more was wanted")
-    if args.public and args.repo is None:
-        parser.error("argument --public: wanted the repository as well: --repo USER/NAME names it")
-    return args
-
-
-def script_path(name: str) -> str:
-    """The path of a file in this folder as one would type it: `recipes/NAME` from the root of the repository."""
-    return f"recipes/{name}" if Path.cwd() == RECIPES.parent else str(RECIPES / name)
-
-
 def run(script: str, *flags):
     """Run a script of this folder in a process of its own, which gets the SIGTERM and SIGUSR1 sent to this one.
 
@@ -100,7 +113,7 @@ def run(script: str, *flags):
         SystemExit: with its exit code, if a signal stopped it.
     """
     command = [script_path(script), *map(str, flags)]
-    print(f"\n{shlex.join(command)}", flush=True)
+    print(f"\n{shell_line(RECIPES / script, *flags)}", flush=True)
     with subprocess.Popen([sys.executable, *command]) as child:
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, lambda number, _: child.send_signal(number))
@@ -137,8 +150,7 @@ def read_json(file: Path) -> dict:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def main():
-    args = parse()
+def main(args: argparse.Namespace):
     config, out = yaml.safe_load(Path(args.config).read_text(encoding="utf-8")), args.output_dir
     if "preset" not in config:
         raise ValueError(f"--config {args.config} names no preset: wanted one that trains from scratch")
@@ -163,17 +175,9 @@ def main():
     for seed in range(args.seeds):  # every method in turn, so that other load on this machine affects them alike
         for name, flags in METHODS.items():
             scratch = name == "scratch"
-            epochs = args.scratch_epochs if scratch else args.finetune_epochs
-            flags = {
-                **(from_scratch if scratch else finetuned),
-                "dataset_name": second,
-                "per_device_train_batch_size": BATCH,
-                "num_train_epochs": epochs,
-                "eval_epochs": math.ceil(epochs),
-                **flags,
-                "seed": seed,
-            }
-            train(out / name / str(seed), **flags)
+            shared, epochs = (from_scratch, args.scratch_epochs) if scratch else (finetuned, args.finetune_epochs)
+            length = dict(num_train_epochs=epochs, eval_epochs=math.ceil(epochs), per_device_train_batch_size=BATCH)
+            train(out / name / str(seed), **shared, dataset_name=second, **length, **flags, seed=seed)
     probe_features(out / "knn", source, second, config.get("mixed_precision", "auto"), args.dataset_name)
 
     runs = {name: [read_json(out / name / str(seed) / FINISHED) for seed in range(args.seeds)] for name in METHODS}
@@ -182,4 +186,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: main(ARGUMENTS))

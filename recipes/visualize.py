@@ -1,11 +1,12 @@
 """Draw what a model looks at, what it has learnt and where it errs.
 
-python recipes/visualize.py MODEL --images photo.jpg [more.jpg ...]
-python recipes/visualize.py MODEL --dataset_name fashion-mnist-mini [--split test]
+    python recipes/visualize.py runs/photos --images photos/cat/1.jpg photos/dog/7.jpg
+    python recipes/visualize.py runs/demo --dataset_name fashion-mnist-mini --split test
+    python recipes/visualize.py google/vit-base-patch16-224 --images photo.jpg --method rollout --output_dir pictures
 
 MODEL is a run, a model folder or a Hub id of any format that hf_vit reads. The pictures in --output_dir:
 
-    attention.png     images, and how much each patch counts for the model's answer
+    attention.png     images, and how much each patch counts for the predicted class
     layers.png        the attention of every layer, mean of its heads, or what --method and --layers ask for
     heads.png         the attention of each head in the last layer, or in the last of --layers
     inside.png        patch filters, similarity of positions, how far the heads of each layer look
@@ -15,6 +16,43 @@ MODEL is a run, a model folder or a Hub id of any format that hf_vit reads. The 
 
 import argparse
 from pathlib import Path
+
+from command_line import Parser
+
+
+METHODS = ("mean", "rollout", "gradient_rollout", "grad_cam")  # those of `attention_maps` with one map a layer
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(
+        __doc__, "MODEL (--images FILE [FILE ...] | --dataset_name DATA) [--flag value ...]", accelerated=True
+    )
+    parser.add_argument("model", metavar="MODEL", help="run folder, model folder or Hub id")
+    group = parser.add_argument_group("data")
+    source = group.add_mutually_exclusive_group(required=True)
+    source.add_argument("--images", nargs="+", metavar="FILE", help="image files")
+    source.add_argument("--dataset_name", "--dataset", help="Hub id, local folder or file, or fashion-mnist-mini")
+    group.add_argument("--dataset_config", help="configuration of the data set, if it has several")
+    group.add_argument("--split", help="by default test, validation or val, or else the only one")
+    group.add_argument("--image_column", help="column of images; by default found by its feature type")
+    group.add_argument("--label_column", help="column of labels; by default found by its feature type")
+    group.add_argument("--count", type=int, default=4, help="images of the data set in the pictures of attention")
+    group = parser.add_argument_group("pictures")
+    group.add_argument("--method", choices=METHODS, default="mean", help="of layers.png")
+    group.add_argument("--layers", type=int, nargs="+", help="from 0, or negative from the end; by default all")
+    group.add_argument("--label", help="class whose gradient is followed; by default the model's answer")
+    where = "by default figures/ of a run, else runs/figures/MODEL"
+    group.add_argument("--output_dir", type=Path, help=where)
+    args = parser.parse_args(argv)
+    if args.count < 1:
+        parser.error(f"--count is {args.count}; wanted 1 or more")
+    parser.refuse_mistyped_paths(MODEL=args.model, dataset_name=args.dataset_name)
+    parser.check_images(args.images or [])
+    return args
+
+
+if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds
+    ARGUMENTS = parse_args()
 
 import datasets
 import torch
@@ -31,34 +69,14 @@ from hf_vit.data.loader import data_loader
 from hf_vit.data.normalization import denormalize, normalize
 from hf_vit.data.sampling import sequential_batches
 from hf_vit.data.sources import load_splits
-from hf_vit.data.splits import prepare_splits
+from hf_vit.data.splits import describe_scored, prepare_splits
 from hf_vit.evaluation.classifiers import load_processor, model_folder
 from hf_vit.evaluation.prediction import predict
+from hf_vit.evaluation.prediction_table import image_names
 from hf_vit.evaluation.scores import classification_report, compute_metrics, surest_mistakes
-from hf_vit.model.attention_maps import GRADIENT_METHODS, MAP_METHODS
+from hf_vit.model.attention_maps import GRADIENT_METHODS
 from hf_vit.system import hardware
 from hf_vit.system.errors import run_script
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("model", metavar="MODEL", help="run folder, model folder or Hub id")
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--images", nargs="+", metavar="FILE", help="image files")
-    source.add_argument("--dataset_name", "--dataset", help="as for train.py")
-    parser.add_argument("--dataset_config")
-    parser.add_argument("--split", help="by default test, validation or val, or else the only one")
-    parser.add_argument("--image_column")
-    parser.add_argument("--label_column")
-    parser.add_argument("--count", type=int, default=4, help="images of the data set in the pictures of attention")
-    parser.add_argument("--method", choices=[name for name in MAP_METHODS if name != "raw"], default="mean")
-    parser.add_argument("--layers", type=int, nargs="+", help="from 0, or negative from the end; by default all")
-    parser.add_argument("--label", help="class whose gradient is followed; by default the model's answer")
-    parser.add_argument("--output_dir", type=Path, help="by default figures/ of a run, else runs/figures/MODEL")
-    args = parser.parse_args()
-    if args.count < 1:
-        parser.error(f"--count is {args.count}; wanted 1 or more")
-    return args
 
 
 def check_model(model, args):
@@ -108,7 +126,7 @@ def draw_evaluation(model, images: ImageDataset, labels: list[str], split: str, 
         print(f"not evaluated: {error}")
         return {}
     report, metrics = classification_report(logits, truth, names), compute_metrics(logits, truth)
-    print(f"accuracy on {split}: {metrics['accuracy']:.2%} of {len(truth):,} images")
+    print(f"accuracy on {describe_scored(split)}: {metrics['accuracy']:.2%} of {len(truth):,} images")
     drawn = {
         "confusion": figures.confusion(report["confusion_matrix"], names),
         "calibration": figures.calibration(report["calibration"]),
@@ -121,7 +139,8 @@ def draw_evaluation(model, images: ImageDataset, labels: list[str], split: str, 
         if len(indices):
             pixels = images.__getitems__(rows[indices].tolist())["images"]  # (n, C, H, W)
             pictures = denormalize(normalize(pixels, image_spec), image_spec)
-            drawn[name] = figures.predictions(pictures, truth[indices], logits[indices], names)
+            sources = image_names(*images.sources(rows[indices])) if name == "mistakes" else ()
+            drawn[name] = figures.predictions(pictures, truth[indices], logits[indices], names, sources)
     return drawn
 
 
@@ -142,7 +161,7 @@ def draw_attention(model, pixels: torch.Tensor, args, image_spec) -> dict:
     titles = [f"head {head + 1}" for head in range(heads.shape[1])]
     drawn["heads"] = figures.attention(pictures, heads, titles, captions)
     if config.position_embedding not in ("rotary", "none"):
-        embeddings = model.vit.embeddings.interpolate_pos_encoding(config.grid_size)[1][0]  # (N, D)
+        embeddings = model.vit.embeddings.positions_on_grid(config.grid_size)[1][0]  # (N, D)
         drawn["positions"] = figures.positions(embeddings, config.position_embedding)
     return drawn
 
@@ -151,8 +170,7 @@ def class_names(model) -> list[str]:
     return [model.config.id2label[index] for index in range(model.config.num_labels)]
 
 
-def main():
-    args = parse()
+def main(args: argparse.Namespace):
     datasets.disable_progress_bars()
     logging.disable_progress_bar()
     source = model_folder(args.model)
@@ -179,4 +197,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: main(ARGUMENTS))

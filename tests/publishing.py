@@ -91,4 +91,4 @@ def with_model(run, folder, fill, **overrides):
 
 def recipe(*flags):
     """The command in this process; its errors are raised."""
-    publish.main(publish.parse([*map(str, flags)]))
+    publish.main(publish.parse_args([*map(str, flags)]))

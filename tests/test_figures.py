@@ -8,6 +8,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -24,6 +25,7 @@ from hf_vit.data.normalization import denormalize, normalize
 from hf_vit.evaluation import metrics
 from hf_vit.evaluation.classifiers import load_processor
 from hf_vit.evaluation.scores import surest_mistakes
+from hf_vit.system import fonts
 
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "visualize.py"
@@ -31,6 +33,7 @@ LOGGED = ("loss", "accuracy", "learning_rate", "gradient_norm", "images_per_seco
 OF_IMAGES = {"attention", "layers", "heads", "inside", "positions"}
 OF_DATA = {"predictions", "mistakes", "confusion", "calibration"}
 KINDS = ("at 5 $ or 10 $, 7% off", "Egyptian mau", "a_b^c", "SIBERIAN HUSKIES", "cat")
+SHORT = ("cat", "dog", "owl", "ant", "bee")
 NAMES = [f"{kind} no. {number}" for number in range(20) for kind in KINDS]
 
 
@@ -85,6 +88,13 @@ def inside(grid=(4, 4), channels=3, patch=7, width=32, layers=4, heads=4, kernel
     return figures.inside(kernel, positions, grid, 112 * torch.rand(layers, heads))
 
 
+def short_run(steps, level=1.0985, every=1):
+    """A run of few steps, whose loss hardly moves."""
+    logged = range(every, steps + 1, every)
+    lines = [{"step": step, **dict.fromkeys(LOGGED, level - 1e-5 * step)} for step in logged]
+    return figures.curves([*lines, {"step": steps, "eval_loss": level, "eval_accuracy": 1 / 3}])
+
+
 def curves(count, scored=True, names=LOGGED):
     rng = np.random.default_rng(0)
     lines = [{"step": 10 * step, **dict.fromkeys(names, 0.8 + rng.normal(0, 0.01))} for step in range(1, count + 1)]
@@ -92,11 +102,11 @@ def curves(count, scored=True, names=LOGGED):
     return figures.curves(lines + scores * scored)
 
 
-def confusion(classes, images=40, right=0.7):
+def confusion(classes, images=40, right=0.7, names=NAMES):
     rng = np.random.default_rng(0)
     truth = rng.integers(classes, size=images * classes)
     answers = np.where(rng.random(len(truth)) < right, truth, rng.integers(classes, size=len(truth)))
-    return figures.confusion(metrics.confusion_matrix(answers, truth, classes), (NAMES * 2)[:classes])
+    return figures.confusion(metrics.confusion_matrix(answers, truth, classes), (list(names) * 200)[:classes])
 
 
 def calibration(confidences, bins=15):
@@ -104,9 +114,10 @@ def calibration(confidences, bins=15):
     return figures.calibration(metrics.calibration_bins(answers, [1] * len(confidences), confidences, bins))
 
 
-def predictions(count, channels=3):
+def predictions(count, channels=3, sources=()):
     logits = 3 * torch.randn(count, 10)
-    return figures.predictions(noise(count, channels, 28, 28), torch.arange(count) % 10, logits, NAMES[:10])
+    sources = (list(sources) * count)[:count]
+    return figures.predictions(noise(count, channels, 28, 28), torch.arange(count) % 10, logits, NAMES[:10], sources)
 
 
 def augmentations(count, channels=3):
@@ -125,9 +136,13 @@ MAKERS = {
     figures.positions: [(torch.randn(196, 192), "sincos2d"), (torch.zeros(4, 6), "learned")],
     calibration: [(np.linspace(0.001, 1, 900),), ([0.95, 0.96, 0.97],), ([0.31],), ([0.31, 0.8, 0.9], 1)],
     augmentations: [(4,), (1, 1)],
-    predictions: [(1,), (12,), (5, 1)],
+    predictions: [(1,), (12,), (5, 1), (12, 3, ["row 12,345", "Siberian husky/IMG_20190812_123456789.jpg", "$a$.png"])],
+    short_run: [(1,), (2,), (10,), (10, 1.0985, 10), (2, 0.0), (5, 1.0), (2, float("nan")), (5, 1e30)],
     curves: [(1,), (40,), (101,), (5000,), (12, False), (12, True, LOGGED[:4]), (12, False, LOGGED[:1])],
-    confusion: [*((classes,) for classes in (2, 10, 12, 13, 40, 41, 200)), (12, 20000), (41, 3, 1.0)],
+    confusion: [
+        *((classes,) for classes in (2, 10, 12, 13, 40, 41, 200)), (12, 20000), (41, 3, 1.0),
+        *((classes, 3000, 0.7, SHORT) for classes in (2, 3, 10)), (3, 2, 0.7, SHORT), (100,), (100, 1, 0.5), (1000, 1),
+    ],
 }  # fmt: skip
 CASES = {f"{make.__name__} {number}": partial(make, *of) for make, each in MAKERS.items() for number, of in enumerate(each)}  # fmt: skip
 
@@ -135,6 +150,75 @@ CASES = {f"{make.__name__} {number}": partial(make, *of) for make, each in MAKER
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_in_a_figure_is_cut_off_drawn_over_too_small_or_empty(name, monkeypatch):
     assert faults(CASES[name](), monkeypatch) == []
+
+
+def labels_of(axis):
+    return [label.get_text() for label in axis.get_ticklabels()]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 10])
+def test_curves_of_few_steps_show_each_step_and_whole_numbers_on_the_axes(steps):
+    figure = short_run(steps)
+    figure.draw_without_rendering()
+    loss = figure.axes[0]
+    assert [line.get_marker() for line in loss.lines] == ["o", "o"]
+    assert list(loss.lines[0].get_xdata()) == list(range(1, steps + 1))
+    for panel in figure.axes[:5]:
+        assert panel.yaxis.get_offset_text().get_text() == ""
+        assert len(set(labels_of(panel.yaxis))) == len(labels_of(panel.yaxis))
+    low, high = loss.get_ylim()
+    assert high - low >= 0.01  # a difference in the fifth digit is not blown up
+    assert low < 1.0985 < high
+
+
+def test_only_what_was_logged_has_a_panel():
+    figure = curves(12, True, ())
+    titles = [axes.get_title() for axes in figure.axes if axes.axison]
+    assert titles == ["loss", "accuracy"]
+
+
+def test_names_that_differ_at_their_ends_differ_when_they_are_cut():
+    names = [f"Siberian husky of the northern plains no. {number}" for number in range(100)]
+    assert len({figures.shorten(name) for name in names}) == 100
+    assert {len(figures.shorten(name)) for name in names} == {figures.LONGEST}
+    assert figures.shorten("紅葉の季節の山の上の長い名前です") == "紅葉の季節…前です"  # each sign is twice as wide
+    assert figures.shorten("紅葉の季節の") == "紅葉の季節の"
+
+
+@pytest.fixture
+def only_fonts(monkeypatch):
+    """only_fonts(*files) -> these are all fonts of the machine, and matplotlib has not fallen back to any yet."""
+    monkeypatch.setitem(matplotlib.rcParams, "font.family", ["DejaVu Sans"])
+    monkeypatch.setattr(fonts, "_unwritable", set())
+    monkeypatch.setattr(fonts.fontManager, "ttflist", list(fonts.fontManager.ttflist))
+    fonts.logger.warning_once.cache_clear()
+    return lambda *files: monkeypatch.setattr(fonts, "findSystemFonts", lambda: [str(file) for file in files])
+
+
+def test_a_name_of_another_script_is_drawn_in_a_font_that_has_it(only_fonts, monkeypatch, tmp_path):
+    stix = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "STIXGeneral.ttf"
+    sign = "\u2312"  # matplotlib's own fonts: STIX has it, DejaVu Sans has not
+    (tmp_path / "broken.ttf").write_bytes(b"no font")
+    only_fonts(tmp_path / "broken.ttf", stix)
+    figure = confusion(3, names=["cat", sign, "dog"])
+    assert matplotlib.rcParams["font.family"] == ["DejaVu Sans", "STIXGeneral"]
+    assert labels_of(figure.axes[0].xaxis) == ["cat", sign, "dog"]
+    assert faults(figure, monkeypatch) == []  # a missing glyph would be a warning
+
+
+def test_a_name_that_no_font_can_write_is_its_number_and_that_is_said_once(only_fonts, monkeypatch, caplog):
+    only_fonts()
+    for _ in range(2):
+        figure = confusion(3, names=["cat", "猫", "dog"])
+        assert labels_of(figure.axes[0].xaxis) == ["cat", "class 1", "dog"]
+        assert faults(figure, monkeypatch) == []
+    logits = torch.tensor([[0.0, 9.0, 0.0]])
+    drawn = figures.predictions(noise(1, 3, 28, 28), torch.tensor([1]), logits, ["cat", "猫", "dog"], ["猫/1.png"])
+    assert titles(drawn) == ["class 1 100%"]
+    assert [text.get_text() for text in drawn.axes[0].texts] == ["\\u732b/1.png"]
+    assert figures.prediction_captions(logits, ["cat", "猫", "dog"]) == ["class 1 100%"]
+    assert figures.target_captions(torch.eye(3), ["cat", "猫", "dog"]) == ["cat", "class 1", "dog"]
+    assert len([record for record in caplog.records if "pictures show numbers instead" in record.getMessage()]) == 1
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -162,8 +246,17 @@ def test_orange_lies_over_its_patch_and_the_image_is_grey_elsewhere(size, channe
 def test_a_constant_map_has_no_orange():
     image = noise(3, 24, 40)
     for value in (0, 0.2, 1e-30):
-        drawn = figures.overlay(image, torch.full((3, 5), value))[::10, ::10]
+        noisy = torch.full((3, 5), value) * (1 + 0.009 * torch.rand(3, 5))  # less than anybody should read into it
+        drawn = figures.overlay(image, noisy)[::10, ::10]
         np.testing.assert_array_equal(drawn, image.float().mean(dim=0).round().expand(3, -1, -1).permute(1, 2, 0))
+
+
+def test_a_flat_map_says_so_and_no_other_does():
+    maps = torch.rand(2, 3, 3, 5)
+    maps[1, 2] = 1 / 15
+    drawn = figures.attention(noise(2, 3, 24, 40), maps, ["a", "b", "c"], ["1", "2"])
+    said = [[text.get_text() for text in axes.texts] for axes in drawn.axes]
+    assert said == [[]] * 7 + [["flat"]]
 
 
 def test_each_map_is_beside_its_image_under_its_title():
@@ -215,7 +308,7 @@ def test_mistakes_are_the_wrong_answers_surest_first():
 def test_targets_in_words():
     names = ["Coat", "Bag", "a very long name of a class", "$ or $"]
     rows = [[1, 0, 0, 0], [0.925, 0.025, 0.025, 0.025], [0.3, 0.7, 0, 0], [0, 0, 0.5, 0.1], [0, 0, 0, 1]]
-    said = ["Coat", "Coat", "70% Bag\n30% Coat", "50% a very long n…\n10% \\$ or \\$", "\\$ or \\$"]
+    said = ["Coat", "Coat", "70% Bag\n30% Coat", "50% a very lo…lass\n10% \\$ or \\$", "\\$ or \\$"]
     assert figures.target_captions(torch.tensor(rows), names) == said
     assert figures.target_captions(torch.ones(1, 1), ["only"]) == ["only"]
 

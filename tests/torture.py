@@ -1,6 +1,7 @@
 """Kill a small training with SIGKILL again and again, at random instants and inside checkpoint writes, and compare its end.
 
-    make torture        (or python tests/torture.py [--runs 30] [--seed 0])
+    make torture
+    python tests/torture.py --runs 3 --seed 1
 
 Each run is killed one to three times and then left to finish. Its weights, the losses and scores in metrics.jsonl and the
 metrics in results.json must be those of a run that nobody touched, bit for bit.
@@ -148,9 +149,11 @@ def torture(folder: Path, runs: int, seed: int, say=print) -> list[list[str]]:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("--runs", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0, help="decides the instants")
+    parser = argparse.ArgumentParser(
+        description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=30, help="runs that a kill must have hit (default: 30)")
+    parser.add_argument("--seed", type=int, default=0, help="decides the instants (default: 0)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         hits = torture(Path(folder), args.runs, args.seed)

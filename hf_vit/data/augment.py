@@ -27,9 +27,7 @@ def uniform(index: torch.Tensor, seed: int, epoch: int | torch.Tensor, stream: i
     def shift_right(x, bits):  # of the unsigned number; torch copies the sign bit
         return (x >> bits) & ((1 << (64 - bits)) - 1)
 
-    def wrap(
-        x,
-    ):  # Python's integers as int64, so that what all of `index` have in common is hashed once, without a kernel
+    def wrap(x):  # Python's integers as int64: what all of `index` have in common is hashed once, without a kernel
         return (x + 2**63) % 2**64 - 2**63 if isinstance(x, int) else x
 
     def mix_bits(x):
@@ -207,15 +205,12 @@ def three_augment(images, index, seed, epoch):
     """Each image is turned grey, solarised or blurred, one of the three (DeiT III, arXiv 2204.07118, section 3.2)."""
     choice = (3 * uniform(index, seed, epoch, stream=16)).long()
     sigma = 0.1 + 1.9 * uniform(index, seed, epoch, stream=17)
-    return apply_choices(
-        images,
-        choice,
-        [
-            lambda rows, some: grayscale(some),
-            lambda rows, some: solarize(some, torch.full((len(rows),), 128 / 255)),
-            lambda rows, some: gaussian_blur(some, sigma[rows]),
-        ],
-    )
+    functions = [
+        lambda rows, some: grayscale(some),
+        lambda rows, some: solarize(some, torch.full((len(rows),), 128 / 255)),
+        lambda rows, some: gaussian_blur(some, sigma[rows]),
+    ]
+    return apply_choices(images, choice, functions)
 
 
 def geometric_operation(images, name, amount):

@@ -66,7 +66,7 @@ def split_classes(
 
 def select_half(rows, names: list[str], odd: int, shots: int | None) -> Dataset:
     """The rows whose label is odd (1) or even (0), `shots` of each class, or all if that is None."""
-    labels = np.asarray(rows["label"])
+    labels = np.asarray(rows["label"][:])
     kept = np.flatnonzero(labels % 2 == odd)
     if shots is not None:
         kept = kept[stratified_subset(labels[kept], names, 1.0, shots, seed=0)]

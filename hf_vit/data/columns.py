@@ -1,11 +1,16 @@
 """Finds the image and the label column of a data set, and turns labels of any kind into class indices."""
 
+from collections import Counter
+
 import numpy as np
 import torch
-from datasets import ClassLabel, Dataset, DatasetDict, Image, Value
+from datasets import ClassLabel, Dataset, DatasetDict, Image, LargeList, List, Value
+from transformers.utils import logging
 
 from hf_vit.data.image_files import RestrictedImage
 
+
+logger = logging.get_logger(__name__)
 
 LABEL_COLUMNS = ("label", "labels", "class", "cls", "category", "target")  # usual names of label columns
 
@@ -18,21 +23,37 @@ def find_columns(data: Dataset, image_column: str | None, label_column: str | No
     Raises:
         ValueError: if a column is missing, unsuitable or ambiguous; it lists the columns.
     """
-    columns = "; the columns are " + ", ".join(
-        f"{name} ({feature_name(kind)})" for name, kind in data.features.items()
-    )
-    if image_column is None:
-        image_column = _only_column(data, Image, "--image_column", columns)
+    image_column = find_image_column(data, image_column)
+    columns = _columns_of(data)
     if label_column is None:
         label_column = _only_column(data, ClassLabel, "--label_column", columns, image_column)
-    for flag, name in (("--image_column", image_column), ("--label_column", label_column)):
-        if name not in data.features:
-            raise ValueError(f"{flag} {name}: there is no such column{columns}")
-    if not _holds_images(data.features[image_column]):
-        raise ValueError(f"--image_column {image_column}: it holds no images{columns}")
+    if label_column not in data.features:
+        raise ValueError(f"--label_column {label_column}: there is no such column{columns}")
+    if isinstance(data.features[label_column], (list, List, LargeList)):
+        raise ValueError(
+            f"--label_column {label_column}: it holds a list of labels for each image, and several labels an image are not "
+            f"supported; wanted one{columns}"
+        )
     if not isinstance(data.features[label_column], (ClassLabel, Value)):
         raise ValueError(f"--label_column {label_column}: it holds neither text nor numbers{columns}")
     return image_column, label_column
+
+
+def find_image_column(data: Dataset, image_column: str | None) -> str:
+    """Name of the image column: the one given, else the only Image column; ValueError as `find_columns`."""
+    columns = _columns_of(data)
+    if image_column is None:
+        image_column = _only_column(data, Image, "--image_column", columns)
+    if image_column not in data.features:
+        raise ValueError(f"--image_column {image_column}: there is no such column{columns}")
+    if not _holds_images(data.features[image_column]):
+        raise ValueError(f"--image_column {image_column}: it holds no images{columns}")
+    return image_column
+
+
+def _columns_of(data: Dataset) -> str:
+    """The end of an error: names and types of all columns."""
+    return "; the columns are " + ", ".join(f"{name} ({feature_name(kind)})" for name, kind in data.features.items())
 
 
 def _only_column(data: Dataset, wanted: type, flag: str, columns: str, image_column: str | None = None) -> str:
@@ -89,27 +110,29 @@ def encode_labels(
     if isinstance(first.features["label"], ClassLabel):
         names = label_names or first.features["label"].names
     else:
-        for key, data in splits.items():
-            empty = [row for row, label in enumerate(data["label"]) if label is None or label != label]  # None or NaN
+        labels_of = {key: data["label"][:] for key, data in splits.items()}
+        for key, labels in labels_of.items():
+            empty = [row for row, label in enumerate(labels) if label is None or label != label]  # None or NaN
             if empty:
                 raise ValueError(
                     f"{len(empty)} labels of the split {split_names[key]!r} are missing, the first in row {empty[0]}"
                 )
-        values = sorted(set(first["label"]), key=lambda label: (str(type(label)), label))
+        check_label_values(set().union(*labels_of.values()))
+        values = sorted(set(next(iter(labels_of.values()))), key=lambda label: (str(type(label)), label))
         if label_names is not None:
             values = label_names if isinstance(values[0], str) else range(len(label_names))
         names = label_names or [str(value) for value in values]
         index_of = {value: index for index, value in enumerate(values)}
         source = "the training split" if label_names is None else "--label_names"
         for key, data in list(splits.items()):
-            if unknown := sorted({str(label) for label in data["label"] if label not in index_of}):
+            if unknown := sorted({str(label) for label in labels_of[key] if label not in index_of}):
                 raise ValueError(
                     f"labels {', '.join(unknown[:5])} of the split {split_names[key]!r} do not occur in {source}"
                 )
-            encoded = [index_of[label] for label in data["label"]]
+            encoded = [index_of[label] for label in labels_of[key]]
             splits[key] = data.remove_columns("label").add_column("label", encoded, feature=ClassLabel(names=names))
     for key, data in splits.items():
-        labels = np.asarray(data["label"])
+        labels = np.asarray(data["label"][:])
         wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
         if len(wrong):
             raise ValueError(
@@ -117,6 +140,34 @@ def encode_labels(
                 f"{labels[wrong[0]]} in row {wrong[0]}: an unlabelled split cannot be used"
             )
     return splits, names
+
+
+def check_label_values(values: set):
+    """Raises ValueError for numbers or text that name no classes: numbers with decimals, and lists of labels in one text.
+
+    A text is a list if each of its parts between `;`, `|` or `,` occurs in another label as well: red;bag beside red and bag, or
+    beside red;shoe and blue;bag. In Felidae|lion and Felidae|tiger, or AC;DC, a part occurs once: these are names.
+    """
+    if decimals := sorted(value for value in values if isinstance(value, float) and not value.is_integer()):
+        raise ValueError(
+            f"the labels are numbers with decimals ({', '.join(map(str, decimals[:3]))} ...), and float targets (regression) "
+            "are not supported; wanted the names or numbers of classes: name another column with --label_column"
+        )
+    for separator in ";|,":
+        parts_of = {
+            text: {part.strip() for part in text.split(separator)} - {""} for text in values if isinstance(text, str)
+        }
+        counts = Counter(part for parts in parts_of.values() for part in parts)
+        several = sorted(text for text, parts in parts_of.items() if len(parts) > 1)
+        for text in several:
+            if all(counts[part] > 1 for part in parts_of[text]):
+                raise ValueError(
+                    f"the label {text!r} looks like several labels, as {' and '.join(sorted(parts_of[text]))} occur in others, "
+                    f"too: several labels an image are not supported; wanted one label a row (where it is a name, write it "
+                    f"without {separator!r})"
+                )
+        if several and separator != ",":  # which is usual in names
+            logger.warning(f"the label {several[0]!r} is taken for the name of one class")
 
 
 def match_labels(labels: torch.Tensor, names: list[str], id2label: dict[int, str]) -> torch.Tensor:

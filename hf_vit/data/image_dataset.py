@@ -1,5 +1,6 @@
 """Data sets of uint8 images, or of their features, that give a whole batch at a time; decoded once if memory allows."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,6 +15,7 @@ from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.sampling import EPOCH_STRIDE
 from hf_vit.system.hardware import own_cores
 from hf_vit.system.memory import available_memory
+from hf_vit.system.progress import progress_bar
 
 
 logger = logging.get_logger(__name__)
@@ -48,7 +50,7 @@ class ImageDataset(torch.utils.data.Dataset):
         limit = min(CACHE_BYTES, CACHE_SHARE * available_memory())  # less for the next split
         if spec.processor is None and len(data) * spec.height * spec.width * spec.channels <= limit:
             self._decode_all()
-        self.labels = torch.tensor(np.asarray(self.rows["label"]), dtype=torch.long)  # (n,)
+        self.labels = torch.tensor(np.asarray(self.rows["label"][:]), dtype=torch.long)  # (n,)
 
     def _decode_all(self):
         """Decodes every image once, removes unreadable ones, and fills the cache unless crops are random."""
@@ -57,8 +59,10 @@ class ImageDataset(torch.utils.data.Dataset):
             self.cache = torch.empty(count, spec.channels, spec.height, spec.width, dtype=torch.uint8)
         chunks = torch.arange(count).tensor_split(max(1, count // 64))
         readable, errors = [], []
-        with ThreadPoolExecutor(own_cores()) as pool:  # decoding releases the interpreter lock
+        bar = progress_bar("reading", "images", count)
+        with bar, ThreadPoolExecutor(own_cores()) as pool:  # decoding releases the interpreter lock
             for chunk, (images, chunk_errors) in zip(chunks, pool.map(self._decode, chunks), strict=True):
+                bar.update(len(chunk))
                 errors += chunk_errors
                 for row, image in zip(chunk.tolist(), images, strict=True):
                     if image is not None:
@@ -84,6 +88,17 @@ class ImageDataset(torch.utils.data.Dataset):
     def row_numbers(self, index: torch.Tensor) -> list[int]:
         """Ids (b,) -> row numbers in the original split."""
         return self.rows.select_columns("row")[(index % len(self)).tolist()]["row"]
+
+    def sources(self, index: torch.Tensor) -> tuple[list[int], list[str]]:
+        """Where images come from: their row numbers in the original split, and the files that their rows name, relative to the
+        folder of the data; "" where a row names none.
+
+        Args:
+            index: (n,), places in this data set.
+        """
+        named = self.rows.flatten().select_columns(["row", "image.path"])[index.tolist()]  # without the bytes
+        folder = f"{self.files.folder}{os.sep}" if self.files.folder else ""
+        return named["row"], [(path or "").replace(folder, "") for path in named["image.path"]]
 
     def __getitems__(self, ids: list[int]) -> dict:
         """A whole batch: `images` uint8 (b, C, H, W), `labels` (b,), `index` (b,), the ids without their epoch, and `errors`, a
@@ -132,7 +147,7 @@ def check_skipped_classes(data: Dataset, readable: list[int], example: str):
     Raises:
         ValueError: if a class has no image left.
     """
-    labels, names = np.asarray(data["label"]), data.features["label"].names
+    labels, names = np.asarray(data["label"][:]), data.features["label"].names
     before, after = (np.bincount(some, minlength=len(names)) for some in (labels, labels[readable]))
     if lost := [names[label] for label in np.flatnonzero((before > 0) & (after == 0))]:
         raise ValueError(

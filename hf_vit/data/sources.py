@@ -1,24 +1,29 @@
 """Loads data sets from the Hub, local folders, data files and tables: splits of rows whose images are not yet decoded."""
 
 import glob
-from collections import Counter, defaultdict
+import re
+from collections import defaultdict
 from pathlib import Path
 
 from datasets import DatasetDict, Image, IterableDatasetDict, load_dataset, load_from_disk
+from datasets import config as datasets_config
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
-from huggingface_hub import DatasetCard
+from huggingface_hub import DatasetCard, HfApi
+from huggingface_hub.errors import HTTPError, RepositoryNotFoundError
 from PIL import Image as PILImage
 from transformers.utils import logging
 from yaml import YAMLError
 
+from hf_vit.data.folder_layout import SPLIT_OF_WORD, FolderScan, counted, image_folder_splits, scan_folder
 from hf_vit.data.image_files import AllowedFiles, hub_files, restrict_files
 from hf_vit.system.escapes import as_license
 from hf_vit.system.hub_names import refuse_mistyped_path
+from hf_vit.system.recipes_folder import RECIPES
 
 
 logger = logging.get_logger(__name__)
 
-EMBEDDED = {"fashion-mnist-mini": Path(__file__).parents[2] / "recipes" / "data" / "fashion-mnist-mini"}
+EMBEDDED = {"fashion-mnist-mini": RECIPES / "data" / "fashion-mnist-mini"}
 FILE_FORMATS = {
     ".parquet": "parquet",
     ".arrow": "arrow",
@@ -28,13 +33,8 @@ FILE_FORMATS = {
     ".jsonl": "json",
     ".tar": "webdataset",
 }
+HUB_SECONDS = 10  # that the Hub may take to answer
 TABLES = ("csv", "json")  # formats that name image files and do not hold them
-SPLIT_OF_WORD = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
-}  # the split that the first word of a file's or folder's name stands for
-IMAGE_SUFFIXES = tuple(ImageFolder.EXTENSIONS)  # of the images that `datasets` finds in a folder
 
 
 def load_splits(name: str, config: str | None = None, streaming: bool = False) -> DatasetDict | IterableDatasetDict:
@@ -55,12 +55,7 @@ def load_splits(name: str, config: str | None = None, streaming: bool = False) -
         raise ValueError(f"{name} lies in recipes/data of the repository, which is not beside this installation")
     if not path.exists():
         refuse_mistyped_path(name, "--dataset_name")
-        try:
-            return restrict_files(load_dataset(name, config, streaming=streaming), hub_files(name))
-        except OSError as error:  # no such repository, or no connection to the Hub
-            raise ValueError(
-                f"--dataset_name {name}: there is no such folder or file here ({Path.cwd()}), and the Hub does not give it: {error}"
-            ) from error
+        return restrict_files(_load_from_hub(name, config, streaming), hub_files(name))
     path = path.resolve()  # `datasets` resolves the paths of the files it finds
     if path.is_file():
         return _load_files([path], streaming)
@@ -86,15 +81,60 @@ def dataset_license(name: str) -> str | None:
     return as_license(card.data.to_dict().get("license"))
 
 
+def _load_from_hub(name: str, config: str | None, streaming: bool):
+    """A data set of the Hub, or its copy in the cache of `datasets` if the Hub cannot be reached.
+
+    The Hub is asked once whether it has the data set: `datasets` would go on trying for half a minute.
+    """
+    missing, unreachable = f"--dataset_name {name}: there is no such folder or file here ({Path.cwd()})", None
+    was_offline = datasets_config.HF_HUB_OFFLINE
+    try:
+        HfApi().dataset_info(name, timeout=HUB_SECONDS)
+    except RepositoryNotFoundError as error:
+        raise ValueError(
+            f"{missing}, and the Hub has no data set {name} that you may read: name a folder or file that is there, or "
+            "USER/NAME on the Hub; a private data set needs `hf auth login`"
+        ) from error
+    except (HTTPError, OSError) as error:
+        unreachable = error
+    try:
+        datasets_config.HF_HUB_OFFLINE = was_offline or unreachable is not None
+        return load_dataset(name, config, streaming=streaming)
+    except OSError as error:
+        why = (
+            f"cannot be reached ({unreachable}), and its cache has no copy"
+            if unreachable
+            else f"does not give it: {error}"
+        )
+        raise ValueError(
+            f"{missing}, and the Hub {why}: name a folder or file that is there, or USER/NAME on the Hub"
+        ) from error
+    finally:
+        datasets_config.HF_HUB_OFFLINE = was_offline
+
+
+def refuse_nested_folders(name: str, output_dir: str):
+    """Raises ValueError if the run folder lies in the data folder, or the data folder in it: pictures and checkpoints of the run
+    would be read as data."""
+    data, run = Path(name).expanduser().resolve(), Path(output_dir).resolve()
+    if name in EMBEDDED or not data.is_dir() or not (run.is_relative_to(data) or data.is_relative_to(run)):
+        return
+    inner, outer = ("--output_dir", "the data") if run.is_relative_to(data) else ("the data", "--output_dir")
+    raise ValueError(
+        f"--dataset_name {name} and --output_dir {output_dir}: {inner} lies in the folder of {outer}, so that pictures of the run "
+        f"would become images to train on; name an --output_dir beside the data, such as runs/{data.name}"
+    )
+
+
 def _load_folder(path: Path, config: str | None, streaming: bool):
     """A folder written by `save_to_disk`, of tar shards, of tables, or of images."""
     if (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file():
         saved = load_from_disk(str(path))
         splits = saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
         return restrict_files(splits, AllowedFiles(str(path)))
-    has_images = any(file.suffix.lower() in IMAGE_SUFFIXES for file in path.rglob("*"))
+    scan = scan_folder(path)
     shards = sorted(path.glob("*.tar"))
-    if shards and not has_images:
+    if shards and not scan.images:
         return _load_files(shards, streaming)
     tables = sorted(
         file for file in path.glob("*.csv") if file.name != "metadata.csv"
@@ -102,9 +142,33 @@ def _load_folder(path: Path, config: str | None, streaming: bool):
     if tables:
         splits = _load_files(tables, streaming)
         features = (next(iter(splits.values())).features or {}).values()
-        if not has_images or any(isinstance(feature, Image) for feature in features):
+        if not scan.images or any(isinstance(feature, Image) for feature in features):
             return splits  # otherwise the tables name no images: they are not the data set
-    return _load_image_folder(path, config, streaming)
+    if not scan.images and not scan.data_files:
+        found = scan.count_unread() or counted(scan.others)
+        raise ValueError(
+            f"{path} holds {f'{found} files and no image that is read' if found else 'no files'}; wanted a folder per class "
+            "of .jpg, .png, .webp, .gif, .bmp or .tiff files, or Parquet, CSV or tar files"
+        )
+    if config is None and scan.images and not _describes_its_files(scan):
+        splits = image_folder_splits(scan)
+        return _as_stream(splits) if streaming else splits
+    return _load_with_datasets(path, config, streaming, lists_files=not any(map(_is_metadata, scan.data_files)))
+
+
+def _is_metadata(file: str) -> bool:
+    return file.rpartition("/")[2] in ImageFolder.METADATA_FILENAMES
+
+
+def _describes_its_files(scan: FolderScan) -> bool:
+    """Whether a folder with images holds tables or a card by which `datasets` reads it: metadata.csv, Parquet or Arrow files, or
+    a README.md of the Hub with configurations or features."""
+    if any(_is_metadata(file) or file.endswith((".parquet", ".arrow")) for file in scan.data_files):
+        return True
+    card = scan.path / "README.md"
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    head = text.split("\n---")[0] if text.startswith("---") else ""
+    return re.search(r"^(configs|dataset_info):", head, re.MULTILINE) is not None
 
 
 def _load_files(files: list[Path], streaming: bool):
@@ -132,36 +196,34 @@ def _load_files(files: list[Path], streaming: bool):
     if is_table:
         splits = _cast_paths_to_images(splits)
     splits = restrict_files(splits, AllowedFiles(str(files[0].parent)))
-    if streaming and is_table:  # the table is small, the files it names are not
-        return IterableDatasetDict({name: rows.to_iterable_dataset() for name, rows in splits.items()})
-    return splits
+    return _as_stream(splits) if streaming and is_table else splits
 
 
-def _load_image_folder(path: Path, config: str | None, streaming: bool):
-    """Class folders, possibly inside split folders, or Parquet files, as `datasets` finds them."""
-    _warn_of_unread_images(path)
+def _as_stream(splits: DatasetDict) -> IterableDatasetDict:
+    """The list of the files is small, what is in them is not."""
+    return IterableDatasetDict({name: rows.to_iterable_dataset() for name, rows in splits.items()})
+
+
+def _load_with_datasets(path: Path, config: str | None, streaming: bool, lists_files: bool):
+    """Parquet files, archives, or images that a metadata file or a card describes, as `datasets` finds them.
+
+    Args:
+        lists_files: whether paths of images come from listing the folder, and not from a metadata file.
+    """
     folders = [folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith((".", "__"))]
     are_splits = folders and all(folder.name.lower() in SPLIT_OF_WORD for folder in folders)
-    if are_splits and any(folder.name != folder.name.lower() for folder in folders):  # `datasets` knows no "Train"
-        files_of_split = defaultdict(list)
-        for folder in folders:
-            files_of_split[SPLIT_OF_WORD[folder.name.lower()]].append(f"{glob.escape(str(folder))}/**")
-        splits = load_dataset("imagefolder", data_files=dict(files_of_split), streaming=streaming)
-    else:
-        splits = load_dataset(str(path), config, streaming=streaming)
-    lists_files = next(iter(splits.values())).info.builder_name == "imagefolder" and not any(path.rglob("metadata.*"))
-    return restrict_files(splits, AllowedFiles(str(path), links=lists_files))
-
-
-def _warn_of_unread_images(path: Path):
-    """Count the images that `datasets` leaves out because of their suffix."""
-    read = {*IMAGE_SUFFIXES, *(suffix.upper() for suffix in IMAGE_SUFFIXES)}  # but not .Jpg
-    images = {*IMAGE_SUFFIXES, ".avif", ".dng", ".heic", ".heif", ".jxl"}
-    suffixes = (file.suffix for file in path.rglob("*") if not file.name.startswith("."))
-    unread = Counter(suffix for suffix in suffixes if suffix.lower() in images and suffix not in read)
-    if unread:
-        counts = ", ".join(f"{count} {suffix}" for suffix, count in sorted(unread.items()))
-        logger.warning(f"{path}: {counts} files are not read: save them as .jpg or .png")
+    try:
+        if are_splits and any(folder.name != folder.name.lower() for folder in folders):  # it knows no "Train"
+            files_of_split = defaultdict(list)
+            for folder in folders:
+                files_of_split[SPLIT_OF_WORD[folder.name.lower()]].append(f"{glob.escape(str(folder))}/**")
+            splits = load_dataset("imagefolder", data_files=dict(files_of_split), streaming=streaming)
+        else:
+            splits = load_dataset(str(path), config, streaming=streaming)
+    except Exception as error:  # each format raises its own
+        raise ValueError(f"{path} cannot be read as a data set: {error.__cause__ or error}") from error
+    links = lists_files and next(iter(splits.values())).info.builder_name == "imagefolder"
+    return restrict_files(splits, AllowedFiles(str(path), links=links))
 
 
 def _cast_paths_to_images(splits: DatasetDict) -> DatasetDict:

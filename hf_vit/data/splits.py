@@ -46,7 +46,7 @@ def prepare_splits(
     for name in (train_split, eval_split):
         if name is not None and name not in splits:
             raise ValueError(
-                f"the data set has no split {name!r}; it has {', '.join(splits)}: name it with "
+                f"the data set has no split {name!r}; it has {', '.join(splits)}: name one of these with "
                 + ("--train_split" if name == train_split else "--eval_split (or --split, to score)")
             )
     if eval_split is None:
@@ -67,7 +67,7 @@ def prepare_splits(
     if train_split is None:
         return chosen, names, eval_split
 
-    labels = np.asarray(chosen["train"]["label"])
+    labels = np.asarray(chosen["train"]["label"][:])
     if len(np.unique(labels)) < 2:
         raise ValueError(
             f"the {len(labels)} training images are all of one class ({names[labels[0]]}); wanted two or more"
@@ -77,15 +77,20 @@ def prepare_splits(
         held_out = stratified_holdout(labels, eval_fraction, seed)
         kept = np.setdiff1d(np.arange(len(labels)), held_out)
         chosen = DatasetDict(train=chosen["train"].select(kept), eval=chosen["train"].select(held_out))
-    elif untrained := sorted(set(chosen["eval"]["label"]) - set(labels.tolist())):
+    elif untrained := sorted(set(chosen["eval"]["label"][:]) - set(labels.tolist())):
         raise ValueError(
             f"the split {eval_split!r} has images of {len(untrained)} classes that the split {train_split!r} has none "
             f"of: {', '.join(names[label] for label in untrained[:5])}; take them out, or train on some"
         )
     if train_fraction < 1 or shots is not None:
-        kept = stratified_subset(np.asarray(chosen["train"]["label"]), names, train_fraction, shots, seed)
+        kept = stratified_subset(np.asarray(chosen["train"]["label"][:]), names, train_fraction, shots, seed)
         chosen["train"] = chosen["train"].select(kept)
     return chosen, names, eval_split
+
+
+def describe_scored(scored: str) -> str:
+    """What is scored, as `prepare_splits` names it, in words that follow "accuracy on"."""
+    return "the held-out validation images" if scored.startswith("part of ") else f"the {scored} images"
 
 
 def stratified_holdout(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:

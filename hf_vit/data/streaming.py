@@ -36,16 +36,12 @@ def prepare_stream(
     label_names: list[str] | None = None,
 ) -> tuple[IterableDataset, Dataset, list[str], str]:
     """As `prepare_splits`, for streaming: the training stream, the evaluation split (downloaded whole and cached), the class
-    names, and the name of the evaluation split.
-
-    Raises:
-        ValueError: as `prepare_splits`; and if the classes are unknown or there is no evaluation split.
-    """
+    names, and the name of the evaluation split; also a ValueError if classes or evaluation split are unknown."""
     candidates = [eval_split] if eval_split is not None else EVAL_SPLITS
     eval_split = next((name for name in candidates if name in splits and name != train_split), None)
     if train_split not in splits or eval_split is None:
         raise ValueError(
-            f"--streaming needs the split {train_split!r} and another one to score ({' or '.join(candidates)}); the data set "
+            f"--streaming needs the split {train_split!r} and another one to evaluate on ({' or '.join(candidates)}); the data set "
             f"has {', '.join(splits)}: name them with --train_split and --eval_split"
         )
     train, held_out = splits[train_split], splits[eval_split]
@@ -133,8 +129,7 @@ class ImageStream:
     ) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
         """Endless (epoch, batch) from step number `step` on: the epoch of the first image, and a batch as of `data_loader`.
 
-        Args:
-            batch_size: images a process and step.
+        `batch_size` is of one process.
         """
         total_batch = batch_size * world
         lanes = math.gcd(self.rows.num_shards, total_batch, self.lanes)

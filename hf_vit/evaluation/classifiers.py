@@ -1,16 +1,22 @@
 """Any saved image classifier, and its image processor."""
 
+import glob
+import hashlib
+import re
 from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedConfig, ViTImageProcessorPil
-from transformers.utils import logging
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+from transformers.utils import is_timm_available, logging
 
+from hf_vit.evaluation.onnx_classifier import OnnxClassifier, config_folder, is_onnx
 from hf_vit.formats.timm_processor import timm_input_size, timm_processor
 from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair, labels_by_id
 from hf_vit.model.loading import base_of_adapter
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification
+from hf_vit.system.files import checksum
 from hf_vit.system.hub_names import refuse_mistyped_path
 
 
@@ -28,25 +34,61 @@ def model_folder(checkpoint: str) -> str:
     return refuse_mistyped_path(found, "MODEL")
 
 
-def load_classifier(checkpoint: str, **kwargs):
-    """Any `AutoModelForImageClassification`, or the base and adapter that a LoRA run saved.
+def load_classifier(checkpoint: str, trained: bool = False, **kwargs):
+    """Any `AutoModelForImageClassification`, or else any format that hf_vit reads, the base and adapter that a LoRA run saved, or
+    an ONNX file.
 
     Args:
+        trained: refuse a checkpoint without a head, which would be a new one.
         kwargs: passed to `from_pretrained`, such as `dtype=`.
 
     Raises:
-        ValueError: if a weight is not finite, a class has no name, or an adapter no base.
+        ValueError: if it is no image classifier, a weight is not finite, a class has no name, an adapter no base, or what is `trained` no head.
     """
-    config = {}
-    if Path(checkpoint, "adapter_config.json").is_file():
-        base_of_adapter(checkpoint, {})
-        config = HFViTConfig.get_config_dict(checkpoint)[0]
-    ours = config.get("model_type") == HFViTConfig.model_type
-    model_class = HFViTForImageClassification if ours else AutoModelForImageClassification
-    model = model_class.from_pretrained(checkpoint, trust_remote_code=False, **kwargs)
+    if is_onnx(checkpoint):
+        return OnnxClassifier(checkpoint)
+    base_of_adapter(checkpoint if Path(checkpoint).is_dir() else None, {})
+    model_class = AutoModelForImageClassification if _is_native(checkpoint) else HFViTForImageClassification
+    try:
+        model, info = model_class.from_pretrained(
+            checkpoint, trust_remote_code=False, output_loading_info=True, **kwargs
+        )
+    except ValueError as error:
+        # transformers then lists every model that it has
+        other = re.match(r"Unrecognized configuration class .*?(\w+)Config'>", str(error))
+        if other is None:
+            raise
+        raise ValueError(
+            f"{checkpoint} holds a {other.group(1)}, which classifies no images: name an image classifier"
+        ) from error
+    if trained and info["missing_keys"]:
+        raise ValueError(
+            f"{checkpoint} is no trained classifier, it lacks {min(info['missing_keys'])}: fine-tune it first, with recipes/train.py"
+        )
     model.config.id2label = labels_by_id(model.config.id2label)
     check_weights(model, checkpoint)
     return model
+
+
+def _is_native(checkpoint: str) -> bool:
+    """Whether transformers has a classifier of the checkpoint's kind; of timm's, whether timm is installed."""
+    config = PreTrainedConfig.get_config_dict(checkpoint)[0]
+    if "pretrained_cfg" in config:
+        return is_timm_available()
+    return config.get("model_type") in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+
+
+def model_digest(model: nn.Module, processor) -> str:
+    """SHA-256 of all that a classifier's logits depend on: weights, config and image processor."""
+    digest = hashlib.sha256((model.config.to_json_string() + processor.to_json_string()).encode())
+    if isinstance(model, OnnxClassifier):
+        for file in sorted(model.file.parent.glob(f"{glob.escape(model.file.name)}*")):  # large weights are beside it
+            digest.update(checksum(file).encode())
+    for name, weight in model.state_dict().items():
+        digest.update(name.encode())
+        if type(weight) is torch.Tensor:  # not quantised
+            digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def check_weights(model: nn.Module, source: str):
@@ -73,6 +115,7 @@ def check_weights(model: nn.Module, source: str):
 
 def load_processor(checkpoint: str):
     """The image processor of a checkpoint; of a timm repo, what its `pretrained_cfg` says; else, with a warning, ViT's own."""
+    checkpoint = config_folder(checkpoint)
     config = PreTrainedConfig.get_config_dict(checkpoint)[0]
     if config.get("pretrained_cfg") is not None:
         timm_input_size(config)

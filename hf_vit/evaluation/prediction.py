@@ -19,6 +19,78 @@ def classification_head(model) -> nn.Linear:
     return fitting[-1]
 
 
+class BatchPredictor:
+    """Images (b, C, H, W) -> logits (b, L) in float32; as a context manager, in which the model is in eval mode.
+
+    Args:
+        spec: the `ImageSpec` of the images.
+        features: give what the head reads, (b, D), instead.
+        layer: give the mean over the patches of this layer's output, (b, D), instead: from 0, or negative from the end.
+
+    Raises:
+        ValueError: if the model has no dense head whose input are the features, or, at the first batch, no such layer.
+    """
+
+    def __init__(self, model, spec, accelerator, features: bool = False, layer: int | None = None):
+        self.model, self.spec, self.accelerator, self.layer = model, spec, accelerator, layer
+        self.head = classification_head(model) if features else None
+        self.head_inputs, self.largest = [], 0
+
+    def __enter__(self):
+        self.was_training = self.model.training
+        self.model.eval()
+        if self.head is not None:
+            self.hook = self.head.register_forward_pre_hook(lambda _, inputs: self.head_inputs.append(inputs[0]))
+        return self
+
+    def __exit__(self, *error):
+        self.model.train(self.was_training)
+        if self.head is not None:
+            self.hook.remove()
+
+    @torch.no_grad()
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        count = len(images)
+        images = images.to(self.accelerator.device, non_blocking=True)
+        self.largest = max(self.largest, count)
+        if count < self.largest and images.device.type == "cuda":  # pad the last batch, which would be compiled anew
+            images = torch.cat([images, images[:1].expand(self.largest - count, -1, -1, -1)])
+        pixel_values = self.spec.normalize(images)
+        options = {} if self.layer is None else {"output_hidden_states": True}
+        with self.accelerator.autocast():
+            outputs = self.model(pixel_values, **options)
+        values = outputs.logits  # (b, L)
+        if self.head is not None:
+            values = self.head_inputs.pop().flatten(1)  # (b, D)
+        elif self.layer is not None:
+            values = _layer_mean(self.model, outputs.hidden_states, self.layer, pixel_values)  # (b, D)
+        return values[:count].float()
+
+
+def _layer_mean(model, hidden_states, layer: int, pixel_values: torch.Tensor) -> torch.Tensor:
+    """The mean over the patches of a layer's output, tokens (b, T, D) or (b, D, h, w) -> (b, D).
+
+    Of T tokens the last are the patches, behind class, distillation and register tokens. Where a layer has fewer tokens than
+    the image has patches, it has merged some, and all count.
+
+    Args:
+        hidden_states: the input of the first layer, and the output of each.
+        pixel_values: (b, C, H, W).
+    """
+    layers = hidden_states[1:] if hidden_states is not None else ()
+    if not -len(layers) <= layer < len(layers):
+        raise ValueError(
+            f"--layer {layer}: {type(model).__name__} gives the outputs of {len(layers)} layers; wanted 0 for the first, or -1 for "
+            "the last"
+        )
+    if layers[layer].ndim == 4:
+        return layers[layer].mean(dim=(2, 3))
+    patch_size = getattr(model.config, "patch_size", 1)
+    height, width = patch_size if isinstance(patch_size, list | tuple) else (patch_size, patch_size)
+    num_patches = (pixel_values.shape[2] // height) * (pixel_values.shape[3] // width)
+    return layers[layer][:, -num_patches:].mean(dim=1)
+
+
 @torch.no_grad()
 def predict(
     model, batches, spec, accelerator, count: int, features: bool = False, stopped=lambda: False, split: str = ""
@@ -36,33 +108,16 @@ def predict(
     Raises:
         ValueError: if no image can be read, or if a logit or feature is not finite.
     """
-    was_training = model.training
-    model.eval()
-    head_inputs, hook = [], None
-    if features:
-        hook = classification_head(model).register_forward_pre_hook(lambda _, inputs: head_inputs.append(inputs[0]))
     table, seen = None, torch.zeros(count, device=accelerator.device)
-    largest = 0
-    for batch in batches:
-        if stopped():
-            break
-        images = batch["images"].to(accelerator.device, non_blocking=True)
-        largest = max(largest, len(images))
-        short = largest - len(images) if images.device.type == "cuda" else 0
-        if short:  # pad the last batch, which would be compiled anew
-            images = torch.cat([images, images[:1].expand(short, -1, -1, -1)])
-        with accelerator.autocast():
-            values = model(spec.normalize(images)).logits  # (b, L)
-        if features:
-            values = head_inputs.pop().flatten(1)  # (b, D)
-        values = values[: len(batch["images"])]
-        if table is None:
-            table = torch.zeros(count, values.shape[1], device=accelerator.device)
-        index = batch["index"].to(accelerator.device)
-        table[index], seen[index] = values.float(), 1.0
-    model.train(was_training)
-    if hook is not None:
-        hook.remove()
+    with BatchPredictor(model, spec, accelerator, features) as predict_batch:
+        for batch in batches:
+            if stopped():
+                break
+            values = predict_batch(batch["images"])  # (b, L or D)
+            if table is None:
+                table = torch.zeros(count, values.shape[1], device=accelerator.device)
+            index = batch["index"].to(accelerator.device)
+            table[index], seen[index] = values, 1.0
     if accelerator.reduce(torch.tensor(float(stopped()), device=accelerator.device), reduction="sum") > 0:
         return None
     if accelerator.num_processes > 1:

@@ -35,14 +35,14 @@ SIGLIP_RULES = [
 ]
 
 
-def read_clip(native, native_class: str) -> dict:
-    is_classifier = native_class == "CLIPForImageClassification"
+def read_clip(native, classifier: str) -> dict:
+    is_classifier = classifier == "CLIPForImageClassification"
     pooling = dict(final_norm="none", pooling="mean") if is_classifier else dict(final_norm="pooled")
     return dict(patch_bias=False, embedding_norm=True) | pooling
 
 
-def read_siglip(native, native_class: str) -> dict:
-    has_probe = native.vision_use_head and native_class != "SiglipForImageClassification"
+def read_siglip(native, classifier: str) -> dict:
+    has_probe = native.vision_use_head and classifier != "SiglipForImageClassification"
     return dict(use_class_token=False, pooling="map" if has_probe else "mean")
 
 

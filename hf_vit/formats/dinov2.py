@@ -33,10 +33,10 @@ def find_mlp_ratio(config) -> int | None:
     return None
 
 
-def read_dinov2(native, native_class: str) -> dict:
+def read_dinov2(native, classifier: str) -> dict:
     gated = native.use_swiglu_ffn
     width = mlp_width(native.hidden_size, native.mlp_ratio, gated)
-    fields = dict(intermediate_size=width, pooling="cls_mean" if native_class else "cls")
+    fields = dict(intermediate_size=width, pooling="cls_mean" if classifier else "cls")
     return fields | dict(hidden_act="silu") if gated else fields
 
 

@@ -25,7 +25,7 @@ def mlp_rules(config) -> list:
     return [WeightRenaming(r"mlp\.up_proj", "mlp.fc1"), WeightRenaming(r"mlp\.down_proj", "mlp.fc2")]
 
 
-def read_dinov3(native, native_class: str) -> dict:
+def read_dinov3(native, classifier: str) -> dict:
     if not (native.proj_bias and native.mlp_bias and native.query_bias == native.value_bias):
         raise ValueError(
             "hf_vit has no dinov3_vit without proj_bias or mlp_bias, or with only one of query_bias and value_bias"

@@ -14,7 +14,7 @@ from hf_vit.formats.timm import TIMM, infer_timm
 from hf_vit.formats.torchvision import TORCHVISION
 from hf_vit.formats.vit import DEIT, IJEPA, MAE, MSN, VIT
 from hf_vit.model.configuration_hf_vit import as_pair
-from hf_vit.model.loading import CheckpointSource
+from hf_vit.model.loading import CURRENT_SOURCE, CheckpointSource
 
 
 # Formats of transformers have the model_type of their config.json. `to_transformers` takes the first that supports a model.
@@ -45,48 +45,39 @@ BACKBONE_FIELDS = ("out_indices", "apply_layernorm", "reshape_hidden_states")
 LABEL_FIELDS = ("id2label", "label2id", "problem_type", "dtype", "torch_dtype")
 
 
-def translate_config(
-    config: dict, path, arguments: dict, task: str = "", source: CheckpointSource | None = None
-) -> dict:
+def translate_config(config: dict, path, arguments: dict) -> dict:
     """The fields of HFViTConfig that the config.json of a public folder or repo, `path`, stands for.
 
-    `arguments` are the other ones of from_pretrained: where the repo is, and what was asked of the config. `task` is what is
-    being loaded, "model" or "classifier", or "" for a config alone. Family and notes of `source` are filled in.
-
-    Raises:
-        ValueError: for an unknown family, or a choice within it that no field expresses.
+    `arguments` are the other ones of from_pretrained: where the repo is, and what was asked of the config. Family and notes of
+    the model that is loading (`CURRENT_SOURCE`) are filled in. ValueError for what no field expresses.
     """
-    name, notes = config.get("model_type", "timm"), []
+    source = CURRENT_SOURCE.get() or CheckpointSource(str(path))
+    name = config.get("model_type", "timm")
     if name in ("timm", "timm_wrapper"):
-        name, shapes = "timm", read_shapes(path, arguments)
+        source.family_name, shapes = "timm", read_shapes(path, arguments)
         shapes = {key.removeprefix("timm_model."): shape for key, shape in shapes.items()}
-        fields = infer_timm(shapes, arguments, task == "classifier", notes, config)
-    else:
-        known = [key for key, family in FAMILIES.items() if not family.signature]
-        if name not in known:
-            raise ValueError(
-                f"{path} holds a {name!r} model; hf_vit loads hf_vit, {', '.join(known)}, timm, timm_wrapper"
-            )
-        fields = read_native_config(config, name, task, notes)
-    if source is not None:
-        source.family = name
-        source.notes += notes
-    return fields
+        return infer_timm(shapes, arguments, bool(source.is_classifier), source.notes, config)
+    known = [key for key, family in FAMILIES.items() if not family.signature]
+    if name not in known:
+        raise ValueError(f"{path} holds a {name!r} model; hf_vit loads hf_vit, {', '.join(known)}, timm, timm_wrapper")
+    source.family_name = name
+    return read_native_config(config, name, source)
 
 
-def read_native_config(config: dict, name: str, task: str, notes: list) -> dict:
+def read_native_config(config: dict, name: str, source: CheckpointSource) -> dict:
     """Fields of HFViTConfig from a config.json of transformers with the model_type `name`."""
+    family = FAMILIES[name]
     native = AutoConfig.for_model(name, **{key: value for key, value in config.items() if key != "model_type"})
     if native.sub_configs:  # of image and text
         native = native.vision_config
     # A native classifier may pool otherwise than its base model: the class asked for decides, else the one saved.
     saved = (config.get("architectures") or [""])[0]
     is_saved = "ForImageClassification" in saved
-    is_classifier = task == "classifier" or (not task and is_saved)
-    native_class = (saved if is_saved else "a new classifier") if is_classifier else ""
+    is_classifier = is_saved if source.is_classifier is None else source.is_classifier
+    classifier = (saved if is_saved else "a new classifier") if is_classifier else ""
     fields = {field: getattr(native, field) for field in COMMON_FIELDS if hasattr(native, field)}
-    fields |= {ours: getattr(native, theirs) for theirs, ours in FAMILIES[name].fields.items()}
-    fields |= FAMILIES[name].read_fields(native, native_class)
+    fields |= {ours: getattr(native, theirs) for theirs, ours in family.fields.items()}
+    fields |= family.read_fields(native, classifier)
     fields |= {field: config[field] for field in LABEL_FIELDS if config.get(field) is not None}
     if isinstance(native, BackboneConfigMixin):
         fields |= {field: getattr(native, field) for field in BACKBONE_FIELDS}
@@ -94,7 +85,9 @@ def read_native_config(config: dict, name: str, task: str, notes: list) -> dict:
     covered = (size[0] // patch[0] * patch[0], size[1] // patch[1] * patch[1])
     if covered != size:  # native convolutions drop the rest, as in google/siglip-so400m-patch14-384
         fields["image_size"] = list(covered)
-        notes.append(f"image_size {size} cut to {covered}, which the patches cover: crop or resize the images to that")
+        source.notes.append(
+            f"image_size {size} cut to {covered}, which the patches cover: crop or resize the images to that"
+        )
     return fields
 
 

@@ -37,7 +37,7 @@ class Family:
         ignored: a regular expression for tensors that a ViT has no use for, such as a text tower.
         prefix: what a native classifier calls its base model.
         fields: native name -> ours, beyond the names that all families share.
-        read_fields: (native config, name of the native classifier or "") -> fields of HFViTConfig that are not just renamed.
+        read_fields: (native config, name of the native classifier that is loaded or "") -> fields of HFViTConfig that are not just renamed.
         native_fields: HFViTConfig -> fields of the native config that are not just renamed.
         base, classifier, autoencoder: the native classes that `to_transformers` builds.
         square_only: whether they take square images and patches only.

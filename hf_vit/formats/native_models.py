@@ -22,14 +22,14 @@ UNUSED = r"(.*\.)?(mask_token|post_layernorm\.(weight|bias))"
 def to_transformers(model):
     """See `HFViTPreTrainedModel.to_transformers`."""
     kind = "classifier" if model.is_classifier else "autoencoder" if model.is_autoencoder else "base"
-    natives = {name: getattr(family, kind) for name, family in FAMILIES.items()}
-    natives = {name: native for name, native in natives.items() if native is not None}
     for fold_layerscale in (False, True):  # it is kept where a family has it, else multiplied into the layer before it
         wrong = {}
-        for name, native in natives.items():
-            wrong[name] = unsupported_fields(model, FAMILIES[name], native, fold_layerscale)
-            if not wrong[name]:
-                return build_native(model, name, native)
+        for name, family in FAMILIES.items():
+            native = getattr(family, kind)
+            if native is not None:
+                wrong[name] = unsupported_fields(model, family, native, fold_layerscale)
+                if not wrong[name]:
+                    return build_native(model, name, native)
 
     def distance(name):  # a family that lacks the sizes alone is the closest
         of_size = [field for field in wrong[name] if field.startswith(("image_size", "patch_size"))]
@@ -69,7 +69,7 @@ def native_weights(model, supports: dict) -> dict[str, torch.Tensor]:
     zeros = torch.zeros_like(weights["layers.0.layernorm_before.bias"])  # (D,)
     if config.position_embedding.startswith("sincos"):
         embeddings = model.base_model.embeddings
-        prefix, patches = embeddings.interpolate_pos_encoding(config.grid_size)  # (1, 0 to 2, D), (1, N, D)
+        prefix, patches = embeddings.positions_on_grid(config.grid_size)  # (1, 0 to 2, D), (1, N, D)
         no_position = zeros.expand(1, embeddings.num_positioned - prefix.shape[1], -1)
         weights["embeddings.position_embeddings"] = torch.cat([no_position, prefix, patches], dim=1)
     if "num_register_tokens" in supports:  # native models without registers hold an empty tensor
@@ -93,7 +93,7 @@ def native_weights(model, supports: dict) -> dict[str, torch.Tensor]:
     return weights
 
 
-def native_config(config, name: str, native_class):
+def native_config(config, name: str, model_class):
     """The config of the native class, which is of the family `name`."""
     family, known = FAMILIES[name], AutoConfig.for_model(name)
     fields = {field: getattr(config, field) for field in COMMON_FIELDS if hasattr(known, field)}
@@ -106,8 +106,8 @@ def native_config(config, name: str, native_class):
         fields |= {field: as_pair(fields[field])[0] for field in ("image_size", "patch_size")}
     fields |= family.native_fields(config)
     labels = dict(id2label=config.id2label, label2id=config.label2id, problem_type=config.problem_type)
-    if native_class.config_class.sub_configs:  # a CLIP classifier has the config of image and text
-        return native_class.config_class(vision_config=fields, **labels)
+    if model_class.config_class.sub_configs:  # a CLIP classifier has the config of image and text
+        return model_class.config_class(vision_config=fields, **labels)
     return AutoConfig.for_model(name, **fields, **labels)
 
 
@@ -115,7 +115,7 @@ def build_native(model, name: str, native: NativeClass):
     """The native model of the family `name` with copies of the model's weights."""
     family, config = FAMILIES[name], model.config
     two_heads = model.is_classifier and config.pooling == "cls_distillation"
-    native_class = getattr(transformers, "DeiTForImageClassificationWithTeacher" if two_heads else native.name)
+    model_class = getattr(transformers, "DeiTForImageClassificationWithTeacher" if two_heads else native.name)
     rules = family.rules_for(config)
     if not two_heads:
         is_join = lambda rule: any(isinstance(op, JoinHeads) for op in getattr(rule, "operations", ()))
@@ -130,9 +130,9 @@ def build_native(model, name: str, native: NativeClass):
     if model.is_classifier or model.is_autoencoder:
         stored = {key if "classifier." in key else f"{family.prefix}.{key}": stored[key] for key in stored} | decoder
     with silence_load_report():
-        result, info = native_class.from_pretrained(
+        result, info = model_class.from_pretrained(
             None,
-            config=native_config(config, name, native_class),
+            config=native_config(config, name, model_class),
             state_dict=stored,
             output_loading_info=True,
             dtype=model.dtype,
@@ -141,5 +141,5 @@ def build_native(model, name: str, native: NativeClass):
         )
     info["missing_keys"] = {key for key in info["missing_keys"] if not re.fullmatch(UNUSED, key)}
     if any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")):
-        raise RuntimeError(f"{native_class.__name__} does not take the weights of this model: {info}")
+        raise RuntimeError(f"{model_class.__name__} does not take the weights of this model: {info}")
     return result.train(model.training).to(model.device)

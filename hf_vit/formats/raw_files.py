@@ -19,8 +19,8 @@ from hf_vit.model.resizing import INPUT_FIELDS
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "teacher", "target_encoder")
 
 
-def read_raw(file, is_classifier: bool, overrides: dict) -> tuple[HFViTConfig, dict, dict, CheckpointSource]:
-    """What `from_checkpoint` needs: the config as the file has it, its tensors, the sizes to adapt them to, and their source."""
+def read_raw(file, source: CheckpointSource, overrides: dict) -> tuple[HFViTConfig, dict[str, torch.Tensor]]:
+    """The config as the file has it, with those overrides that are no sizes of images, and its tensors; `source` is filled in."""
     if not Path(file).is_file():
         raise ValueError(f"there is no file {file}; from_checkpoint takes a file, from_pretrained a folder or a repo")
     tensors = read_tensors(file)
@@ -37,26 +37,27 @@ def read_raw(file, is_classifier: bool, overrides: dict) -> tuple[HFViTConfig, d
             f"{', '.join(family.title for family in raw_formats.values())}. A file of transformers needs its config.json "
             "beside it: give the folder to from_pretrained"
         )
-    prefix, family = found[0]
+    prefix, source.family_name = found[0]
     outside = sorted({name.split(".")[0] for name in tensors if not name.startswith(prefix)})
     tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    notes = []
-    if not is_classifier:  # the tanh layer of JAX heads is what transformers calls the pooler
+    if not source.is_classifier:  # the tanh layer of JAX heads is what transformers calls the pooler
         tensors = {re.sub(r"^pre_logits\.(?=kernel|bias)", "pooler.dense.", name): t for name, t in tensors.items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    family = FAMILIES[source.family_name]
     try:
-        fields = FAMILIES[family].infer_fields(shapes, overrides, is_classifier, notes)
+        fields = family.infer_fields(shapes, overrides, source.is_classifier, source.notes)
     except (KeyError, IndexError, StopIteration) as error:
-        raise ValueError(f"{file} begins like a {family} checkpoint but lacks {str(error) or 'a layer'}") from error
+        raise ValueError(
+            f"{file} begins like a {source.family_name} checkpoint but lacks {str(error) or 'a layer'}"
+        ) from error
     except ValueError as error:
-        raise ValueError(f"{file}, read as {family}: {error}") from error
+        raise ValueError(f"{file}, read as {source.family_name}: {error}") from error
     if outside:
-        notes.append(f"left out {', '.join(outside)}, outside {prefix.rstrip('.')}")
+        source.notes.append(f"left out {', '.join(outside)}, outside {prefix.rstrip('.')}")
     if "num_labels" in overrides:
         fields.pop("num_labels", None)
-    config = HFViTConfig(**fields | {name: value for name, value in overrides.items() if name not in INPUT_FIELDS})
-    sizes = {name: overrides[name] for name in INPUT_FIELDS if name in overrides}
-    return config, tensors, sizes, CheckpointSource(str(file), family, notes)
+    fields |= {name: value for name, value in overrides.items() if name not in INPUT_FIELDS}
+    return HFViTConfig(**fields), tensors
 
 
 def read_tensors(file) -> dict[str, torch.Tensor]:

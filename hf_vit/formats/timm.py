@@ -62,10 +62,7 @@ def extra_rules(config) -> list:
 def infer_timm(shapes: dict, asked: dict, is_classifier: bool, notes: list, repo_config: dict | None = None) -> dict:
     """Fields of HFViTConfig from shapes, from what was asked for, and from the config.json of a timm repo, if there is one.
 
-    What had to be assumed is added to `notes`.
-
-    Raises:
-        ValueError: for a network that no field expresses, or a choice that has to be passed.
+    What had to be assumed is added to `notes`. ValueError for what no field expresses, or what has to be passed.
     """
     repo_config = repo_config or {}
     architecture, model_args = repo_config.get("architecture", ""), repo_config.get("model_args") or {}

@@ -1,4 +1,4 @@
-"""What `pretrained_cfg` in the config.json of a timm repo says of images: their size, and what timm does before it scores them."""
+"""What `pretrained_cfg` in the config.json of a timm repo says of images: their size, and what timm does to them before it evaluates."""
 
 import math
 
@@ -10,11 +10,7 @@ from hf_vit.model.configuration_hf_vit import LARGEST
 
 
 def timm_input_size(repo_config: dict) -> list[int] | None:
-    """The (C, H, W) that the config.json of a timm repo states for its images; None if it states none.
-
-    Raises:
-        ValueError: if it is no size of an image.
-    """
+    """The (C, H, W) that the config.json of a timm repo states for its images, or None; ValueError if it is no size."""
     size = (repo_config.get("pretrained_cfg") or {}).get("input_size")
     is_size = isinstance(size, list) and len(size) == 3 and all(isinstance(side, int) and side > 0 for side in size)
     if size is not None and not (is_size and max(size) <= LARGEST["image_size"]):

@@ -24,7 +24,7 @@ VIT_RULES = [
 ]
 
 
-def read_vit(native, native_class: str) -> dict:
+def read_vit(native, classifier: str) -> dict:
     if native.pooler_output_size not in (None, native.hidden_size):
         raise ValueError(
             f"pooler_output_size {native.pooler_output_size} differs from hidden_size {native.hidden_size}; "
@@ -33,14 +33,14 @@ def read_vit(native, native_class: str) -> dict:
     return {}
 
 
-def read_deit(native, native_class: str) -> dict:
-    fields = read_vit(native, native_class) | dict(use_distillation_token=True)
-    if native_class == "DeiTForImageClassificationWithTeacher":
+def read_deit(native, classifier: str) -> dict:
+    fields = read_vit(native, classifier) | dict(use_distillation_token=True)
+    if classifier == "DeiTForImageClassificationWithTeacher":
         fields |= dict(pooling="cls_distillation", pooler_act=None)
     return fields
 
 
-def read_ijepa(native, native_class: str) -> dict:
+def read_ijepa(native, classifier: str) -> dict:
     return dict(use_class_token=False, pooling="mean", pooler_act=None)
 
 

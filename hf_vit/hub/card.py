@@ -11,8 +11,9 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.errors import HfHubHTTPError
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME
 
+from hf_vit.data.sources import EMBEDDED
 from hf_vit.hub.retry import summarize_error
-from hf_vit.hub.run_results import FIGURES, num_channels, read_config, weights_file
+from hf_vit.hub.run_results import FIGURES, num_channels, read_config, weights_file, without_paths
 from hf_vit.model.configuration_hf_vit import HFViTConfig
 from hf_vit.system.escapes import as_license, inline, inline_all, printable
 from hf_vit.system.files import checksum
@@ -50,7 +51,7 @@ def write_card(
     license: str | None = None,
     export: dict | None = None,
 ) -> Path:
-    """Write README.md beside a saved model; every number in it comes from the run's results.
+    """Write README.md beside a saved model; every number in it comes from the run's results, and no path (`without_paths`).
 
     Args:
         folder: holds the saved model and perhaps `example.png` and `figures/`.
@@ -63,6 +64,7 @@ def write_card(
         license: of the weights, an id such as apache-2.0.
         export: the content of export.json if its files are published too.
     """
+    results, config = without_paths(results, config)
     data, license = results["data"], as_license(license)
     name = printable(Path(data["name"]).name) or "images"
     title = f"Vision Transformer on {name}"
@@ -87,7 +89,7 @@ def write_card(
         metrics=metrics,
         base_model=base_model and inline(base_model),
         data_license=inline(as_license(data.get("license")) or ""),
-        on_disk="/" in data["name"] and not data.get("hub_id"),
+        on_disk=not data.get("hub_id") and data["name"] not in EMBEDDED,
         license=inline(license or ""),
         weights=weights.name,
         checksum=checksum(weights) if weights.is_file() else results["weights_sha256"],

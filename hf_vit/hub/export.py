@@ -10,7 +10,6 @@ from pathlib import Path
 
 import onnx
 import onnx_ir.passes.common
-import onnxruntime
 import onnxscript  # noqa: F401, torch.onnx writes with it
 import torch
 from onnxruntime.quantization import quantize_dynamic
@@ -133,16 +132,8 @@ def quantize(source: Path, target: Path):
     quantize_dynamic(model, target, op_types_to_quantize=["MatMul"], per_channel=True, reduce_range=True)
 
 
-def onnx_model(file: Path):
-    """A function pixel_values (B, C, H, W) -> logits (B, L) that ONNX Runtime computes from a file."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    return lambda pixel_values: torch.from_numpy(session.run(["logits"], {"pixel_values": pixel_values.numpy()})[0])
-
-
 def torch_program(file: Path):
-    """As `onnx_model`, computed by torch from a saved program."""
+    """A function pixel_values (B, C, H, W) -> logits (B, L), computed by torch from a saved program."""
     with ignore_treespec_warning():
         return torch.export.load(file).module()
 
@@ -151,8 +142,7 @@ def torch_program(file: Path):
 def logit_difference(model, exported, batches: list[torch.Tensor]) -> dict[str, float]:
     """The largest difference between the logits of an exported file and of its model: "absolute", and "relative" to the largest logit.
 
-    Raises:
-        ValueError: if that is more than `MAX_DIFFERENCE`.
+    ValueError if that is more than `MAX_DIFFERENCE`.
     """
     expected = [model(pixel_values).logits for pixel_values in batches]
     found = [exported(pixel_values) for pixel_values in batches]
@@ -168,11 +158,7 @@ def logit_difference(model, exported, batches: list[torch.Tensor]) -> dict[str, 
 
 
 def comparison_batches(config, pixel_values: torch.Tensor | None = None) -> list[torch.Tensor]:
-    """A batch of 1, one of 3, and where the model takes them, one of images of another size.
-
-    Args:
-        pixel_values: real images (B, C, H, W); None for random ones.
-    """
+    """A batch of 1, one of 3, and one of another size if the model takes it: of images (B, C, H, W), or random."""
     if pixel_values is None:
         size = (3, config.num_channels, *as_pair(config.image_size))
         pixel_values = torch.randn(size, generator=torch.Generator().manual_seed(0))

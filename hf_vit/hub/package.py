@@ -6,8 +6,12 @@ from pathlib import Path
 
 import torch
 
+from hf_vit import figures
+from hf_vit.data.image_spec import image_spec_of
+from hf_vit.evaluation.classifiers import load_processor
 from hf_vit.evaluation.scores import format_prediction
 from hf_vit.hub.card import write_card
+from hf_vit.hub.pictures import draw_mistakes
 from hf_vit.hub.run_results import (
     FIGURES,
     FIGURES_WITH_IMAGES,
@@ -17,7 +21,9 @@ from hf_vit.hub.run_results import (
     num_channels,
     read_redacted,
     read_run,
+    read_samples,
     weights_file,
+    without_paths,
 )
 from hf_vit.hub.verification import NUM_PROBES, compare_logits, load_without_code, verify, write_probes
 from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair
@@ -25,9 +31,10 @@ from hf_vit.model.modeling_hf_vit import HFViTForImageClassification
 from hf_vit.system import run_files
 from hf_vit.system.files import checksum
 from hf_vit.system.hub_names import refuse_mistyped_path
-from hf_vit.system.run_files import OPTIONAL
+from hf_vit.system.run_files import OPTIONAL, SAMPLES
 
 
+MISTAKES = ("mistaken_images", "mistaken_labels", "mistaken_logits")  # tensors of the samples
 EXPORT_SHAPE = {  # the part of export.json that a card shows
     "weights_sha256": str,
     "data": (OPTIONAL, {"split": str, "images": int}),
@@ -68,11 +75,15 @@ def build_package(
     saved, reason = choose_layout(model, layout)
     saved.save_pretrained(folder)
     shutil.copy(run / "model" / "preprocessor_config.json", folder)
-    _copy_training_files(run, folder, results)
+    _copy_training_files(run, folder, results, config)
     (folder / "figures").mkdir()
     for name in FIGURES:
         file = run / "model" / "figures" / f"{name}.png"
-        if file.is_file() and (with_images or name not in FIGURES_WITH_IMAGES):
+        if file.is_file() and name == "mistakes" and with_images:  # without the names of the owner's files
+            spec = image_spec_of(load_processor(str(run / "model")), model.config)
+            figure = draw_mistakes(read_samples(run / SAMPLES, *MISTAKES), results["data"]["labels"], spec)
+            figures.save(figure, folder / "figures" / file.name)
+        elif file.is_file() and (with_images or name not in FIGURES_WITH_IMAGES):
             shutil.copy(file, folder / "figures")
     if with_images:
         pixel_values, logits = load_samples(run, model.config)
@@ -138,12 +149,12 @@ def choose_layout(model, layout: str | None = None) -> tuple[object, str]:
     )
 
 
-def _copy_training_files(run: Path, folder: Path, results: dict):
+def _copy_training_files(run: Path, folder: Path, results: dict, config: str):
     (folder / "training").mkdir()
+    results, config = without_paths(results, config)
+    texts = {"results.json": json.dumps(results, indent=2) + "\n", "config.yaml": config}
     for name in TRAINING_FILES:
-        text = read_redacted(run / name)
-        if name == "results.json":  # the names of skipped images are those of files on this machine
-            text = json.dumps({**results, "data": {**results["data"], "skipped_first": []}}, indent=2) + "\n"
+        text = texts.get(name) or read_redacted(run / name)
         (folder / "training" / name).write_text(text, encoding="utf-8")
 
 

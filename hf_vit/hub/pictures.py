@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from hf_vit import figures
 from hf_vit.data.normalization import denormalize, normalize
+from hf_vit.system.fonts import legible_names
 
 
 def draw_run(
@@ -28,6 +29,13 @@ def draw_run(
         figures.save(figure, folder / f"{name}.png")
 
 
+def draw_mistakes(samples: dict, labels: list[str], spec, sources: list[str] = ()) -> Figure:
+    """The most confident wrong predictions, under the names of their files; without these it may leave this machine."""
+    mistakes = {name: samples[f"mistaken_{name}"] for name in ("images", "labels", "logits")}
+    mistakes["images"] = denormalize(normalize(mistakes["images"], spec), spec)
+    return figures.predictions(**mistakes, names=labels, sources=sources)
+
+
 def run_pictures(log, scores, samples, labels, spec, model, examples) -> Iterator[tuple[str, Figure]]:
     """(name, picture) of all that can be drawn of a run."""
     yield "curves", figures.curves(log)
@@ -40,12 +48,11 @@ def run_pictures(log, scores, samples, labels, spec, model, examples) -> Iterato
     drawn["images"] = denormalize(pixel_values, spec)
     yield "predictions", figures.predictions(**drawn, names=labels)
     if "mistaken_images" in samples:
-        mistakes = {name: samples[f"mistaken_{name}"] for name in drawn}
-        mistakes["images"] = denormalize(normalize(mistakes["images"], spec), spec)
-        yield "mistakes", figures.predictions(**mistakes, names=labels)
+        yield "mistakes", draw_mistakes(samples, labels, spec, scores.get("mistakes", ()))
     if examples is not None:
         images, classes, versions = examples()
-        titles = [[figures.shorten(labels[label], 14) for label in classes]]
+        legible = legible_names(labels)
+        titles = [[figures.shorten(legible[label], 14) for label in classes]]
         titles += [figures.target_captions(targets, labels) for _, targets in versions]
         yield (
             "augmentations",

@@ -60,8 +60,7 @@ def inspect_repo(repo: str, revision: str | None = None) -> tuple[object, str]:
 def stale_files(info, files: list[str]) -> list[str]:
     """Files that an earlier push left in a repository and this one does not have.
 
-    Raises:
-        ValueError: if the repository holds a LoRA adapter, which transformers would load in place of the whole model.
+    ValueError if it holds a LoRA adapter, which transformers would load in place of the whole model.
     """
     remote = remote_files(info)
     if "adapter_config.json" in remote:

@@ -44,19 +44,13 @@ def set_http_timeout(seconds: float):
 def retry(action, explain, log, give_up=lambda error: False):
     """Return `action()`, called again after a growing pause when it fails in a way that may pass.
 
-    Args:
-        explain: (error, attempts) -> the message of the OSError that is raised in the end.
-        log: prints a line.
-        give_up: error -> whether it must not be tried again although it may pass.
+    In the end, or at once if `give_up(error)`, an OSError is raised with the message `explain(error, attempts)`.
     """
     began = time.monotonic()
     for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
             return action()
-        except (
-            *REQUEST_ERRORS,
-            RuntimeError,
-        ) as error:  # RuntimeError: huggingface_hub wraps errors of an upload in it
+        except (*REQUEST_ERRORS, RuntimeError) as error:  # the latter wraps errors of an upload in huggingface_hub
             cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ is not None else error
             wait = _wait_before_retry(cause, attempt)
             exhausted = attempt == MAX_ATTEMPTS or time.monotonic() - began > MAX_WAIT
@@ -105,12 +99,7 @@ def summarize_error(error) -> str:
 
 
 def explain_error(error, repo: str, attempts: int = 1, folder: Path | None = None) -> str:
-    """One line on what went wrong between this machine and the Hub, and what to do.
-
-    Args:
-        attempts: how often it was tried.
-        folder: what was being sent, if anything.
-    """
+    """One line on what went wrong between this machine and the Hub when `folder`, if any, was sent, and what to do."""
     status, hub, summary = status_of(error), constants.ENDPOINT, summarize_error(error)
     unchanged = "nothing on this disk has changed"
     again = f"{unchanged}; the same command goes on, and what has arrived is not sent again"

@@ -2,9 +2,11 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import torch
+import yaml
 from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -13,6 +15,7 @@ from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_NAME
 
 from hf_vit.model.configuration_hf_vit import as_pair
 from hf_vit.system import run_files
+from hf_vit.system.hub_names import name_of_path
 from hf_vit.system.run_files import OPTIONAL, SAMPLES
 
 
@@ -28,6 +31,7 @@ RESULTS_SHAPE = {  # the part of results.json that a card shows
     **dict.fromkeys(("train_seconds", "images_per_second"), NUMBER),
     "metrics": {str: NUMBER},
     "intervals": {str: [NUMBER, 2]},
+    "warnings": (OPTIONAL, [str]),
     "per_class": [{"label": str, "recall": (OPTIONAL, NUMBER)}],
     "image_size": [int, 2],
     "versions": {str: str},
@@ -71,6 +75,35 @@ def read_run(run: Path) -> tuple[dict, str]:
     return results, read_redacted(run / "config.yaml")
 
 
+def without_paths(results: dict, config: str) -> tuple[dict, str]:
+    """The record of a run as others may read it, in its card and on the Hub: each path of this machine is replaced by a name.
+
+    The files in the run's own folder keep the paths; its config.yaml repeats the run. A path is what begins with / or ~, or leads
+    out of the working folder; others, such as runs/mine, say nothing of the machine.
+
+    Args:
+        results, config: the content of results.json and the text of config.yaml.
+    """
+    is_path = lambda value: isinstance(value, str) and (value.startswith(("/", "~")) or ".." in Path(value).parts)
+    public = lambda value: name_of_path(value) if is_path(value) else value
+    words = []
+    try:
+        said, join = shlex.split(results["command"]), shlex.join
+    except ValueError:  # a quotation mark is open: it was changed since
+        said, join = results["command"].split(), " ".join
+    for word in said:
+        flag, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
+        words.append(flag + equals + public(value))
+    settings, data = yaml.safe_load(config), {**results["data"], "name": public(results["data"]["name"])}
+    if "skipped_first" in data:  # names of files
+        data["skipped_first"] = []
+    changed = {"command": join(words), "data": data}
+    if "preset" in results:
+        changed["preset"] = public(results["preset"])
+    named = {key: public(value) for key, value in settings.items()}
+    return {**results, **changed}, config if named == settings else yaml.safe_dump(named, sort_keys=False)
+
+
 def read_config(model: Path) -> dict:
     """config.json of a saved model."""
     return json.loads((model / "config.json").read_text())
@@ -99,11 +132,11 @@ def read_tensors(file: Path, *required: str) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def read_samples(file: Path) -> dict[str, torch.Tensor]:
-    """ "images" (n, C, H, W), as bytes, and "logits" (n, L) of a run's samples.safetensors."""
+def read_samples(file: Path, *required: str) -> dict[str, torch.Tensor]:
+    """ "images" (n, C, H, W), as bytes, "logits" (n, L), and what else is required of a run's samples.safetensors."""
     if not file.is_file():
         raise ValueError(f"{file.parent} holds no {SAMPLES}: pass --without_images, or train it with this version")
-    return read_tensors(file, "images", "logits")
+    return read_tensors(file, "images", "logits", *required)
 
 
 def load_samples(run: Path, config) -> tuple[torch.Tensor, torch.Tensor]:

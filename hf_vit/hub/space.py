@@ -14,6 +14,7 @@ from hf_vit.hub.push import commit_files, list_files, read_back, refuse_public_i
 from hf_vit.hub.retry import explain_error, retry
 from hf_vit.hub.run_results import num_channels, read_run, write_examples
 from hf_vit.system.escapes import as_license, inline
+from hf_vit.system.hub_names import name_of_path
 from hf_vit.system.run_files import SAMPLES
 
 
@@ -45,12 +46,13 @@ def build_space(run: Path, folder: Path, app: Path, repo: str, license: str | No
     # export.py takes packages that a page does not need.
     shutil.copytree(package, folder / "hf_vit", ignore=shutil.ignore_patterns("__pycache__", "export.py"))
     shutil.copy(app, folder / "app.py")
+    shutil.copy(app.with_name("command_line.py"), folder)
     requirements = [Requirement(text) for text in requires("hf_vit")]
     needed = [each for each in requirements if each.marker is None or each.marker.evaluate({"extra": "recipes"})]
     (folder / "requirements.txt").write_text("".join(f"{each.name}{each.specifier}\n" for each in needed))
     if with_images:
         write_examples(run / SAMPLES, folder / "examples")
-    title = f"What a Vision Transformer sees: {Path(results['data']['name']).name}"
+    title = f"What a Vision Transformer sees: {name_of_path(results['data']['name'])}"
     metadata = SpaceCardData(
         title=title,
         sdk="gradio",
@@ -61,8 +63,8 @@ def build_space(run: Path, folder: Path, app: Path, repo: str, license: str | No
         license=as_license(license),
     )
     (folder / "README.md").write_text(
-        f"---\n{metadata}\n---\n\n# {inline(title)}\n\nThe page of [{repo}](https://hf.co/{repo}): drop an image to see the model's "
-        "answer and the patches that count for it. If that repository is private, the Space needs a secret `HF_TOKEN` that may "
+        f"---\n{metadata}\n---\n\n# {inline(title)}\n\nThe page of [{repo}](https://hf.co/{repo}): drop an image to see the predicted "
+        "class and the patches that count for it. If that repository is private, the Space needs a secret `HF_TOKEN` that may "
         "read it.\n",
         encoding="utf-8",
     )

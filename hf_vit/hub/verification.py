@@ -7,13 +7,11 @@ import torch
 from huggingface_hub import HfApi, snapshot_download
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import AutoModelForImageClassification
 from transformers.utils import SAFE_WEIGHTS_NAME
 
+from hf_vit.evaluation.classifiers import load_classifier
 from hf_vit.hub.retry import summarize_error
 from hf_vit.hub.run_results import read_tensors
-from hf_vit.model.configuration_hf_vit import HFViTConfig
-from hf_vit.model.modeling_hf_vit import HFViTForImageClassification
 from hf_vit.system import run_files
 from hf_vit.system.files import checksum
 from hf_vit.system.hub_names import refuse_mistyped_path
@@ -26,9 +24,7 @@ CHECKSUMMED_FILES = (SAFE_WEIGHTS_NAME, "config.json", "preprocessor_config.json
 def load_without_code(folder: Path):
     """The classifier in a folder, ours or a native one, without running its code; ValueError or OSError if it does not load."""
     try:
-        ours = HFViTConfig.get_config_dict(folder)[0].get("model_type") == HFViTConfig.model_type
-        model_class = HFViTForImageClassification if ours else AutoModelForImageClassification
-        return model_class.from_pretrained(folder, trust_remote_code=False).eval()
+        return load_classifier(str(folder)).eval()
     except (ValueError, OSError):
         raise
     except Exception as error:  # files that do not belong together raise anything

@@ -284,8 +284,6 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
         """As in transformers; the config.json of a known public family comes back in our terms."""
         cls.prepare()
-        # While a model loads: its CheckpointSource, and "model" or "classifier".
-        source, task = kwargs.pop("_source", None), kwargs.pop("_task", "")
         kwargs.pop("trust_remote_code", None)  # this class is the code: transformers would warn of it
         download = dict(kwargs)
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
@@ -297,9 +295,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
             )
         if config_dict.get("model_type") == cls.model_type:
             return config_dict, kwargs
-        if (
-            "model_type" not in config_dict and "architecture" not in config_dict
-        ):  # the latter is how timm names a model
+        if not {"model_type", "architecture"} & set(config_dict):  # the latter is how timm names a model
             raise ValueError(
                 f"config.json of {pretrained_model_name_or_path} has no model_type: it is of no known format"
             )
@@ -308,8 +304,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
                 f"{pretrained_model_name_or_path} is not in the format of hf_vit, and this copy of the model's code stands "
                 "alone: install the package hf_vit to read other formats"
             )
-        path = pretrained_model_name_or_path
-        return cls.formats.translate_config(config_dict, path, download, task, source), kwargs
+        return cls.formats.translate_config(config_dict, pretrained_model_name_or_path, download), kwargs
 
     @classmethod
     def _dict_from_json_file(cls, json_file):
@@ -344,11 +339,9 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
 
         check_sizes({name: getattr(self, name) for name in LARGEST})
         sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-        for name in ("num_channels", *sizes, *(f"decoder_{size}" for size in sizes)):
+        for name in ("num_channels", *sizes, *(f"decoder_{size}" for size in sizes), "num_labels"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.num_labels < 1:
-            raise ValueError(f"num_labels is {self.num_labels}; it must be at least 1")
         for name in ("image_size", "patch_size"):
             size = getattr(self, name)
             if (not isinstance(size, int) and len(size) != 2) or min(as_pair(size)) < 1:

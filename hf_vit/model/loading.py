@@ -1,7 +1,14 @@
 """Strict loading: every difference between checkpoint and model is explained in one log line, or is an error.
 
-`from_pretrained` reads the config, `add_conversion_rules` says how tensors of public formats are renamed, transformers loads them,
-`check_loading_info` accounts for what is missing or left over, and `resize_input` (resizing.py) adapts the weights to other images.
+`from_pretrained` runs the parts of this file from top to bottom:
+
+    the config    `use_adapter_config` and `split_off_input_sizes`; hf_vit/formats translates the config of a public format
+    the tensors   `_load_pretrained_model`: `add_family_rules` renames those of a public format, `check_size` and `check_names`
+                  refuse what cannot fit, transformers loads the rest
+    what differs  `_finalize_model_loading`, with transformers' lists of tensors that are missing, unexpected or of another
+                  shape: `check_loading_info` accepts a new classifier or decoder, a missing pooler and what a ViT has no use for;
+                  any other is an error that names it
+    the end       `finish_loading` adapts the weights to other images (resizing.py) and logs what was done
 """
 
 import copy
@@ -38,22 +45,24 @@ class CheckpointSource:
 
     Args:
         name: the file, folder or repo.
-        family: the public format, a key of `hf_vit.formats.FAMILIES`, set by `translate_config` (through
-            HFViTConfig.get_config_dict) or `read_raw`; None for our own.
+        is_classifier: whether a classifier is loaded; None for a config alone.
+        family_name: the public format, a key of `hf_vit.formats.FAMILIES`, set by `translate_config` (which
+            HFViTConfig.get_config_dict calls) or `read_raw`; None for our own.
         notes: phrases of the log line.
         ignored: a regular expression for tensors that a ViT has no use for; this one matches none.
         reset_mismatched: whether `ignore_mismatched_sizes=True` was passed.
     """
 
     name: str
-    family: str | None = None
+    is_classifier: bool | None = None
+    family_name: str | None = None
     notes: list[str] = dataclasses.field(default_factory=list)
     ignored: str = "$^"
     reset_mismatched: bool = False
 
 
-# transformers calls `_load_pretrained_model` and `_finalize_model_loading` without a way to hand them more.
-CURRENT_SOURCE: ContextVar[CheckpointSource] = ContextVar("current_source")
+# Of the model that is loading: transformers calls what reads its config and its tensors without a way to hand them more.
+CURRENT_SOURCE: ContextVar[CheckpointSource | None] = ContextVar("current_source", default=None)
 
 
 class LoadingMixin:
@@ -80,9 +89,9 @@ class LoadingMixin:
         if kwargs.get("config") is None:
             pretrained_model_name_or_path = use_adapter_config(cls, pretrained_model_name_or_path, kwargs)
         name = "the given state_dict" if pretrained_model_name_or_path is None else str(pretrained_model_name_or_path)
-        source = CheckpointSource(name, reset_mismatched=reset_mismatched)
-        sizes = split_off_input_sizes(cls, pretrained_model_name_or_path, kwargs, source)
+        source = CheckpointSource(name, cls.is_classifier, reset_mismatched=reset_mismatched)
         with silence_load_report(), readable_errors(name), loading_from(source):
+            sizes = split_off_input_sizes(cls, pretrained_model_name_or_path, kwargs)
             model, info = super().from_pretrained(
                 pretrained_model_name_or_path,
                 *model_args,
@@ -91,11 +100,7 @@ class LoadingMixin:
                 **kwargs,
             )
         if getattr(model, "_hf_peft_config_loaded", False):  # info is then about the adapter, not its base
-            wrong = {*info["missing_keys"], *info["unexpected_keys"], *(name for name, *_ in info["mismatched_keys"])}
-            if wrong:
-                raise ValueError(
-                    f"the adapter {pretrained_model_name_or_path} does not fit its base model: {', '.join(sorted(wrong)[:5])}"
-                )
+            check_adapter(pretrained_model_name_or_path, info)
         finish_loading(model, source, sizes)
         return (model, info) if output_loading_info else model
 
@@ -113,10 +118,10 @@ class LoadingMixin:
         Raises:
             ValueError: for an unknown format, and as `from_pretrained`.
         """
-        with readable_errors(file):
-            formats = installed_formats(cls, "read raw files")
-            config, state_dict, sizes, source = formats.read_raw(file, cls.is_classifier, overrides)
-        with silence_load_report(), loading_from(source):
+        source = CheckpointSource(str(file), cls.is_classifier)
+        sizes = {name: overrides[name] for name in INPUT_FIELDS if name in overrides}
+        with silence_load_report(), readable_errors(file), loading_from(source):
+            config, state_dict = installed_formats(cls, "read raw files").read_raw(file, source, overrides)
             model, _ = super().from_pretrained(
                 None, config=config, state_dict=state_dict, output_loading_info=True, ignore_mismatched_sizes=True
             )
@@ -128,9 +133,8 @@ class LoadingMixin:
         """As in transformers; the folder's config.json then names every public class for the Auto classes."""
         if self._auto_class is not None and is_ours(self):
             self.config.auto_map = {**(getattr(self.config, "auto_map", None) or {}), **AUTO_MAP}
-            self.config.auto_map.pop(
-                "AutoModelForPreTraining", None
-            )  # its file goes with that class, which adds it again
+            # The file of the masked autoencoder goes with its class alone, which adds it again.
+            self.config.auto_map.pop("AutoModelForPreTraining", None)
         super().save_pretrained(save_directory, *args, **kwargs)
 
     def to_transformers(self):
@@ -150,13 +154,17 @@ class LoadingMixin:
         source = CURRENT_SOURCE.get()
         if load_config.pretrained_model_name_or_path is not None:  # of an adapter its base
             source.name = str(load_config.pretrained_model_name_or_path)
-        load_config = add_conversion_rules(model, state_dict, checkpoint_files, load_config, source)
+        load_config = add_family_rules(model, load_config, source)
+        tensors = list_tensors(state_dict, checkpoint_files, source)
+        check_size(model, tensors, source)
+        check_names(model, tensors, load_config.weight_mapping, source)
         return PreTrainedModel._load_pretrained_model(
             model, state_dict, checkpoint_files, load_config, *args, **kwargs
         )
 
     @staticmethod
     def _finalize_model_loading(model, load_config, loading_info):
+        """As in transformers, but every difference between checkpoint and model is accepted by name, or an error."""
         source = CURRENT_SOURCE.get()
         if loading_info.conversion_errors:
             name, error = next(iter(loading_info.conversion_errors.items()))  # a traceback, what was raised, and where
@@ -185,16 +193,8 @@ def installed_formats(cls, purpose: str):
     return cls.config_class.formats
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The config
-
-
 def base_of_adapter(path, kwargs) -> str | None:
-    """The base checkpoint of a PEFT adapter; None if `path` is no adapter, or has a whole model beside it.
-
-    Raises:
-        ValueError: if the adapter does not name it.
-    """
+    """The base checkpoint that a PEFT adapter must name; None if `path` is none, or has a whole model beside it."""
     if path is None or os.path.isfile(os.path.join(path, "model.safetensors")):
         return None
     names = ("cache_dir", "revision", "token", "local_files_only")
@@ -226,16 +226,14 @@ def use_adapter_config(cls, path, kwargs: dict):
         raise ValueError("an adapter comes with a head for its own labels: leave num_labels= out")
     for name in [name for name in kwargs if name in config.__dataclass_fields__ and name != "dtype"]:
         setattr(config, name, kwargs.pop(name))
-    kwargs["config"] = config
-    kwargs["adapter_kwargs"] = {"_adapter_model_path": path}
+    kwargs.update(config=config, adapter_kwargs={"_adapter_model_path": path})
     return base
 
 
-def split_off_input_sizes(cls, path, kwargs: dict, source: CheckpointSource) -> dict:
+def split_off_input_sizes(cls, path, kwargs: dict) -> dict:
     """Take the sizes asked for out of `kwargs`, so that the model loads at the checkpoint's; `resize_input` applies them later."""
-    config, task = kwargs.get("config"), "classifier" if cls.is_classifier else "model"
+    config = kwargs.get("config")
     if not isinstance(config, PreTrainedConfig):
-        kwargs["_source"], kwargs["_task"] = source, task  # for HFViTConfig.get_config_dict
         return {name: kwargs.pop(name) for name in INPUT_FIELDS if name in kwargs}
     if config.model_type != cls.config_class.model_type:
         raise ValueError(f"config is a {type(config).__name__}; leave it out, or pass an HFViTConfig")
@@ -243,58 +241,23 @@ def split_off_input_sizes(cls, path, kwargs: dict, source: CheckpointSource) -> 
         raise ValueError(f"config= and {both[0]}= are both given: set {both[0]} in the config")
     if path is not None:
         with suppress(OSError):  # a folder without config.json holds what the given config says
-            fields, _ = cls.config_class.get_config_dict(path, _source=source, _task=task, **kwargs)
-            stored = cls.config_class.from_dict(fields)
+            stored = cls.config_class.from_dict(cls.config_class.get_config_dict(path, **kwargs)[0])
             kwargs["config"] = copy.deepcopy(config)
             for name in INPUT_FIELDS:
                 setattr(kwargs["config"], name, getattr(stored, name))
     return {name: getattr(config, name) for name in INPUT_FIELDS}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The tensors
-
-
-def add_conversion_rules(model, state_dict, checkpoint_files, load_config, source: CheckpointSource):
-    """The load_config with the renaming rules of the checkpoint's family; no tensor may come from two sources."""
-    if source.family is not None:
-        family = model.config_class.formats.FAMILIES[source.family]
-        rules = [*family.rules_for(model.config), *load_config.weight_mapping]
-        if family.prefix not in ("", model.base_model_prefix):
-            rules.insert(0, WeightRenaming(rf"^{family.prefix}\.", ""))
-        load_config = dataclasses.replace(load_config, weight_mapping=rules)
-        source.ignored = family.ignored or source.ignored
-    tensors = list_tensors(state_dict, checkpoint_files, source)
-    stored = sum(tensor.numel() for _, tensor in tensors)
-    wanted = sum(tensor.numel() for name, tensor in model.named_parameters() if not name.startswith("classifier."))
-    if wanted > 4 * stored + 2**25:  # said before memory is taken for what is missing, such as a decoder
-        raise ValueError(
-            f"the config of {source.name} describes a model of {wanted:,} numbers, its files hold {stored:,}: they do not belong "
-            "together"
-        )
-    renamings = [rule for rule in load_config.weight_mapping if isinstance(rule, WeightRenaming)]
-    converters = [rule for rule in load_config.weight_mapping if isinstance(rule, WeightConverter)]
-    known, renamed = model.state_dict(), 0
-    sources = defaultdict(list)  # target name -> [(converter's pattern or None, name in the file), ...]
-    for name, tensor in tensors:
-        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, known)
-        if target not in known and name in known:  # one of our names that a rule matched, as transformers decides too
-            target, pattern = name, None
-        if tensor.numel() == 0:  # what a native model without registers holds
-            source.ignored += f"|{re.escape(target)}$"
-        if target in known:
-            sources[target].append((pattern, name))
-            renamed += target.removeprefix("vit.") != name.removeprefix("vit.")
-    for target, found in sources.items():
-        patterns = [pattern for pattern, _ in found]
-        if len(found) > 1 and (None in patterns or len(set(patterns)) < len(patterns)):
-            raise ValueError(
-                f"{source.name} holds {target} {len(found)} times, as {' and '.join(sorted(name for _, name in found))}: "
-                "leave one of them in the file"
-            )
-    if source.family is not None:
-        source.notes.insert(0, f"read as {source.family}, {renamed} of {len(tensors)} tensors renamed")
-    return load_config
+def add_family_rules(model, load_config, source: CheckpointSource):
+    """The load_config with the renaming rules of the checkpoint's family."""
+    if source.family_name is None:
+        return load_config
+    family = model.config_class.formats.FAMILIES[source.family_name]
+    source.ignored = family.ignored or source.ignored
+    rules = [*family.rules_for(model.config), *load_config.weight_mapping]
+    if family.prefix not in ("", model.base_model_prefix):
+        rules.insert(0, WeightRenaming(rf"^{family.prefix}\.", ""))
+    return dataclasses.replace(load_config, weight_mapping=rules)
 
 
 def list_tensors(state_dict, checkpoint_files, source: CheckpointSource) -> list[tuple[str, torch.Tensor]]:
@@ -314,27 +277,57 @@ def list_tensors(state_dict, checkpoint_files, source: CheckpointSource) -> list
     return tensors
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What is missing or left over
+def check_size(model, tensors: list[tuple[str, torch.Tensor]], source: CheckpointSource):
+    """Raise ValueError if the model is far larger than its checkpoint, before memory is taken for what is missing."""
+    stored = sum(tensor.numel() for _, tensor in tensors)
+    wanted = sum(tensor.numel() for name, tensor in model.named_parameters() if not name.startswith("classifier."))
+    if wanted > 4 * stored + 2**25:  # room for a new decoder
+        raise ValueError(
+            f"the config of {source.name} says {wanted:,} numbers, its files hold {stored:,}: they do not belong together"
+        )
+
+
+def check_names(model, tensors: list[tuple[str, torch.Tensor]], rules: list, source: CheckpointSource):
+    """Raise ValueError if several tensors of the checkpoint become the same one of the model; note how many are renamed."""
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    known, renamed = model.state_dict(), 0
+    found = defaultdict(list)  # target name -> [(converter's pattern or None, name in the file), ...]
+    for name, tensor in tensors:
+        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, known)
+        if target not in known and name in known:  # one of our names that a rule matched, as transformers decides too
+            target, pattern = name, None
+        if tensor.numel() == 0:  # what a native model without registers holds
+            source.ignored += f"|{re.escape(target)}$"
+        if target in known:
+            found[target].append((pattern, name))
+            renamed += target.removeprefix("vit.") != name.removeprefix("vit.")
+    for target, pairs in found.items():
+        patterns = [pattern for pattern, _ in pairs]
+        if len(pairs) > 1 and (None in patterns or len(set(patterns)) < len(patterns)):
+            raise ValueError(
+                f"{source.name} holds {target} {len(pairs)} times, as {' and '.join(sorted(name for _, name in pairs))}: "
+                "leave one of them in the file"
+            )
+    if source.family_name is not None:
+        source.notes.insert(0, f"read as {source.family_name}, {renamed} of {len(tensors)} tensors renamed")
 
 
 def check_loading_info(model, info: dict, source: CheckpointSource):
-    """Explain every difference between checkpoint and model in a note for the log line, or raise ValueError."""
+    """Explain every difference between checkpoint and model in a note for the log line, or raise ValueError.
+
+    Each `accept_...` takes off what it explains; what is left is wrong.
+    """
     missing, unexpected = set(info["missing_keys"]), set(info["unexpected_keys"])
     mismatched = {name: (tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"]}
     accept_new_head(model, missing, mismatched, source)
     accept_new_decoder(model, missing, source)
-    # A native config does not say whether there is a pooler, and our classifiers and autoencoders save none.
-    without_pooler = source.family is not None or any(n.startswith(("classifier.", "decoder.")) for n in unexpected)
-    if missing == {"pooler.dense.weight", "pooler.dense.bias"} and without_pooler:
-        model.pooler = model.config.pooler_act = None
-        source.notes.append("no pooler in the checkpoint: pooler_output is the pooled token itself")
-        missing = set()
-    unexpected -= accept_left_out(model, missing, unexpected, source)
+    accept_missing_pooler(model, missing, unexpected, source)
+    accept_head_of_subclass(model, missing, source)
+    accept_left_out(model, unexpected, source)
     if mismatched and source.reset_mismatched:
-        source.notes.append(
-            f"{', '.join(sorted(mismatched))} of another shape reset, as ignore_mismatched_sizes=True asks"
-        )
+        names = ", ".join(sorted(mismatched))
+        source.notes.append(f"{names} of another shape reset, as ignore_mismatched_sizes=True asks")
         mismatched = {}
 
     wrong = [f"{name} is missing" for name in sorted(missing)]
@@ -348,9 +341,7 @@ def check_loading_info(model, info: dict, source: CheckpointSource):
         advice += ". ignore_mismatched_sizes=True resets what has another shape"
     if not wrong:
         advice = "Save it again from a run that did not diverge"
-        plain = {name: tensor for name, tensor in model.state_dict().items() if type(tensor) is torch.Tensor}
-        found = non_finite({name: t for name, t in plain.items() if t.is_floating_point() and not t.is_meta})
-        wrong = [f"{name} holds NaN or infinity" for name in found]
+        wrong = [f"{name} holds NaN or infinity" for name in non_finite(model.state_dict())]
     if wrong:
         more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
         raise ValueError(
@@ -359,7 +350,7 @@ def check_loading_info(model, info: dict, source: CheckpointSource):
 
 
 def accept_new_head(model, missing: set, mismatched: dict, source: CheckpointSource):
-    """Take a missing or mis-shaped head off `missing` and `mismatched`: it is reset as a whole, half of it is a broken file."""
+    """A missing or mis-shaped head is reset as a whole; half of it is a broken file."""
     head = {name for name in missing | set(mismatched) if name.startswith(("classifier.", "pre_logits."))}
     classifier, pre_logits = ({f"{part}.weight", f"{part}.bias"} for part in ("classifier", "pre_logits"))
     if head not in (classifier, classifier | pre_logits) or len(classifier & missing) == 1:
@@ -373,33 +364,46 @@ def accept_new_head(model, missing: set, mismatched: dict, source: CheckpointSou
 
 
 def accept_new_decoder(model, missing: set, source: CheckpointSource):
-    """Take the decoder of a masked autoencoder off `missing` if the checkpoint has none; half of one is a broken file."""
+    """The decoder of a masked autoencoder is new where the checkpoint has none; half of one is a broken file."""
     decoder = {name for name in model.state_dict() if name.startswith("decoder.")}
     if model.is_autoencoder and decoder <= missing:
         source.notes.append(f"newly initialised {count_tensors({'decoder'}, decoder)}")
         missing -= decoder
 
 
-def accept_left_out(model, missing: set, unexpected: set, source: CheckpointSource) -> set[str]:
-    """The unexpected tensors that this model may leave out; heads of a subclass are taken off `missing`."""
+def accept_missing_pooler(model, missing: set, unexpected: set, source: CheckpointSource):
+    """Base model without pooler: a native config does not say whether there is one, and our heads save none."""
+    has_head = any(name.startswith(("classifier.", "decoder.")) for name in unexpected)
+    if missing == {"pooler.dense.weight", "pooler.dense.bias"} and (source.family_name is not None or has_head):
+        model.pooler = model.config.pooler_act = None
+        source.notes.append("no pooler in the checkpoint: pooler_output is the pooled token itself")
+        missing.clear()
+
+
+def accept_head_of_subclass(model, missing: set, source: CheckpointSource):
+    """A subclass starts from any base checkpoint: what it adds to the base model is new."""
+    new = {name for name in missing if not in_base_model(model, name)}
+    if new and not is_ours(model):
+        source.notes.append(f"newly initialised {count_tensors({name.partition('.')[0] for name in new}, new)}")
+        missing -= new
+
+
+def accept_left_out(model, unexpected: set, source: CheckpointSource):
+    """Heads and poolers that this model does not have, and what no ViT has a use for (`source.ignored`)."""
     unused = r"classifier\.(weight|bias)|pre_logits\.(weight|bias)|(vit\.)?pooler\.dense\.(weight|bias)"
     if getattr(model.base_model, "attention_pooling", None) is None:
         unused += r"|(vit\.)?attention_pooling\..+"
     if not model.is_autoencoder:
         unused += r"|decoder\..+"
     left_out = {name for name in unexpected if re.fullmatch(unused, name)}
-    if not is_ours(model):  # a subclass, with a head of its own
+    if not is_ours(model):
         left_out |= {name for name in unexpected if not in_base_model(model, name)}
-        new = {name for name in missing if not in_base_model(model, name)}
-        if new:
-            source.notes.append(f"newly initialised {count_tensors({name.partition('.')[0] for name in new}, new)}")
-        missing -= new
     foreign = {name for name in unexpected - left_out if re.match(source.ignored, name)}
     if left_out | foreign:
         parts = {name.removeprefix("vit.").partition(".")[0] for name in left_out}
         parts |= {re.match(source.ignored, name).group().strip("./") for name in foreign}
         source.notes.append(f"left out {count_tensors(parts, left_out | foreign)}")
-    return left_out | foreign
+    unexpected -= left_out | foreign
 
 
 def is_ours(model) -> bool:
@@ -419,26 +423,31 @@ def count_tensors(parts: set[str], tensors: set[str]) -> str:
 
 
 def non_finite(tensors: dict[str, torch.Tensor]) -> list[str]:
-    """Names of tensors with NaN or infinity.
+    """Names of tensors with NaN or infinity, of plain floats: quantised ones and those without memory are left alone.
 
     Of more than 2^14 numbers only the first and last 2^13 are looked at: files are memory-mapped, and reading all of them
     takes longer than loading. A run that diverged has them everywhere.
     """
+    sampled = defaultdict(dict)  # device -> {name: numbers}
+    for name, tensor in tensors.items():
+        if type(tensor) is torch.Tensor and tensor.is_floating_point() and not tensor.is_meta:
+            flat = tensor.flatten()
+            ends = torch.cat([flat[: 2**13], flat[-(2**13) :]]) if flat.numel() > 2**14 else flat
+            sampled[tensor.device][name] = ends.float()
+    return [
+        name
+        for numbers in sampled.values()
+        if not torch.cat([*numbers.values()]).isfinite().all()  # one answer of the device, where all is well
+        for name, some in numbers.items()
+        if not some.isfinite().all()
+    ]
 
-    def ends(tensor):
-        numbers = tensor.flatten()
-        return torch.cat([numbers[: 2**13], numbers[-(2**13) :]]) if numbers.numel() > 2**14 else numbers
 
-    sampled = {name: ends(tensor).float() for name, tensor in tensors.items()}
-    devices = {numbers.device for numbers in sampled.values()}
-    joined = [torch.cat([each for each in sampled.values() if each.device == device]) for device in devices]
-    if all(numbers.isfinite().all() for numbers in joined):  # one answer to wait for
-        return []
-    return [name for name, numbers in sampled.items() if not numbers.isfinite().all()]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Messages, and the end of loading
+def check_adapter(path, info: dict):
+    """Raise ValueError unless a PEFT adapter fits its base model."""
+    wrong = {*info["missing_keys"], *info["unexpected_keys"], *(name for name, *_ in info["mismatched_keys"])}
+    if wrong:
+        raise ValueError(f"the adapter {path} does not fit its base model: {', '.join(sorted(wrong)[:5])}")
 
 
 @contextmanager
@@ -464,18 +473,15 @@ def readable_errors(name):
             raise
         raise ValueError(no_such_field(misspelt.group(1))) from error
     except (EOFError, pickle.UnpicklingError, SafetensorError, BadZipFile, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "PytorchStreamReader" not in str(error):
+            raise
+        reason = f"the file is not whole, or no checkpoint ({type(error).__name__}: {str(error).partition('. ')[0]})"
         if isinstance(error, EOFError):
             reason = "the file is empty"
         elif isinstance(error, pickle.UnpicklingError):
-            what = re.search(r"GLOBAL (\S+)", str(error))
-            what = f" ({what.group(1)})" if what is not None else ", or is no checkpoint"
+            found = re.search(r"GLOBAL (\S+)", str(error))
+            what = f" ({found.group(1)})" if found is not None else ", or is no checkpoint"
             reason = f"it holds more than tensors{what}, and none of that was run"
-        elif not isinstance(error, RuntimeError) or "PytorchStreamReader" in str(error):
-            reason = (
-                f"the file is not whole, or no checkpoint ({type(error).__name__}: {str(error).partition('. ')[0]})"
-            )
-        else:
-            raise
         raise ValueError(
             f"{name} cannot be read: {reason}. Fetch it again, or save its tensors as safetensors"
         ) from error

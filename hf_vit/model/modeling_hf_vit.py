@@ -96,7 +96,7 @@ class HFViTEmbeddings(nn.Module):
         )
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def interpolate_pos_encoding(self, grid):
+    def positions_on_grid(self, grid):
         """Positions of the prefix tokens that have one, (1, 0 to 2, D), and of the patches, (1, N, D), on this grid (h, w)."""
         config = self.config
         if config.position_embedding == "learned":
@@ -115,7 +115,7 @@ class HFViTEmbeddings(nn.Module):
         prefix = [token for token in (self.cls_token, self.distillation_token) if token is not None]  # (1, 1, D) each
         if self.config.position_embedding not in ("rotary", "none"):
             grid = self.patch_embeddings.grid_size(pixel_values)  # (h, w)
-            prefix_positions, patch_positions = self.interpolate_pos_encoding(grid)
+            prefix_positions, patch_positions = self.positions_on_grid(grid)
             patches = patches + patch_positions
             if prefix_positions.shape[1]:
                 prefix = [torch.cat(prefix, dim=1) + prefix_positions]  # (1, 1 or 2, D)
@@ -335,7 +335,7 @@ class HFViTAttentionPooling(nn.Module):
 
 
 class HFViTPreTrainedModel(LoadingMixin, ResizingMixin, TokenMergingMixin, AttentionMapsMixin, PreTrainedModel):
-    """What every model here shares: the config class, the initial weights, and what the sibling files add."""
+    """What every model shares: config class, initial weights, and the methods of loading.py, resizing.py and the other siblings."""
 
     config_class = HFViTConfig
     base_model_prefix = "vit"

@@ -122,7 +122,7 @@ class ResizingMixin:
         old, new = self.config.grid_size, wanted.grid_size
         if old != new and self.config.position_embedding == "learned":
             embeddings = self.base_model.embeddings
-            positions = torch.cat(embeddings.interpolate_pos_encoding(new), dim=1)
+            positions = torch.cat(embeddings.positions_on_grid(new), dim=1)
             embeddings.position_embeddings = nn.Parameter(positions, embeddings.position_embeddings.requires_grad)
             notes.append(f"positions resampled from a grid of {as_text(old)} to {as_text(new)}")
         for name in INPUT_FIELDS:

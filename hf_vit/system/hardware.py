@@ -41,7 +41,14 @@ def pick_precision(asked: str, device_type: str) -> str:
     """ "auto" -> "bf16" where the hardware computes in it, else "no" (or "fp16" on an older GPU).
 
     Very narrow models lose by bf16 everywhere: their presets say "no".
+
+    Raises:
+        ValueError: for "fp16" on a CPU, where Accelerate has none.
     """
+    if asked == "fp16" and device_type == "cpu":
+        raise ValueError(
+            "--mixed_precision fp16 needs a GPU, and this computes on the CPU: leave it out, or pass --mixed_precision no"
+        )
     if asked != "auto":
         return asked
     if has_native_bf16(device_type):

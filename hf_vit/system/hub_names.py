@@ -1,13 +1,23 @@
-"""Whether a name is one of the Hub, or a path on this machine that was mistyped."""
+"""Names of the Hub and paths on this machine: which of them is meant, and what a path is called elsewhere."""
 
 from pathlib import Path
+
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
 
 FOLDERS = ("checkpoints", "data", "dataset", "datasets", "models", "recipes", "runs")  # as people call their own
 SUFFIXES = (
     ".arrow", ".bin", ".ckpt", ".csv", ".json", ".jsonl", ".npz", ".onnx", ".parquet", ".pt", ".pth", ".safetensors", ".tar",
-    ".tsv", ".txt", ".yaml", ".zip", ".jpg", ".jpeg", ".png",
+    ".tsv", ".txt", ".yaml", ".zip", ".gz", ".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".heic", ".avif",
 )  # fmt: skip
+
+
+def name_of_path(path: str) -> str:
+    """What others may know of a path: its last part; of a run's model, the run."""
+    path = Path(path)
+    path = path if path.name not in ("", "..") else path.resolve()
+    return path.parent.name if path.name in ("model", "last") and path.parent.name else path.name
 
 
 def refuse_mistyped_path(name: str | None, what: str) -> str | None:
@@ -20,7 +30,7 @@ def refuse_mistyped_path(name: str | None, what: str) -> str | None:
 
     Raises:
         ValueError: if nothing is there and the name looks like a path: it begins with `.`, `/`, `~` or the name of a folder that
-            is here or usual, has more than one slash or one at its end, or ends as a file does.
+            is here or usual, has more than one slash or one at its end, ends as a file does, or cannot be a name on the Hub.
     """
     if name is None or Path(name).expanduser().exists():
         return name
@@ -32,6 +42,7 @@ def refuse_mistyped_path(name: str | None, what: str) -> str | None:
         or "\\" in name
         or (slash and (first.lower() in FOLDERS or Path(first).is_dir()))
         or name.lower().endswith(SUFFIXES)
+        or not _is_repo_id(name)
     )
     if looks_like_path:
         above = Path(name).expanduser().parent
@@ -41,3 +52,11 @@ def refuse_mistyped_path(name: str | None, what: str) -> str | None:
             "asked: name what is there, or USER/NAME on the Hub"
         )
     return name
+
+
+def _is_repo_id(name: str) -> bool:
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True

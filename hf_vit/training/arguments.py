@@ -1,4 +1,7 @@
-"""YAML preset + flags -> one flat dataclass of run numbers, and back to YAML, as resolved."""
+"""YAML preset + flags -> one flat dataclass of run numbers, and back to YAML, as resolved.
+
+It imports the standard library and PyYAML alone: flags are answered before the imports that take seconds.
+"""
 
 import argparse
 import contextlib
@@ -7,10 +10,25 @@ import difflib
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args, get_origin
 
 import yaml
-from transformers import HfArgumentParser
+
+from hf_vit.system.command_line import Parser
+from hf_vit.system.recipes_folder import RECIPES
+
+
+CONFIGS = RECIPES / "configs"  # the presets
+GROUPS = {  # of --help: the field that begins each of them
+    "dataset_name": "data",
+    "model_name_or_path": "model",
+    "output_dir": "run folder",
+    "num_train_epochs": "length and batch size",
+    "optimizer": "optimizer and loss",
+    "crop": "augmentation",
+    "mixed_precision": "hardware",
+    "log_steps": "logging and evaluation",
+}
 
 
 def argument(default, help):
@@ -34,7 +52,7 @@ class TrainArguments:
     )
     eval_fraction: float = argument(0.1, "part of train that is set aside, by class, where there is no split to score")
     train_fraction: float = argument(1.0, "part of each class to train on")
-    shots: int | None = argument(None, "images of each class to train on")
+    shots: int | None = argument(None, "images of each class to train on; if not given, all")
     balance: Literal["none", "sampling", "weights"] = argument(
         "none", "rare classes: sampling shows each class as often as any other, weights makes its loss count as much"
     )
@@ -54,7 +72,7 @@ class TrainArguments:
     config_overrides: str | None = argument(None, "fields of HFViTConfig, as `hidden_size=64,pooling=mean`")
     image_size: int | None = argument(None, "side of the (square) input in pixels; if not given, the model's own")
     first_image_size: int | None = argument(
-        None, "smaller side to begin with, faster; the rest is trained at image_size"
+        None, "smaller side to begin with, faster; the rest is trained at image_size; if not given, all of it is"
     )
     first_stage: float = argument(0.8, "part of the steps that are trained at first_image_size")
     freeze_backbone: bool = argument(False, "train the head alone (linear probe)")
@@ -69,7 +87,9 @@ class TrainArguments:
     lora_save: Literal["merged", "adapter"] = argument(
         "merged", "merged: a whole model; adapter: what goes on top of the base"
     )
-    teacher_name_or_path: str | None = argument(None, "image classifier whose answers are learned too (distillation)")
+    teacher_name_or_path: str | None = argument(
+        None, "image classifier whose answers are learned too (distillation); if not given, none"
+    )
     distillation_alpha: float = argument(0.5, "weight of the teacher's part of the loss")
     distillation_temperature: float = argument(1.0, "softens both answers")
 
@@ -90,10 +110,13 @@ class TrainArguments:
 
     num_train_epochs: float | None = argument(
         None,
-        "passes over the training set; if not given 10, and from scratch up to 100 while fewer than 20,000 images are seen",
+        "passes over the training set; if not given 10, and more for small sets (recipes/docs/your-own-images.md)",
     )
     max_train_steps: int | None = argument(None, "optimizer steps; overrides num_train_epochs")
-    per_device_train_batch_size: int = argument(64, "images a process and a forward pass")
+    per_device_train_batch_size: int | None = argument(
+        None,
+        "images a process and a forward pass; if not given 64, and to fine-tune on fewer than 2,048 images 16 or 32",
+    )
     per_device_eval_batch_size: int = argument(256, "the same while scoring")
     gradient_accumulation_steps: int = argument(1, "forward passes an optimizer step")
     auto_find_batch_size: bool = argument(
@@ -104,14 +127,22 @@ class TrainArguments:
         "adamw", "muon: Muon for the matrices of the layers, AdamW for the rest"
     )
     learning_rate: float | None = argument(
-        None, "peak; if not given, 1e-3 from scratch, for a frozen backbone and for LoRA, and 5e-5 to fine-tune"
+        None, "peak; if not given, 1e-3 from scratch, else by what is trained and how wide the model is"
+    )
+    head_learning_rate: float | None = argument(
+        None,
+        "peak of the classification head; if not given, learning_rate where that is given, else by what is trained",
     )
     lr_scheduler_type: Literal["cosine", "linear", "constant", "wsd", "step"] = argument(
         "cosine", "after the warm-up; wsd: constant, then linear to 0; step: in stages of a tenth each"
     )
     lr_decay_ratio: float = argument(0.2, "wsd: part of the steps at the end over which the rate falls")
     lr_stages: int = argument(2, "step: number of stages")
-    layer_decay: float = argument(1.0, "below 1: each layer learns at this part of the rate of the one above it")
+    layer_decay: float | None = argument(
+        None,
+        "below 1: each layer learns at this part of the rate of the one above it; if not given 0.75 to fine-tune all layers "
+        "without --learning_rate, else 1",
+    )
     weight_decay: float = argument(
         0.05, "decoupled weight decay of matrices; biases, norms, tokens and positions have none"
     )
@@ -159,8 +190,12 @@ class TrainArguments:
     num_workers: int | None = argument(
         None, "processes that decode images; if not given, one a core of this process, up to 32"
     )
-    log_steps: int = argument(10, "optimizer steps a line of metrics.jsonl")
-    eval_epochs: int = argument(1, "epochs between scorings")
+    log_steps: int | None = argument(
+        None, "optimizer steps a line of metrics.jsonl; if not given, 10, and less for fewer than 200 steps"
+    )
+    eval_epochs: int | None = argument(
+        None, "epochs between scorings; if not given 1, and more where there are 40 epochs or more"
+    )
     eval_steps: int | None = argument(None, "optimizer steps between scorings; overrides eval_epochs")
     report_to: str = argument("none", "trackers beside metrics.jsonl, such as tensorboard,wandb")
 
@@ -170,7 +205,7 @@ AT_LEAST_ONE = (
     "log_steps", "eval_epochs", "eval_steps", "image_size", "first_image_size", "shots", "shuffle_buffer", "lr_stages",
     "augment_repeats", "checkpoints_total_limit", "stream_lanes",
 )  # fmt: skip
-POSITIVE = ("num_train_epochs", "learning_rate", "lora_alpha", "distillation_temperature")
+POSITIVE = ("num_train_epochs", "learning_rate", "head_learning_rate", "lora_alpha", "distillation_temperature")
 NOT_NEGATIVE = (
     "weight_decay", "max_grad_norm", "mixup", "cutmix", "shift", "num_workers", "seed", "freeze_layers", "lora_rank",
     "checkpointing_steps", "max_skipped_steps", "rand_magnitude", "warmup_ratio", "erase", "distillation_alpha",
@@ -267,32 +302,58 @@ def check_combinations(args: TrainArguments):
 RESUME_MUTABLE = (
     "output_dir", "resume", "checkpointing_steps", "checkpoints_total_limit", "max_skipped_steps", "num_workers", "report_to",
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "auto_find_batch_size",
-    "gradient_checkpointing",
+    "gradient_checkpointing", "log_steps",
 )  # fmt: skip
 
 
-def parse_args(argv: list[str]) -> TrainArguments:
-    """Flags of `recipes/train.py` -> TrainArguments. `--config FILE` is read first, so that a flag overrides its line.
+# What a run chooses itself where the flags leave it open, and keeps when it is resumed.
+DERIVED = (
+    "num_train_epochs", "per_device_train_batch_size", "learning_rate", "head_learning_rate", "layer_decay", "eval_epochs",
+)  # fmt: skip
+
+
+def build_parser(text: str | None = None) -> Parser:
+    """The flags of `recipes/train.py`, whose docstring `text` is; those of TrainArguments in their groups."""
+    parser = Parser(text, "[--config PRESET] [--flag value ...]; --help lists the flags", accelerated=True)
+    group = parser
+    group.add_argument(
+        "--config", metavar="PRESET", help="preset of recipes/configs, such as demo, or a YAML file of flags"
+    )
+    for field_ in dataclasses.fields(TrainArguments):
+        if field_.name in GROUPS:
+            group = parser.add_argument_group(GROUPS[field_.name])
+        kind = field_.type
+        if get_origin(kind) is Literal:
+            options = dict(choices=get_args(kind))
+        elif kind is bool:
+            options = dict(type=bool, nargs="?", const=True, metavar="true|false")
+        else:
+            options = dict(type=next(iter(get_args(kind)), kind))  # `int | None`, or `int`
+        group.add_argument(f"--{field_.name}", default=field_.default, help=field_.metadata["help"], **options)
+        if field_.default is True:
+            negation = dict(dest=field_.name, action="store_false", help=argparse.SUPPRESS)
+            group.add_argument(f"--no_{field_.name}", **negation)
+    return parser
+
+
+def parse_args(argv: list[str], text: str | None = None) -> TrainArguments:
+    """Flags of `recipes/train.py` -> TrainArguments. `--config` is read first, so that a flag overrides its line.
 
     The YAML goes through the same parser as the flags, so `3e-4` is a float in both and a choice is checked in both.
+
+    Args:
+        text: for --help.
 
     Raises:
         SystemExit: with a message that names the key, for an unknown or ill-typed one.
     """
-    parser = HfArgumentParser(
-        TrainArguments, allow_abbrev=False, usage="%(prog)s [--config FILE] [--key value ...]; --help lists the keys"
-    )
-    parser.add_argument("--config", help="YAML file of the same keys; flags override it")
+    parser = build_parser(text)
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
-    config, flags = first.parse_known_args(argv)
-    args, _, unknown = parser.parse_args_into_dataclasses(
-        [*read_yaml(config.config, parser), *flags], return_remaining_strings=True
-    )
-    if unknown:
-        name = unknown[0].lstrip("-").partition("=")[0]
-        close = difflib.get_close_matches(name, [f.name for f in dataclasses.fields(TrainArguments)], n=1)
-        parser.error(f"unknown key {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+    config, flags = first.parse_known_args(parser.with_underscores(argv))
+    values = vars(parser.parse_args([*read_yaml(config.config, parser), *flags]))
+    del values["config"]
+    args = TrainArguments(**values)
     if args.dataset_name is None or args.output_dir is None:
         missing = [f"--{name}" for name in ("dataset_name", "output_dir") if getattr(args, name) is None]
         parser.error(f"{' and '.join(missing)} must be given, as a flag or in --config")
@@ -303,6 +364,10 @@ def parse_args(argv: list[str]) -> TrainArguments:
             args.config_overrides = None  # those of the file's preset
     if "--preset" in given and "--model_name_or_path" not in given:
         args.model_name_or_path = None
+    if args.preset is not None and (name := Path(args.preset).stem) in presets():
+        parser.error(
+            f"--preset {args.preset}: {name} is a training preset: --config {name}; --preset is an architecture"
+        )
     if (args.model_name_or_path is None) == (args.preset is None):
         parser.error("give either --model_name_or_path (fine-tune) or --preset (from scratch)")
     try:
@@ -312,30 +377,54 @@ def parse_args(argv: list[str]) -> TrainArguments:
         parser.error(str(error))
     if args.cache_features:
         args.crop, args.flip = "none", False
-    if args.learning_rate is None:
-        all_of_it = args.model_name_or_path is not None and not args.freeze_backbone and args.lora_rank == 0
-        args.learning_rate = 5e-5 if all_of_it else 1e-3
+    if args.learning_rate is not None and args.layer_decay is None:
+        args.layer_decay = 1.0  # the rate that is asked for, for all layers alike
     if args.streaming and args.eval_steps is None:
         args.eval_steps = max(1, args.max_train_steps // 10)
     return args
 
 
-def read_yaml(path: str | None, parser: argparse.ArgumentParser) -> list[str]:
-    """A flat YAML mapping -> the same as flags, `["--seed=1", ...]`; null leaves the default."""
-    if path is None:
+def presets() -> list[str]:
+    """The names of the presets in recipes/configs."""
+    return sorted(file.stem for file in CONFIGS.glob("*.yaml"))
+
+
+def preset_file(name: str, parser: Parser) -> Path:
+    """The YAML file of that name, or the preset."""
+    if Path(name).is_file():
+        return Path(name)
+    stem = Path(name).stem
+    if name in (stem, f"{stem}.yaml") and stem in presets():
+        return CONFIGS / f"{stem}.yaml"
+    if Path(name).is_dir():
+        parser.error(
+            f"--config {name} is a folder; wanted a YAML file: {Path(name, 'config.yaml')} of a run, for example"
+        )
+    close = difflib.get_close_matches(stem, presets(), n=1)
+    meant = f"did you mean --config {close[0]}?" if close else f"those in recipes/configs are {', '.join(presets())}"
+    parser.error(f"--config {name}: no such file, and no preset of that name; {meant}")
+
+
+def read_yaml(name: str | None, parser: Parser) -> list[str]:
+    """A flat YAML mapping, a file or a preset -> the same as flags, `["--seed=1", ...]`; null leaves the default."""
+    if name is None:
         return []
-    if not Path(path).is_file():
-        parser.error(f"--config {path}: no such file")
+    path = preset_file(name, parser)
     try:
-        preset = yaml.safe_load(Path(path).read_text()) or {}
-    except yaml.YAMLError as error:
+        preset = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         parser.error(f"--config {path} is not YAML: {error}")
     nested = not isinstance(preset, dict) or [key for key, value in preset.items() if isinstance(value, dict | list)]
     if nested:
         parser.error(
             f"--config {path}: wanted flat `key: value` lines, but found {nested if nested is not True else preset!r}"
         )
-    return [f"--{key}={value}" for key, value in preset.items() if value is not None]
+    known = {field_.name for field_ in dataclasses.fields(TrainArguments)}
+    for key in map(str, preset):
+        if key.replace("-", "_") not in known:
+            meant = re.sub(r"--(\w+)", r"'\1'", parser.meant_by(key))
+            parser.error(f"--config {path}: {key!r} is not a key{meant}")
+    return [f"--{str(key).replace('-', '_')}={value}" for key, value in preset.items() if value is not None]
 
 
 def to_yaml(args: TrainArguments) -> str:
@@ -350,7 +439,7 @@ def changed_arguments(saved: dict, args: TrainArguments) -> list[str]:
     defaults, now, found = dataclasses.asdict(TrainArguments()), yaml.safe_load(to_yaml(args)), []
     for name in dict.fromkeys((*saved, *now)):
         was, value = saved.get(name, defaults.get(name)), now.get(name)
-        derived = name == "num_train_epochs" and value is None  # the run chose them itself
+        derived = name in DERIVED and value is None  # the run chose it itself
         if name not in RESUME_MUTABLE and not derived and was != value:
             found.append(f"{name} was {was} and is {value}")
     return found

@@ -7,7 +7,7 @@ random numbers of a step are functions of (seed, step) and need not be saved.
 import json
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -41,11 +41,7 @@ def step_of(folder: Path) -> int:
 
 
 def newest_checkpoint(run: Path) -> Path | None:
-    """The newest intact checkpoint, or None if there is none at all; broken ones are named in a warning.
-
-    Raises:
-        ValueError: if all are broken.
-    """
+    """The newest intact checkpoint, None if there is none, ValueError if all are broken; others are named in a warning."""
     broken = []
     for folder in reversed(list_checkpoints(run)):
         try:
@@ -77,6 +73,12 @@ def gather_weights(model, wanted: bool = True) -> dict[str, torch.Tensor]:
     return full_tensors(model.state_dict().items(), wanted)
 
 
+def named_parameters(optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+    """Its parameters with their names, group by group, as `parameter_groups` gave them."""
+    for group in optimizer.param_groups:
+        yield from zip(group["names"], group["params"], strict=True)
+
+
 def gather_state(model, optimizers, average=None, wanted: bool = True) -> dict[str, dict[str, torch.Tensor]]:
     """{"model": ..., "optimizer": ..., "average": ...}: tensors by name, unsharded, on CPU; all processes must call it.
 
@@ -86,8 +88,7 @@ def gather_state(model, optimizers, average=None, wanted: bool = True) -> dict[s
     states = (
         (f"{name}.{key}", value)
         for optimizer in optimizers
-        for group in optimizer.param_groups
-        for name, parameter in zip(group["names"], group["params"], strict=True)
+        for name, parameter in named_parameters(optimizer)
         for key, value in optimizer.state[parameter].items()
     )
     tensors["optimizer"] = full_tensors(states, wanted)
@@ -101,17 +102,11 @@ def gather_state(model, optimizers, average=None, wanted: bool = True) -> dict[s
 def restore_state(tensors: dict | None, model, optimizers, average, accelerator):
     """Restore what `gather_state` returned, from the main process to all, sharded as the model is now.
 
-    Raises:
-        ValueError: on the main process, if the tensors are not those of this model.
+    ValueError on the main process if the tensors are not those of this model.
     """
     if tensors is not None:
         _check_tensors(tensors, model, average is not None, optimizers)
-    shapes = [
-        tensors
-        and {
-            file: {name: (value.shape, value.dtype) for name, value in part.items()} for file, part in tensors.items()
-        }
-    ]
+    shapes = [tensors and {file: shapes_and_types(part) for file, part in tensors.items()}]
     broadcast_object_list(shapes)
     if tensors is None:  # not the main process: what is received has the shape and type of this
         tensors = {
@@ -135,39 +130,36 @@ def restore_state(tensors: dict | None, model, optimizers, average, accelerator)
         average.copy_from(model)
     fill(tensors["model"])
     for optimizer in optimizers:
-        parameters = [
-            pair for group in optimizer.param_groups for pair in zip(group["names"], group["params"], strict=True)
-        ]
         states = {}
-        for index, (name, parameter) in enumerate(parameters):
+        for index, (name, parameter) in enumerate(named_parameters(optimizer)):
             own = {key: value for key, value in tensors["optimizer"].items() if key.rpartition(".")[0] == name}
             states[index] = {key.rpartition(".")[2]: received(value, parameter) for key, value in own.items()}
         optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
 
 
+def shapes_and_types(tensors: dict[str, torch.Tensor]) -> dict[str, tuple]:
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+
 def _check_tensors(tensors: dict, model, averaged: bool, optimizers):
-    own = {name: (tuple(value.shape), value.dtype) for name, value in model.state_dict().items()}
+    own = shapes_and_types(model.state_dict())
     for part in ("model", "average") if averaged else ("model",):
-        found = {name: (tuple(value.shape), value.dtype) for name, value in tensors.get(part, {}).items()}
+        found = shapes_and_types(tensors.get(part, {}))
         if found != own:
-            other = next(iter(sorted(name for name in {*found, *own} if found.get(name) != own.get(name))))
+            other = min(name for name in {*found, *own} if found.get(name) != own.get(name))
             raise ValueError(
                 f"{part}.safetensors of the checkpoint is not of this model: {printable(other)} is {found.get(other)} there, and "
                 f"{own.get(other)} here"
             )
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    shapes = {  # by the names of the optimizers, which may be of a larger model than the head that is trained
-        name: tuple(parameter.shape)
-        for group in groups
-        for name, parameter in zip(group["names"], group["params"], strict=True)
-    }
+    # By the names of the optimizers, which may be of a larger model than the head that is trained.
+    parameters = {name: value for optimizer in optimizers for name, value in named_parameters(optimizer)}
     keys = defaultdict(set)
     for name, value in tensors["optimizer"].items():
         parameter, _, key = name.rpartition(".")
         keys[parameter].add(key)
-        if parameter not in shapes or tuple(value.shape) not in ((), shapes[parameter]):
+        if parameter not in parameters or tuple(value.shape) not in ((), tuple(parameters[parameter].shape)):
             raise ValueError(f"optimizer.safetensors of the checkpoint is not of this model: {printable(name)}")
-    for group in groups:
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         wanted = set().union(*(keys[name] for name in group["names"]))
         for name in group["names"]:
             if keys[name] and keys[name] != wanted:  # a parameter without a gradient has none
@@ -176,11 +168,7 @@ def _check_tensors(tensors: dict, model, averaged: bool, optimizers):
 
 
 def save_checkpoint(run: Path, tensors: dict, state: dict, keep: int):
-    """Write `checkpoints/step-N`, N being `state["step"]`, and delete all but the last `keep`.
-
-    Raises:
-        OSError: if there is no room; the earlier checkpoints stay.
-    """
+    """Write `checkpoints/step-N`, N being `state["step"]`, and delete all but the last `keep`; OSError on a full disk."""
     folder = run / "checkpoints" / f"step-{state['step']:06d}"
     needed = sum(value.nbytes for part in tensors.values() for value in part.values())
     if (run / "metrics.jsonl").exists():
@@ -197,10 +185,7 @@ def save_checkpoint(run: Path, tensors: dict, state: dict, keep: int):
 def save_best(run: Path, step: int, scores: dict, needed: int, write_model):
     """Write `checkpoints/best-N`, a model folder with its scores, and delete the previous best.
 
-    Args:
-        scores: written to scores.json.
-        needed: bytes of the model.
-        write_model: called with the folder to write the model to.
+    `write_model` is called with the folder to write the model to, which takes `needed` bytes.
     """
     folder = run / "checkpoints" / f"best-{step:06d}"
     with checksummed_dir(folder, needed) as aside:

@@ -29,17 +29,17 @@ class FeatureTeacher:
 
     Args:
         checkpoint: Hub id or folder.
-        form: the ImageSpec of the student's images.
+        spec: of the student's images.
 
     Raises:
         ValueError: if its image processor does more than resize and normalise, or it looks at other channels.
     """
 
-    def __init__(self, checkpoint: str, form: ImageSpec, device):
+    def __init__(self, checkpoint: str, spec: ImageSpec, device):
         self.model = (
             HFViTModel.from_pretrained(checkpoint, dtype=torch.float32).to(device).eval().requires_grad_(False)
         )
-        self.images = TeacherImages(checkpoint, self.model.config, form)
+        self.images = TeacherImages(checkpoint, self.model.config, spec)
 
     @torch.no_grad()
     def __call__(self, pixel_values):

@@ -102,11 +102,6 @@ def num_workers(args: TrainArguments) -> int:
     return min(32, own_cores()) if args.num_workers is None else args.num_workers
 
 
-def default_epochs(images: int, from_scratch: bool) -> float:
-    """Epochs if none are asked for: 10; from scratch as many, up to 100, as show 20,000 images."""
-    return max(10.0, min(100.0, 20_000 / images)) if from_scratch else 10.0
-
-
 def resize(pixel_values: torch.Tensor, side: int) -> torch.Tensor:
     """Images (B, C, H, W) -> (B, C, side, side), bilinear and antialiased."""
     return nn.functional.interpolate(pixel_values, size=(side, side), mode="bilinear", antialias=True)

@@ -16,10 +16,6 @@ NUM_IMAGES = 256  # of a split, whose bytes are looked at
 def life(step: int, device_type: str, processes: int, precision: str, teacher, splits: dict) -> dict:
     """One start of a run, as `state.json` and `results.json` list them under `lives`: its first step, commit, hardware and
     versions, and checksums of the teacher's weights (None without one) and of some images of each split.
-
-    Args:
-        teacher: the model, or None.
-        splits: {name: rows as `prepare_splits` gives them}.
     """
     now = environment_info(device_type, processes, precision)
     return {

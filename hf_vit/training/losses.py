@@ -44,22 +44,22 @@ class TeacherImages:
 
     Args:
         checkpoint, config: of the teacher.
-        form: the ImageSpec of the student's images.
+        spec: of the student's images.
 
     Raises:
         ValueError: if the teacher's image processor does more than resize and normalise, or it looks at other channels.
     """
 
-    def __init__(self, checkpoint: str, config, form: ImageSpec):
-        self.own, self.students = image_spec_of(load_processor(checkpoint), config), form
+    def __init__(self, checkpoint: str, config, spec: ImageSpec):
+        self.own, self.students = image_spec_of(load_processor(checkpoint), config), spec
         if self.own.processor is not None:
             raise ValueError(
                 f"--teacher_name_or_path {checkpoint}: its {type(self.own.processor).__name__} does more to an image than "
                 "resize and normalise, which a teacher's must not; take another teacher"
             )
-        if self.own.channels != form.channels:
+        if self.own.channels != spec.channels:
             raise ValueError(
-                f"--teacher_name_or_path {checkpoint} looks at {self.own.channels} channels, the student at {form.channels}"
+                f"--teacher_name_or_path {checkpoint} looks at {self.own.channels} channels, the student at {spec.channels}"
             )
 
     def __call__(self, pixel_values):
@@ -78,19 +78,19 @@ class Teacher:
     Args:
         checkpoint: Hub id or folder of an `AutoModelForImageClassification` that knows the student's labels by name.
         labels: the student's.
-        form: the ImageSpec of the student's images.
+        spec: of the student's images.
 
     Raises:
         ValueError: if it does not know one of the labels.
     """
 
-    def __init__(self, checkpoint: str, labels: list[str], form: ImageSpec, device):
+    def __init__(self, checkpoint: str, labels: list[str], spec: ImageSpec, device):
         self.model = load_classifier(checkpoint, dtype=torch.float32).to(device).eval().requires_grad_(False)
         try:
             columns = match_labels(torch.arange(len(labels)), labels, self.model.config.id2label)
         except ValueError as error:
             raise ValueError(f"--teacher_name_or_path {checkpoint}: {error}") from error
-        self.images = TeacherImages(checkpoint, self.model.config, form)
+        self.images = TeacherImages(checkpoint, self.model.config, spec)
         self.columns = columns.to(device)
 
     @torch.no_grad()

@@ -34,11 +34,15 @@ def layer_id(name: str, num_layers: int) -> int:
     return 0 if re.search(r"(?:^|\.)embeddings\.", name) else num_layers + 1
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict]:
+def parameter_groups(
+    model: nn.Module, weight_decay: float, layer_decay: float = 1.0, head_scale: float = 1.0
+) -> list[dict]:
     """The trainable parameters as an optimizer takes them, each group with its names and its `lr_scale`.
 
     Layer-wise learning rate decay (BEiT, arXiv 2106.08254, section 3.2): k layers below the head, the rate is
-    layer_decay ** k of the head's. 1 makes two groups: with weight decay and without.
+    layer_decay ** k of the head's. 1 makes two groups: with weight decay and without. The rate of the head, which a new set of
+    classes sets to zero, is `head_scale` times what it would be (arXiv 2202.10054: a backbone that moves before its head fits
+    is distorted).
     """
     decayed, undecayed = split_decay(model)
     layers = model.config.num_hidden_layers
@@ -46,6 +50,8 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float =
     for names, decay in ((decayed, weight_decay), (undecayed, 0.0)):
         for name in names:
             scale = layer_decay ** (layers + 1 - layer_id(name, layers))
+            if re.search(r"(?:^|\.)classifier\.", name):
+                scale *= head_scale
             group = groups.setdefault(
                 (decay > 0, scale), {"params": [], "names": [], "weight_decay": decay, "lr_scale": scale}
             )
@@ -61,6 +67,7 @@ def build_optimizers(
     weight_decay: float,
     betas: tuple[float, float],
     layer_decay: float = 1.0,
+    head_scale: float = 1.0,
 ) -> list[torch.optim.Optimizer]:
     """ "adamw": AdamW for all parameters. "muon": Muon for the matrices of the layers, AdamW for the rest, with one rate and decay.
 
@@ -69,7 +76,7 @@ def build_optimizers(
     decayed = set(split_decay(model)[0])
     is_hidden = lambda name: kind == "muon" and name in decayed and "layers." in name
     hidden, others = [], []
-    for group in parameter_groups(model, weight_decay, layer_decay):
+    for group in parameter_groups(model, weight_decay, layer_decay, head_scale):
         for groups, wanted in ((hidden, True), (others, False)):
             names = [name for name in group["names"] if is_hidden(name) is wanted]
             if names:
@@ -128,9 +135,6 @@ def is_finite(loss: torch.Tensor, norm: torch.Tensor, scale: float) -> torch.Ten
 
     In float16 a gradient may overflow because the loss is scaled up; the scaler then skips the step and halves its scale
     ("Mixed Precision Training", arXiv 1710.03740, section 3.2). At a scale of 1, which 16 such steps in a row reach, an
-    overflow is no longer the scaler's.
-
-    Args:
-        scale: of the loss in this step, 1 without a scaler.
+    overflow is no longer the scaler's. Without a scaler `scale` is 1.
     """
     return loss.isfinite() & (norm.isfinite() | (scale > 1))

@@ -3,8 +3,6 @@
 import csv
 import io
 import json
-import shlex
-import sys
 import time
 from pathlib import Path
 
@@ -15,10 +13,11 @@ from safetensors.torch import load_file
 from hf_vit.evaluation.classifiers import load_classifier
 from hf_vit.evaluation.prediction import LOGITS_TOLERANCE, logits_difference
 from hf_vit.evaluation.scores import format_prediction
+from hf_vit.system.command_line import own_line
 from hf_vit.system.environment import environment_info
 from hf_vit.system.escapes import csv_cell
 from hf_vit.system.files import atomic_dir, checksum, write_text
-from hf_vit.system.run_files import SAMPLES, copy_file
+from hf_vit.system.run_files import PREDICTIONS, SAMPLES, copy_file
 from hf_vit.training.checkpoints import load_best
 from hf_vit.training.inputs import on_hub
 from hf_vit.training.run import Run
@@ -41,12 +40,14 @@ def skipped_images(run: Run) -> list[str]:
 
 
 def publish_model(run: Run) -> dict:
-    """Copy the best weights to model/ and write confusion_matrix.csv; what was saved with the scores."""
+    """Copy the best weights to model/ and write confusion_matrix.csv and predictions.csv; what was saved with the scores."""
     if (found := load_best(run.folder)) is None:
         raise OSError("the best weights cannot be read back: the same command scores the last ones again")
     folder, details = found
-    publish_best(folder, run.folder / "model", leave_out=("scores.json", SAMPLES))
+    publish_best(folder, run.folder / "model", leave_out=("scores.json", SAMPLES, PREDICTIONS))
     copy_file(folder / SAMPLES, run.folder / SAMPLES)
+    if (folder / PREDICTIONS).is_file():  # a run that began with an earlier version kept none
+        copy_file(folder / PREDICTIONS, run.folder / PREDICTIONS)
     table, names = io.StringIO(), [csv_cell(label) for label in run.data.labels]
     rows = [[name, *counts] for name, counts in zip(names, details["confusion_matrix"], strict=True)]
     csv.writer(table).writerows([["true class", *names], *rows])
@@ -84,14 +85,11 @@ def collect_results(run: Run, state: TrainState, scores: dict, difference: float
         skipped: names of images that could not be read.
     """
     args, accelerator, data = run.args, run.accelerator, run.data
-    details = {name: scores[name] for name in scores if name not in ("confusion_matrix", "images", "metrics")}
+    apart = ("confusion_matrix", "images", "metrics", "mistakes")  # the last names files of the owner
+    details = {name: scores[name] for name in scores if name not in apart}
     world, seconds = accelerator.num_processes, state.seconds
     samples = load_file(run.folder / SAMPLES)
     kept = "the best scoring, kept in model/" if data.selects_best else "the last scoring, in model/"
-    launch = "python "
-    if world > 1:
-        config = "fsdp2" if run.is_sharded else "ddp"
-        launch = f"accelerate launch --config_file recipes/accelerate/{config}.yaml --num_processes {world} "
     weights = next(
         path for name in ("model", "adapter_model") if (path := run.folder / "model" / f"{name}.safetensors").exists()
     )
@@ -122,7 +120,7 @@ def collect_results(run: Run, state: TrainState, scores: dict, difference: float
         "seed": args.seed,
         "preset": args.preset or args.model_name_or_path,
         "base_model_hub_id": on_hub(args.model_name_or_path),
-        "command": launch + shlex.join(sys.argv),
+        "command": own_line(world, "fsdp2" if run.is_sharded else "ddp"),
         **environment,
         "data": {
             "name": args.dataset_name,

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from hf_vit.data.image_dataset import FeatureDataset
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import sequential_batches
-from hf_vit.data.splits import class_weights
+from hf_vit.data.splits import class_weights, describe_scored
 from hf_vit.evaluation.prediction import classification_head, predict
 from hf_vit.system import hardware, run_files
 from hf_vit.system.escapes import printable_lines
@@ -25,9 +25,10 @@ from hf_vit.system.files import write_text
 from hf_vit.training import lives
 from hf_vit.training.arguments import TrainArguments, to_yaml
 from hf_vit.training.checkpoints import gather_state, gather_weights, restore_state, save_checkpoint
+from hf_vit.training.defaults import describe_training, fill_defaults
 from hf_vit.training.distributed import run_on_main
 from hf_vit.training.ema import ModelEMA
-from hf_vit.training.inputs import RunData, TrainBatches, default_epochs, num_workers, read_data
+from hf_vit.training.inputs import RunData, TrainBatches, num_workers, read_data
 from hf_vit.training.losses import Criterion, Teacher
 from hf_vit.training.model import add_lora, check_first_image_size, compile_model, find_batch_size, freeze, save_model
 from hf_vit.training.optimizers import build_optimizers
@@ -181,6 +182,8 @@ def build_run(args: TrainArguments, accelerator, signals: Signals, began: float)
     say = lambda text: print_main(accelerator, text)
     device, world = accelerator.device, accelerator.num_processes
     data, model, processor = read_data(args, accelerator, say)
+    images = None if data.is_stream else len(data.train_images)
+    fill_defaults(args, images, model.config.hidden_size, world)
     freeze(model, args.freeze_backbone, args.freeze_layers)
     check_first_image_size(args.first_image_size, model.config)
     backbone = model.vit
@@ -207,15 +210,14 @@ def build_run(args: TrainArguments, accelerator, signals: Signals, began: float)
     batch_size, accumulation = fit_batch_size(args, accelerator, data, model, criterion)
     accelerator.gradient_accumulation_steps = accumulation
     betas = (args.adam_beta1, args.adam_beta2)
+    head_scale = (args.head_learning_rate or args.learning_rate) / args.learning_rate
     optimizers = build_optimizers(
-        model, args.optimizer, args.learning_rate, args.weight_decay, betas, args.layer_decay
+        model, args.optimizer, args.learning_rate, args.weight_decay, betas, args.layer_decay, head_scale
     )
     if args.cache_features:
         model = classification_head(model)
     images = data.train_images
     steps_per_epoch = None if data.is_stream else max(1, len(images) // (batch_size * accumulation * world))
-    if not data.is_stream and args.num_train_epochs is None:
-        args.num_train_epochs = default_epochs(len(images), args.model_name_or_path is None)
     total_steps = args.max_train_steps or max(1, round(args.num_train_epochs * steps_per_epoch))
     first_stage_steps = round(args.first_stage * total_steps) if args.first_image_size else 0
     if hardware.pick_compile(args.compile, device.type, total_steps):
@@ -382,7 +384,7 @@ def open_folder(run: Run, state: TrainState, saved: dict | None) -> dict | None:
 
 
 def summary(run: Run) -> str:
-    """Data, model and length of the run, in three lines."""
+    """Data, model, length and rates of the run, in four lines."""
     data, batches, accelerator = run.data, run.batches, run.accelerator
     labels = ", ".join(data.labels[:10]) + (" ..." if len(data.labels) > 10 else "")
     images = "a stream of images" if data.is_stream else f"{len(data.train_images):,} images"
@@ -391,8 +393,9 @@ def summary(run: Run) -> str:
     sharded = ", sharded" if isinstance(run.network, FSDPModule) else ""
     return (
         f"{run.args.dataset_name}: {labels}\n"
-        f"{images} to train on, {len(data.eval_images):,} to score ({data.scored}), {len(data.labels)} classes\n"
+        f"{images} to train on, {len(data.eval_images):,} to score ({describe_scored(data.scored)}), {len(data.labels)} classes\n"
         f"{run.parameters:,} parameters{trainable}, {data.spec.height}x{data.spec.width} pixels, "
         f"{batches.total_steps:,} steps{epochs}, on {accelerator.device} x {accelerator.num_processes}{sharded} "
-        f"(mixed precision: {accelerator.mixed_precision})"
+        f"(mixed precision: {accelerator.mixed_precision})\n"
+        + describe_training(run.args, batches.total_steps, run.images_per_step)
     )

@@ -38,11 +38,13 @@ def lock(run: Path):
     The lock is the process's own (POSIX), so that decoding workers that outlive a killed run do not hold it.
 
     Raises:
-        ValueError: if another run is at work there, also after some seconds, or if `.lock` is not a file of its own.
+        ValueError: if it is a file, if another run is at work there, also after some seconds, or if `.lock` is not a file of its own.
         OSError: if the folder cannot be written to.
     """
     import fcntl  # not on Windows
 
+    if run.exists() and not run.is_dir():
+        raise ValueError(f"--output_dir {run} is a file: name a new folder, or that of a run")
     try:
         run.mkdir(parents=True, exist_ok=True)
         file = os.fdopen(run_files.open_regular(run / ".lock", os.O_RDWR | os.O_CREAT), "r+")
@@ -96,13 +98,10 @@ def find_checkpoint(run: Path, args: TrainArguments, accelerator) -> tuple[bool,
         return finished, state, None
     folder = Path(state["folder"])
     try:
-        return (
-            finished,
-            state,
-            {name: load_file(folder / f"{name}.safetensors") for name in checkpoint_tensors(folder)},
-        )
+        tensors = {name: load_file(folder / f"{name}.safetensors") for name in checkpoint_tensors(folder)}
     except SafetensorError as error:
         raise ValueError(f"{folder} holds weights that cannot be read ({error})") from error
+    return finished, state, tensors
 
 
 def checkpoint_tensors(folder: Path) -> list[str]:
@@ -179,7 +178,7 @@ def read_state(folder: Path) -> dict:
 
 def clear(run: Path):
     """Delete an earlier run; killed in between, what is left counts as an unfinished run."""
-    for name in (FINISHED, "metrics.jsonl", "confusion_matrix.csv", "samples.safetensors"):
+    for name in (FINISHED, "metrics.jsonl", "confusion_matrix.csv", run_files.SAMPLES, run_files.PREDICTIONS):
         (run / name).unlink(missing_ok=True)
     for name in FOLDERS:
         if (run / name).exists():

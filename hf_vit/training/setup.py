@@ -1,5 +1,6 @@
 """The accelerator of a run: precision, processes, threads and seeds."""
 
+import os
 from datetime import timedelta
 
 import datasets
@@ -24,6 +25,12 @@ def set_up_accelerator(args: TrainArguments) -> Accelerator:
         project_dir=args.output_dir,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(hours=6))],  # one process may download for hours
     )
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes != launched:
+        raise ValueError(
+            f"{launched} processes were launched, but they found no GPU and would each train alone: to train on the CPU, put "
+            "ACCELERATE_USE_CPU=true before the command"
+        )
     hardware.shard_on_cpu(accelerator)
     hardware.keep_float32(accelerator)
     kind = accelerator.distributed_type

@@ -1,12 +1,14 @@
-"""Evaluation while a run trains: scores, and the best weights so far."""
+"""Evaluation while a run trains: its metrics, and the best weights so far."""
 
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
+from hf_vit.data.splits import describe_scored
+from hf_vit.evaluation.prediction_table import image_names, prediction_table
 from hf_vit.evaluation.scores import classification_report, compute_metrics, surest_mistakes
-from hf_vit.system.run_files import NUM_SAMPLES, SAMPLES
+from hf_vit.system.run_files import NUM_SAMPLES, PREDICTIONS, SAMPLES
 from hf_vit.training.checkpoints import save_best
 from hf_vit.training.distributed import run_on_main
 from hf_vit.training.run import Run
@@ -14,14 +16,14 @@ from hf_vit.training.state import TrainState
 
 
 def evaluate(run: Run, state: TrainState) -> bool:
-    """Score the weights, and keep them if they are the best; False if a signal interrupted it.
+    """Evaluate the weights, and keep them if they are the best; False if a signal interrupted it.
 
     A test split selects nothing: the last weights are kept.
     """
     seconds, step = run.seconds_of_training(state), state.step
-    images, scored = run.data.eval_images, run.data.scored
+    images, split = run.data.eval_images, run.data.scored
     with run.whole_model() as model:
-        predictions = run.predict(model, images, scored, stopped=lambda: run.signals.asked is not None)
+        predictions = run.predict(model, images, split, stopped=lambda: run.signals.asked is not None)
         if predictions is None:
             return False
         logits, rows = predictions  # (n, L), (n,)
@@ -32,7 +34,8 @@ def evaluate(run: Run, state: TrainState) -> bool:
             run_on_main(run.accelerator, lambda: keep_best(run, model, metrics, logits, labels, rows))
             run.best = metrics
     run.print(
-        f"step {step:,}, epoch {state.epoch + 1}: {scored} accuracy {metrics['accuracy']:.2%}, loss {metrics['loss']:.4f}"
+        f"step {step:,}, epoch {state.epoch + 1}: accuracy on {describe_scored(split)} {metrics['accuracy']:.2%}, "
+        f"loss {metrics['loss']:.4f}"
     )
     values = {f"eval_{name}": value for name, value in metrics.items() if name not in ("step", "epoch")}
     run.log(step, state.epoch + 1, **values, seconds=seconds)
@@ -45,23 +48,27 @@ def merit(metrics: dict) -> tuple[float, float]:
 
 
 def keep_best(run: Run, model, metrics: dict, logits, labels, rows):
-    """Write `checkpoints/best-N`: the model, its scores, and samples of the images with labels and logits."""
+    """Write `checkpoints/best-N`: the model, its scores, all predictions, and samples of the images with labels and logits."""
+    images, mistakes = run.data.eval_images, surest_mistakes(labels, logits)
     scores = {
         "metrics": metrics,
         "images": len(labels),
+        "mistakes": image_names(*images.sources(rows[mistakes])),
         **classification_report(logits, labels, run.data.labels),
     }
     size = sum(parameter.nbytes for parameter in model.parameters())
     generator = torch.Generator().manual_seed(run.args.seed)
     drawn = torch.randperm(len(labels), generator=generator)[:NUM_SAMPLES]
     samples = {}
-    for prefix, indices in (("", drawn), ("mistaken_", surest_mistakes(labels, logits))):
+    for prefix, indices in (("", drawn), ("mistaken_", mistakes)):
         if len(indices):
-            samples[f"{prefix}images"] = run.data.eval_images.__getitems__(rows[indices].tolist())["images"]
+            samples[f"{prefix}images"] = images.__getitems__(rows[indices].tolist())["images"]
             samples |= {f"{prefix}labels": labels[indices], f"{prefix}logits": logits[indices]}
 
     def write(folder: Path):
         run.write_model(model, folder)
         save_file(samples, folder / SAMPLES)
+        table = prediction_table(*images.sources(rows), labels, logits, run.data.labels)
+        (folder / PREDICTIONS).write_text(table, encoding="utf-8", newline="")
 
     save_best(run.folder, metrics["step"], scores, size, write)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import yaml
-from benchmarks.measuring import DEMO, run_training, square_form, training_seconds
+from benchmarks.measuring import DEMO, run_training, square_spec, training_seconds
 from benchmarks.model_speed import native_vit
 from benchmarks.reference import reference_loop
 
@@ -17,12 +17,6 @@ from hf_vit.training.arguments import parse_overrides
 
 
 RATES = (3e-4, 1e-3, 3e-3)  # of which the reference loop gets the best
-
-
-def run_demo(folder: Path, seed: int, epochs: int) -> dict:
-    run = run_training(folder, config=DEMO, seed=seed)
-    seconds = run["seconds"]["reading"] + training_seconds(run)
-    return {"seconds": seconds, "accuracy": run["metrics"]["accuracy"], "epochs": epochs}
 
 
 def summarize(who: str, runs: list[dict], ours: list[dict]) -> dict:
@@ -40,12 +34,12 @@ def summarize(who: str, runs: list[dict], ours: list[dict]) -> dict:
 def measure(repeats: int) -> dict:
     preset = yaml.safe_load(DEMO.read_text())
     config = HFViTConfig(**parse_overrides(preset["config_overrides"]), num_labels=10)
-    form, splits = square_form(config.image_size), load_splits(preset["dataset_name"])
+    spec, splits = square_spec(config.image_size), load_splits(preset["dataset_name"])
     demo_epochs, seeds = preset["num_train_epochs"], min(repeats, 3)
 
     def run_reference(rate: float, seed: int, epochs: int) -> dict:
         torch.manual_seed(seed)
-        run = reference_loop(native_vit(config), splits["train"], splits["test"], form, rate, seed, epochs)
+        run = reference_loop(native_vit(config), splits["train"], splits["test"], spec, rate, seed, epochs)
         print(json.dumps({"learning_rate": rate, "seed": seed, **run}), flush=True)
         return run
 
@@ -54,7 +48,9 @@ def measure(repeats: int) -> dict:
     runs = {"hf_vit, demo.yaml": [], "reference, as many images": [], "reference, as many seconds": []}
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(seeds):
-            ours = run_demo(Path(folder, str(seed)), seed, demo_epochs)
+            run = run_training(Path(folder, str(seed)), config=DEMO, seed=seed)
+            seconds = run["seconds"]["reading"] + training_seconds(run)
+            ours = {"seconds": seconds, "accuracy": run["metrics"]["accuracy"], "epochs": demo_epochs}
             same_images = by_rate[best] if seed == 0 else run_reference(best, seed, demo_epochs)
             epochs = max(1, round(ours["seconds"] * demo_epochs / same_images["seconds"]))
             same_seconds = run_reference(best, seed, epochs)

@@ -13,10 +13,23 @@ import torch
 from safetensors.torch import save_file
 
 
-def rename(name: str, patterns: dict[str, str]) -> str:
-    for pattern, replacement in patterns.items():
-        name = re.sub(pattern, replacement, name)
-    return name
+def rename(tensors: dict[str, torch.Tensor], patterns: dict[str, str]) -> dict[str, torch.Tensor]:
+    """Tensors by their new names: each pattern that is found in a name is replaced, one after the other."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        for pattern, replacement in patterns.items():
+            name = re.sub(pattern, replacement, name)
+        renamed[name] = tensor
+    return renamed
+
+
+def fuse(tensors: dict[str, torch.Tensor], first: str, *others: str) -> dict[str, torch.Tensor]:
+    """Tensors whose names differ in `first` and `others` alone are stacked, under the name with `first`."""
+    fused = {name: tensor for name, tensor in tensors.items() if not any(other in name for other in others)}
+    for name in fused:
+        if first in name:
+            fused[name] = torch.cat([tensors[name.replace(first, part)] for part in (first, *others)])
+    return fused
 
 
 def save_safetensors(tensors: dict[str, torch.Tensor], file: Path) -> Path:
@@ -50,7 +63,8 @@ def short_names(reference) -> dict[str, torch.Tensor]:
         r"^(cls_)?classifier": "head",
         r"^distillation_classifier": "head_dist",
     }
-    tensors = {rename(name, patterns): tensor.clone() for name, tensor in reference.state_dict().items()}
+    tensors = {name: tensor.clone() for name, tensor in reference.state_dict().items() if "mask_token" not in name}
+    tensors = rename(tensors, patterns)
     for name in ("cls", "dist"):
         if name in tensors:
             tensors[name] = tensors[name].reshape(1, 1, -1)
@@ -62,6 +76,7 @@ def short_names(reference) -> dict[str, torch.Tensor]:
 def to_timm(reference) -> dict[str, torch.Tensor]:
     """Names of timm's VisionTransformer: q, k and v in one tensor, and so gate and up of SwiGLU."""
     patterns = {
+        r"\.q\.": ".attn.qkv.",
         r"\.o\.": ".attn.proj.",
         r"\.(fc1|fc2)\.": r".mlp.\1.",
         r"\.gamma(\d)": r".ls\1.gamma",
@@ -71,32 +86,21 @@ def to_timm(reference) -> dict[str, torch.Tensor]:
         "^pos$": "pos_embed",
         r"^patch\.": "patch_embed.proj.",
         r"^head\.probe": "attn_pool.latent",
+        "gate_proj": "mlp.fc1",
         "down_proj": "mlp.fc2",
     }
-    tensors, timm = short_names(reference), {}
-    for name, tensor in tensors.items():
-        if ".q." in name:
-            fused = [tensors[name.replace(".q.", f".{part}.")] for part in "qkv"]
-            timm[name.replace(".q.", ".attn.qkv.")] = torch.cat(fused)
-        elif "gate_proj" in name:
-            fused = [tensor, tensors[name.replace("gate_proj", "up_proj")]]
-            timm[name.replace("gate_proj", "mlp.fc1")] = torch.cat(fused)
-        elif not re.search(r"\.[kv]\.|up_proj|mask_token", name):
-            timm[rename(name, patterns)] = tensor
-    return timm
+    tensors = fuse(short_names(reference), ".q.", ".k.", ".v.")
+    return rename(fuse(tensors, "gate_proj", "up_proj"), patterns)
 
 
-def to_siglip_timm(reference):
-    timm, D = {}, reference.config.hidden_size
-    for name, tensor in to_timm(reference).items():
-        if name.startswith("head.attention.in_proj_"):
-            kind = name.rpartition("_")[2]
-            timm[f"attn_pool.q.{kind}"], timm[f"attn_pool.kv.{kind}"] = tensor.split([D, 2 * D])
-        else:
-            for ours, theirs in (("head.attn.proj", "proj"), ("head.layernorm", "norm"), ("head.mlp", "mlp")):
-                name = name.replace(ours, f"attn_pool.{theirs}")
-            timm[name] = tensor
-    return timm
+def to_siglip_timm(reference) -> dict[str, torch.Tensor]:
+    """As `to_timm`, with the query of the attention pooling apart from its keys and values."""
+    patterns = {r"^head\.attn\.": "attn_pool.", r"^head\.layernorm": "attn_pool.norm", r"^head\.mlp": "attn_pool.mlp"}
+    tensors, D = rename(to_timm(reference), patterns), reference.config.hidden_size
+    for kind in ("weight", "bias"):
+        query, key_and_value = tensors.pop(f"head.attention.in_proj_{kind}").split([D, 2 * D])
+        tensors |= {f"attn_pool.q.{kind}": query, f"attn_pool.kv.{kind}": key_and_value}
+    return tensors
 
 
 def to_eva(reference) -> dict[str, torch.Tensor]:
@@ -113,14 +117,7 @@ def to_eva(reference) -> dict[str, torch.Tensor]:
         "^registers$": "reg_token",
         r"^patch\.": "patch_embed.proj.",
     }
-    tensors, timm = short_names(reference), {}
-    for name, tensor in tensors.items():
-        if name.endswith(".q.weight"):
-            tensor = torch.cat([tensors[name.replace(".q.", f".{part}.")] for part in "qkv"])
-        elif re.search(r"\.[kv]\.weight|mask_token", name):
-            continue
-        timm[rename(name, patterns)] = tensor
-    return timm
+    return rename(fuse(short_names(reference), ".q.weight", ".k.weight", ".v.weight"), patterns)
 
 
 def timm_file(reference, folder, names=to_timm):
@@ -158,7 +155,7 @@ def dinov2_file(reference, folder):
     patterns = {"reg_token": "register_tokens"}
     if reference.config.use_swiglu_ffn:
         patterns |= {r"mlp\.fc1": "mlp.w12", r"mlp\.fc2": "mlp.w3"}
-    tensors = {rename(name, patterns): tensor for name, tensor in to_timm(reference).items()}
+    tensors = rename(to_timm(reference), patterns)
     tensors["mask_token"] = torch.randn(1, reference.config.hidden_size)
     return save_pickle(tensors, folder / "dinov2.pth")
 
@@ -187,51 +184,47 @@ def torchvision_file(reference, folder):
         r"^norm\.": "encoder.ln.",
         r"^head\.": "heads.head.",
     }
-    short, tensors = short_names(reference), {}
-    for name, tensor in short.items():
-        if ".q." in name:
-            tensor = torch.cat([short[name.replace(".q.", f".{part}.")] for part in "qkv"])
-        elif re.search(r"\.[kv]\.", name):
-            continue
-        tensors[rename(name, patterns)] = tensor
+    tensors = rename(fuse(short_names(reference), ".q.", ".k.", ".v."), patterns)
     return save_pickle(tensors, folder / "vit_b_16.pth")
 
 
 def jax_file(big_vision: bool = False, prefix: str = ""):
     """Google's Flax names, numbered as in vision_transformer (original, augreg) or as in big_vision."""
-    mlp, attention, second = "MlpBlock_3", "MultiHeadDotProductAttention_1", "LayerNorm_2"
-    if big_vision:
-        mlp, attention, second = "MlpBlock_0", "MultiHeadDotProductAttention_0", "LayerNorm_1"
+    mlp, attention, second = ("0", "0", "1") if big_vision else ("3", "1", "2")
+    attention = f"MultiHeadDotProductAttention_{attention}"
+    patterns = {
+        r"norm(\d?)\.weight": r"norm\1.scale",
+        "weight$": "kernel",
+        r"\.": "/",
+        "^blocks/": "Transformer/encoderblock_",
+        "/norm1/": "/LayerNorm_0/",
+        "/norm2/": f"/LayerNorm_{second}/",
+        "/q/": f"/{attention}/query/",
+        "/k/": f"/{attention}/key/",
+        "/v/": f"/{attention}/value/",
+        "/o/": f"/{attention}/out/",
+        "/fc1/": f"/MlpBlock_{mlp}/Dense_0/",
+        "/fc2/": f"/MlpBlock_{mlp}/Dense_1/",
+        "^norm/": "Transformer/encoder_norm/",
+        "^patch/": "embedding/",
+        "^pooler/dense/": "pre_logits/",
+        "^pos$": "pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding",
+        "^": prefix,
+    }
 
     def write(reference, folder):
-        D, heads = reference.config.hidden_size, reference.config.num_attention_heads
-        arrays = {}
+        heads, arrays = reference.config.num_attention_heads, {}
         for name, tensor in short_names(reference).items():
-            name = re.sub(r"^blocks\.(\d+)\.", r"Transformer/encoderblock_\1/", name)
-            *path, part, kind = name.replace("/", ".").split(".") if "." in name else [name, ""]
-            path = "/".join(path)
-            if part in "qkv" and kind:
-                head = tensor.T.reshape(D, heads, -1) if kind == "weight" else tensor.reshape(heads, -1)
-                part, tensor = f"{attention}/{dict(q='query', k='key', v='value')[part]}", head
-            elif part == "o":
-                part, tensor = f"{attention}/out", tensor.T.reshape(heads, -1, D) if kind == "weight" else tensor
-            elif part in ("fc1", "fc2"):
-                part, tensor = f"{mlp}/Dense_{int(part[2]) - 1}", tensor.T if kind == "weight" else tensor
-            elif part in ("norm1", "norm2"):
-                part, kind = ("LayerNorm_0" if part == "norm1" else second), kind.replace("weight", "scale")
-            elif part == "norm":
-                part, kind = "Transformer/encoder_norm", kind.replace("weight", "scale")
-            elif part == "patch":
-                part, tensor = "embedding", tensor.permute(2, 3, 1, 0) if kind == "weight" else tensor
-            elif part == "head":
-                tensor = tensor.T if kind == "weight" else tensor
-            elif (path, part) == ("pooler", "dense"):
-                path, part, tensor = "", "pre_logits", tensor.T if kind == "weight" else tensor
-            elif part == "pos":
-                part = "pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding"
-            key = "/".join(filter(None, (path, part, kind.replace("weight", "kernel"))))
-            arrays[prefix + key] = tensor.numpy()
-        np.savez(folder / "vit.npz", **arrays)
+            if tensor.ndim == 4:
+                tensor = tensor.permute(2, 3, 1, 0)  # (D, C, P, P) -> (P, P, C, D)
+            elif tensor.ndim == 2:
+                tensor = tensor.T  # (out, in) -> (in, out)
+            if re.search(r"\.[qkv]\.", name):
+                tensor = tensor.unflatten(-1, (heads, -1))  # (..., D) -> (..., A, K)
+            elif name.endswith(".o.weight"):
+                tensor = tensor.unflatten(0, (heads, -1))  # (D, D) -> (A, K, D)
+            arrays[name] = tensor
+        np.savez(folder / "vit.npz", **{name: tensor.numpy() for name, tensor in rename(arrays, patterns).items()})
         return folder / "vit.npz"
 
     return write

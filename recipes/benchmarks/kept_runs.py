@@ -27,9 +27,6 @@ def keep(run: Path, name: str, house: Path):
 
     Of a further seed (`name`/seeds/N) only the numbers are kept. A folder of recipes/transfer.py is kept run by run, without the
     weights of what was fine-tuned. Images of a data set without a known licence, and figures that show them, are left out.
-
-    Raises:
-        ValueError: if the run is not there or not finished.
     """
     if (run / "knn").is_dir():
         return _keep_transfer(run, name, house)
@@ -68,11 +65,7 @@ def _keep_transfer(folder: Path, name: str, house: Path):
 
 
 def read_seeds(folder: Path) -> list[dict]:
-    """The results.json of a kept run and of its seeds/, by seed.
-
-    Raises:
-        ValueError: if they differ in more than the seed.
-    """
+    """The results.json of a kept run and of its seeds/, by seed; ValueError if they differ in more than that."""
     places = [folder, *(file.parent for file in folder.glob("seeds/*/results.json"))]
     runs = [json.loads((place / "results.json").read_text()) for place in places]
     first, *others = (yaml.safe_load((place / "config.yaml").read_text()) for place in places)
@@ -87,7 +80,7 @@ def read_seeds(folder: Path) -> list[dict]:
 
 def write_cards(house: Path):
     """Write the card of each kept run again, as recipes/train.py wrote it beside the model."""
-    template = house / "model_cards" / "template.md"
+    template = house / "recipes" / "model_card.md"
     for card in sorted(house.glob("model_cards/**/README.md")):
         folder, config = card.parent, card.with_name("config.yaml").read_text(encoding="utf-8")
         where = str(Path(yaml.safe_load(config)["output_dir"], "model"))

@@ -4,12 +4,11 @@ import itertools
 import json
 import statistics
 import tempfile
-import time
 from pathlib import Path
 
 import datasets
 import numpy as np
-from benchmarks.measuring import BATCH, median_ratio, square_form, time_in_turns
+from benchmarks.measuring import BATCH, median_ratio, square_spec, time_in_turns
 from benchmarks.reference import reference_loader, reference_rows
 from datasets import ClassLabel, Dataset, Features
 from PIL import Image
@@ -43,43 +42,35 @@ def photos(folder: Path, width: int, height: int, count: int) -> Dataset:
     return restrict_files({"train": rows}, AllowedFiles(str(folder)))["train"]
 
 
-def compare(rows: Dataset, form: ImageSpec, repeats: int) -> dict:
+def exhaust(batches):
+    for _ in batches:
+        pass
+
+
+def compare(rows: Dataset, spec: ImageSpec, repeats: int) -> dict:
     """Images a second of the reference, of ours normalised on the CPU, and of ours as bytes."""
     numbered = select_image_and_label(rows, ("image", "label")).add_column("row", np.arange(len(rows)))
-    began = time.perf_counter()
-    train_form = training_image_spec(form, numbered, "resized")
-    images = ImageDataset(numbered, train_form)
-    seconds_to_fill = time.perf_counter() - began
-    by_row = reference_rows(rows, train_form)
+    train_spec = training_image_spec(spec, numbered, "resized")
+    images = ImageDataset(numbered, train_spec)
+    by_row = reference_rows(rows, train_spec)
     epochs = itertools.count()
 
     def batches():
         epoch = next(epochs)
         ids = epoch_batches(len(images), BATCH, 0, epoch)
-        for batch in data_loader(
-            images, ([epoch * EPOCH_STRIDE + number for number in batch] for batch in ids), WORKERS
-        ):
-            yield batch["images"]
+        numbers = ([epoch * EPOCH_STRIDE + number for number in batch] for batch in ids)
+        return (batch["images"] for batch in data_loader(images, numbers, WORKERS))
 
-    def read_bytes():
-        for _ in batches():
-            pass
-
-    def read_normalized():
-        for batch in batches():
-            normalize(batch, form)
-
-    def read_reference():
-        for _ in reference_loader(by_row, WORKERS):
-            pass
-
-    contenders = {"reference": read_reference, "hf_vit": read_normalized, "hf_vit_bytes": read_bytes}
+    contenders = {
+        "reference": lambda: exhaust(reference_loader(by_row, WORKERS)),
+        "hf_vit": lambda: exhaust(normalize(batch, spec) for batch in batches()),
+        "hf_vit_bytes": lambda: exhaust(batches()),
+    }
     seconds = time_in_turns(contenders, repeats)
     return {
         **{name: round(len(rows) / statistics.median(each), 1) for name, each in seconds.items()},
         "ratio": median_ratio(seconds["reference"], seconds["hf_vit"]),
         "ratio_of_bytes": median_ratio(seconds["reference"], seconds["hf_vit_bytes"]),
-        "seconds_to_fill_memory": round(seconds_to_fill, 1) if image_dataset.CACHE_BYTES else None,
     }
 
 
@@ -92,7 +83,7 @@ def measure(repeats: int) -> dict:
             ("the embedded 10,000 of 28x28, kept in memory", load_splits("fashion-mnist-mini")["train"], 28),
         ):
             image_dataset.CACHE_BYTES = 2**40 if side == 28 else 0  # photos as if they were too many to keep
-            kinds.append({"data": name, **compare(rows, square_form(side), repeats)})
+            kinds.append({"data": name, **compare(rows, square_spec(side), repeats)})
             print(json.dumps(kinds[-1]), flush=True)
     image_dataset.CACHE_BYTES = cache_bytes
     return {"kinds": kinds, "workers": WORKERS}

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from benchmarks.run_tables import describe_machines
+from benchmarks.run_tables import describe_machines, header
 
 
 def _read(house: Path, part: str) -> tuple[dict, str]:
@@ -15,7 +15,7 @@ def _read(house: Path, part: str) -> tuple[dict, str]:
 def families(house: Path) -> str:
     """One row per public format: which references were loaded, what they are exported as, and the largest difference."""
     rows = json.loads((house / "model_cards" / "parity.json").read_text())
-    lines = ["| format | reference | exported as | largest difference |", "|---|---|---|---|"]
+    lines = header("format", "reference", "exported as", "largest difference")
     for family in dict.fromkeys(row["family"] for row in rows):
         mine = [row for row in rows if row["family"] == family]
         references = ", ".join(dict.fromkeys(row["reference"] for row in mine))
@@ -30,11 +30,7 @@ def speed(house: Path) -> str:
     """One row per model size and kind of pass: milliseconds of each contender."""
     measured, where = _read(house, "model")
     names = ("hf_vit", *measured["peers"])
-    times = " | ".join(f"{name}, ms" for name in names)
-    lines = [
-        f"| model | batch | pass | {times} | times the best peer |",
-        "|---|---|---|" + "---|" * (len(names) + 1),
-    ]
+    lines = header("model", "batch", "pass", *(f"{name}, ms" for name in names), "times the best peer")
     for row in measured["sizes"]:
         for kind, title in (("forward", "forward"), ("step", "training step")):
             one = row[kind]
@@ -50,10 +46,7 @@ def speed(house: Path) -> str:
 def budget(house: Path) -> str:
     """The demo beside the reference loop, which gets as many images, or as many seconds of training."""
     measured, where = _read(house, "budget")
-    lines = [
-        "| training | epochs | seconds | accuracy, mean | by seed | hf_vit is ahead by, points |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = header("training", "epochs", "seconds", "accuracy, mean", "by seed", "hf_vit is ahead by, points")
     for row in measured["rows"]:
         gain = "-" if row["gain"] is None else f"{row['gain']:+.2f}"
         by_seed = ", ".join(f"{accuracy:.2%}" for accuracy in row["accuracies"])
@@ -72,7 +65,7 @@ def budget(house: Path) -> str:
 def savings(house: Path) -> str:
     """One row per way to save work: how much faster it is than the same run without it, and its cost in accuracy."""
     (trained, where), (merged, _) = _read(house, "savings"), _read(house, "merging")
-    lines = ["| what | beside | times as fast | accuracy | points |", "|---|---|---|---|---|"]
+    lines = header("what", "beside", "times as fast", "accuracy", "points")
     for row in trained["rows"]:
         flags = [f"`--{name} {value}`" for name, value in row["flags"].items() if name != "config_overrides"]
         title = ", ".join([row["what"], *flags])
@@ -101,10 +94,8 @@ def savings(house: Path) -> str:
 def loader(house: Path) -> str:
     """One row per kind of data: images a second through rows that are transformed one by one, and through hf_vit.data."""
     measured, where = _read(house, "loader")
-    lines = [
-        "| data | `with_transform`, PIL | hf_vit.data, normalised on the CPU | ratio | bytes, for a device to normalise | ratio |",
-        "|---|---|---|---|---|---|",
-    ]
+    ours, as_bytes = "hf_vit.data, normalised on the CPU", "bytes, for a device to normalise"
+    lines = header("data", "`with_transform`, PIL", ours, "ratio", as_bytes, "ratio")
     for row in measured["kinds"]:
         lines.append(
             f"| {row['data']} | {row['reference']:,.0f} images/s | {row['hf_vit']:,.0f} images/s | {row['ratio']:.1f} "
@@ -120,7 +111,7 @@ def loading(house: Path) -> str:
     """Import and from_pretrained of ViT-B beside native transformers."""
     measured, where = _read(house, "loading")
     ours, theirs = measured["hf_vit"], measured["transformers"]
-    lines = ["| what | hf_vit | transformers |", "|---|---|---|"]
+    lines = header("what", "hf_vit", "transformers")
     for key, title, unit in (
         ("imported", "import", " s"),
         ("loaded", "`from_pretrained` of ViT-B, from its native folder", " s"),
@@ -128,3 +119,41 @@ def loading(house: Path) -> str:
     ):
         lines.append(f"| {title} | {ours[key]:.2f}{unit} | {theirs[key]:.2f}{unit} |")
     return "\n".join([*lines, f"\nMedians of {measured['rounds']} rounds in turns. {where}"])
+
+
+def memory(house: Path) -> str:
+    """One row per model size and batch: the computed peak of each way to train, and of inference."""
+    measured, where = _read(house, "memory")
+    lines = ["| model | batch | full | checkpointing | LoRA | head | inference |", "|---|---|---|---|---|---|---|"]
+    for row in measured["rows"]:
+        peaks = " | ".join(f"{row[way] / 2**30:.1f}" for way in ("full", "checkpointing", "lora", "head", "inference"))
+        lines.append(f"| ViT-{row['model']}/16 | {row['batch']} | {peaks} |")
+    checked = measured["checked"]
+    ratios = [way["allocated"] / way["computed"] for way in checked["ways"]]
+    lines.append(
+        f"\nComputed from the shapes of all tensors, measured on no GPU. As a check, the same steps of ViT-{checked['model']}/16 with "
+        f"a batch of {checked['batch']} ran on a CPU: there, PyTorch's allocator gave out {min(ratios):.2f} to {max(ratios):.2f} "
+        f"times the computed bytes. torch {measured['versions']['torch']}. {where}"
+    )
+    return "\n".join(lines)
+
+
+def work(house: Path) -> str:
+    """One row per model size: operations per image, and what they come to at a stated speed."""
+    measured, _ = _read(house, "memory")
+    lines = [
+        "| model | parameters | GFLOP an image, inference | full training | images/s at 100 TFLOP/s, inference | full training |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in measured["work"]:
+        work, speed = ([form(row[kind]) for kind in ("forward", "step")] for form in (_billions, _images_per_second))
+        lines.append(f"| ViT-{row['model']}/16 | {row['parameters']:,} | {' | '.join([*work, *speed])} |")
+    return "\n".join(lines)
+
+
+def _billions(operations: int) -> str:
+    return f"{operations / 1e9:.1f}"
+
+
+def _images_per_second(operations: int) -> str:
+    return f"{float(f'{1e14 / operations:.2g}'):,.0f}"

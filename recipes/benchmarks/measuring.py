@@ -60,7 +60,7 @@ def training_seconds(run: dict) -> float:
     return [line["seconds"] for line in run["lines"] if "loss" in line][-1]
 
 
-def square_form(side: int) -> ImageSpec:
+def square_spec(side: int) -> ImageSpec:
     """Square RGB images of `side` pixels, normalised as most examples do."""
     return ImageSpec(side, side, 3, int(Image.Resampling.BILINEAR), (0.5,) * 3, (0.5,) * 3)
 

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import json
 import statistics
+from functools import partial
 
 import torch
 import yaml
@@ -35,28 +36,22 @@ def timm_vit(config: HFViTConfig):
     )
 
 
-def make_forward(model, pixel_values):
-    def forward():
-        model.eval()
-        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=DEVICE.type == "cuda"):
-            model(pixel_values)
-
-    return forward
+def run_model(model, pixel_values):
+    with torch.autocast("cuda", torch.bfloat16, enabled=DEVICE.type == "cuda"):
+        return model(pixel_values)
 
 
-def make_step(model, pixel_values, labels):
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+@torch.no_grad()
+def forward(model, pixel_values):
+    run_model(model.eval(), pixel_values)
 
-    def step():
-        model.train()
-        with torch.autocast("cuda", torch.bfloat16, enabled=DEVICE.type == "cuda"):
-            outputs = model(pixel_values)
-        logits = outputs if isinstance(outputs, torch.Tensor) else outputs.logits
-        torch.nn.functional.cross_entropy(logits.float(), labels).backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
-    return step
+def step(model, optimizer, pixel_values, labels):
+    outputs = run_model(model.train(), pixel_values)
+    logits = outputs if isinstance(outputs, torch.Tensor) else outputs.logits
+    torch.nn.functional.cross_entropy(logits.float(), labels).backward()
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def compare(config: HFViTConfig, batch: int, repeats: int, times: int) -> dict:
@@ -71,11 +66,12 @@ def compare(config: HFViTConfig, batch: int, repeats: int, times: int) -> dict:
         if DEVICE.type == "cuda":
             model.compile()
     row = {}
-    for kind in ("forward", "step"):
-        contenders = {
-            name: make_forward(model, pixel_values) if kind == "forward" else make_step(model, pixel_values, labels)
-            for name, model in models.items()
-        }
+    optimizers = {name: torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True) for name, model in models.items()}
+    passes = {
+        "forward": {name: partial(forward, model, pixel_values) for name, model in models.items()},
+        "step": {name: partial(step, model, optimizers[name], pixel_values, labels) for name, model in models.items()},
+    }
+    for kind, contenders in passes.items():
         seconds = time_in_turns(contenders, repeats, times)
         ratios = {peer: median_ratio(seconds[peer], seconds["hf_vit"]) for peer in models if peer != "hf_vit"}
         row[kind] = {

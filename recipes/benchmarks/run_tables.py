@@ -8,6 +8,11 @@ import yaml
 from benchmarks.kept_runs import TRANSFER, read_seeds
 
 
+def header(*titles: str) -> list[str]:
+    """The first two lines of a table in Markdown."""
+    return [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+
+
 def describe_machines(runs: list[dict]) -> str:
     """Hardware and commit of these runs or measurements, each pair once."""
     said = []
@@ -19,7 +24,7 @@ def describe_machines(runs: list[dict]) -> str:
 
 def results(house: Path) -> str:
     """One row per published run."""
-    lines = ["| run | images | accuracy | training | hardware |", "|---|---|---|---|---|"]
+    lines = header("run", "images", "accuracy", "training", "hardware")
     for file in sorted(house.glob("model_cards/*/results.json")):
         run = json.loads(file.read_text())
         data = run["data"]
@@ -35,7 +40,7 @@ def results(house: Path) -> str:
 
 def presets(house: Path) -> str:
     """One row per preset: what it trains on, from what, and the result where it was run."""
-    lines = ["| preset | data | model | hardware | training | accuracy |", "|---|---|---|---|---|---|"]
+    lines = header("preset", "data", "model", "hardware", "training", "accuracy")
     for file in sorted(house.glob("recipes/configs/*.yaml")):
         preset = yaml.safe_load(file.read_text())
         card = house / "model_cards" / file.stem / "results.json"
@@ -54,20 +59,17 @@ def presets(house: Path) -> str:
 
 def seeds(house: Path) -> str:
     """One row per run that was repeated with other seeds: how far its accuracy varies."""
-    lines = [
-        "| run | seeds | accuracy, mean | standard deviation, points | lowest | highest | by seed |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    lines = header("run", "seeds", "accuracy, mean", "standard deviation, points", "lowest", "highest", "by seed")
     repeated = []
     for folder in sorted(folder.parent for folder in house.glob("model_cards/*/seeds")):
         if not (folder / "results.json").is_file():
             continue
         runs = read_seeds(folder)
-        scores = [100 * run["metrics"]["accuracy"] for run in runs]
+        accuracies = [100 * run["metrics"]["accuracy"] for run in runs]
         lines.append(
-            f"| [{folder.name}](../../model_cards/{folder.name}/README.md) | {len(runs)} | {statistics.mean(scores):.2f}% "
-            f"| {statistics.stdev(scores):.2f} | {min(scores):.2f}% | {max(scores):.2f}% "
-            f"| {', '.join(f'{score:.2f}%' for score in scores)} |"
+            f"| [{folder.name}](../../model_cards/{folder.name}/README.md) | {len(runs)} | {statistics.mean(accuracies):.2f}% "
+            f"| {statistics.stdev(accuracies):.2f} | {min(accuracies):.2f}% | {max(accuracies):.2f}% "
+            f"| {', '.join(f'{accuracy:.2f}%' for accuracy in accuracies)} |"
         )
         repeated += runs
     if repeated:
@@ -88,16 +90,13 @@ def transfer_table(runs: dict[str, list[dict]], knn: dict) -> str:
     Args:
         runs: the results.json of each seed, by the names of TRANSFER and "pretrained".
         knn: what recipes/eval.py wrote of the frozen features, with its "seconds" and the data set they are "halves_of".
-
-    Raises:
-        ValueError: if a method has fewer seeds than the others.
     """
     count = len(runs["scratch"])
     if any(len(runs[name]) != count for name in TRANSFER):
         raise ValueError(f"not every method has {count} seeds, as scratch has: let recipes/transfer.py finish")
     accuracy = {name: [run["metrics"]["accuracy"] for run in runs[name]] for name in TRANSFER}
     base = statistics.mean(accuracy["scratch"])
-    lines = ["| method | trained parameters | steps | training | accuracy | points |", "|---|---|---|---|---|---|"]
+    lines = header("method", "trained parameters", "steps", "training", "accuracy", "points")
     for name, title in TRANSFER.items():
         mean = statistics.mean(accuracy[name])
         spread = f" ± {100 * statistics.stdev(accuracy[name]):.2f}" if count > 1 else ""
@@ -125,5 +124,31 @@ def transfer_table(runs: dict[str, list[dict]], knn: dict) -> str:
         f"Accuracy: {spread}. Points: against the mean from scratch, which uses the optimizer and learning rate of the "
         "pre-training. Training: mean, without evaluation; for k-NN, the whole command with all of its probes. "
         f"{describe_machines([run for name in ('pretrained', *TRANSFER) for run in runs[name]])}."
+    )
+    return "\n".join(lines)
+
+
+def fine_tuning(house: Path) -> str:
+    """One row per checkpoint, data set and number of images of `benchmarks/fine_tuning.py`: the accuracy of each method."""
+    runs = json.loads((house / "model_cards" / "fine_tuning.json").read_text())
+    methods = {"probe": "probe", "cached probe": "probe, cached features", "lora": "LoRA", "full": "full fine-tuning"}
+    lines = [
+        f"| checkpoint | data set | images | {' | '.join(methods.values())} | seeds |",
+        "|---|---|---|" + "---|" * (len(methods) + 1),
+    ]
+    for key in dict.fromkeys((run["checkpoint"], run["dataset"], run["size"]) for run in runs):
+        row = [run for run in runs if (run["checkpoint"], run["dataset"], run["size"]) == key]
+        cells = []
+        for method in methods:
+            scores = [100 * run["accuracy"] for run in row if run["method"] == method]
+            spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
+            cells.append(f"{statistics.mean(scores):.1f}%{spread}" if scores else "not run")
+        seeds = len({run["seed"] for run in row})
+        lines.append(f"| {key[0]} | {key[1]} | {key[2]:,} | {' | '.join(cells)} | {seeds} |")
+    sizes = {run["checkpoint"]: run["parameters"] for run in runs if run["method"] == "full"}
+    said = ", ".join(f"{name} {count / 1e6:.1f} M" for name, count in sizes.items())
+    lines.append(
+        "\nAccuracy on test images: mean and sample standard deviation of the seeds, which draw the images too. Parameters: "
+        f"{said}. {describe_machines(runs)}."
     )
     return "\n".join(lines)

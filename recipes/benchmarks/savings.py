@@ -76,13 +76,13 @@ def measure(repeats: int) -> dict:
                 found[name].append((training_seconds(run), run["metrics"]["accuracy"]))
     rows = []
     for name, beside, _, flags in kinds:
-        seconds, scores = zip(*found[name], strict=True)
+        seconds, accuracies = zip(*found[name], strict=True)
         row = {"what": name, "flags": {key: str(value) for key, value in flags.items()}, "beside": beside}
-        row |= {"seconds": round(statistics.median(seconds), 1), "accuracy": round(statistics.mean(scores), 4)}
+        row |= {"seconds": round(statistics.median(seconds), 1), "accuracy": round(statistics.mean(accuracies), 4)}
         if beside is not None:
-            base_seconds, base_scores = zip(*found[beside], strict=True)
+            base_seconds, base_accuracies = zip(*found[beside], strict=True)
             row["times_faster"] = median_ratio(base_seconds, seconds)
-            row["points"] = round(100 * (statistics.mean(scores) - statistics.mean(base_scores)), 2)
+            row["points"] = round(100 * (statistics.mean(accuracies) - statistics.mean(base_accuracies)), 2)
         print(json.dumps(row), flush=True)
         rows.append(row)
     return {"rows": rows, "seeds": min(repeats, 3), "hidden_size": SMALL["hidden_size"]}
@@ -94,9 +94,9 @@ def measure_merging(repeats: int) -> dict:
         run_training(Path(folder, "run"), **QUICK, config_overrides=to_overrides(MERGED), eval_epochs=7)
         model = HFViTForImageClassification.from_pretrained(Path(folder, "run", "model")).to(DEVICE).eval()
         processor = load_processor(str(Path(folder, "run", "model")))
-    form = image_spec_of(processor, model.config)
-    images = ImageDataset(prepare_splits(load_splits("fashion-mnist-mini"), train_split=None)[0]["eval"], form)
-    pixel_values, accuracy = normalize(images.cache, form).to(DEVICE), {}
+    spec = image_spec_of(processor, model.config)
+    images = ImageDataset(prepare_splits(load_splits("fashion-mnist-mini"), train_split=None)[0]["eval"], spec)
+    pixel_values, accuracy = normalize(images.cache, spec).to(DEVICE), {}
 
     @torch.no_grad()
     def classify(r):

@@ -1,14 +1,33 @@
 """Make the embedded data set: a class-balanced part of Fashion-MNIST, 10,000 training and 2,000 test images, as Parquet.
 
-    python recipes/data/make_fashion_mnist_mini.py SOURCE
+    python recipes/data/make_fashion_mnist_mini.py zalando-datasets/fashion_mnist
+    python recipes/data/make_fashion_mnist_mini.py folder_of_parquet
 
-SOURCE is anything `load_dataset` reads as the whole of Fashion-MNIST with the columns `image` and `label`: the Hub id
+It writes recipes/data/fashion-mnist-mini. SOURCE is anything `load_dataset` reads as the whole of Fashion-MNIST with the columns `image` and `label`: the Hub id
 zalando-datasets/fashion_mnist, or a local folder of Parquet. Training images come from its training set and test images
 from its test set, chosen at random with a fixed seed; the image bytes are copied as they are.
 """
 
 import argparse
+import sys
 from pathlib import Path
+
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # recipes/
+
+from command_line import Parser
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(__doc__, "SOURCE")
+    parser.add_argument("source", metavar="SOURCE", help="the whole of Fashion-MNIST: Hub id, or folder of Parquet")
+    args = parser.parse_args(argv)
+    parser.refuse_mistyped_paths(SOURCE=args.source)
+    return args
+
+
+if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds
+    ARGUMENTS = parse_args()
 
 import numpy as np
 from datasets import load_dataset
@@ -21,12 +40,9 @@ SEED = 0
 TARGET = Path(__file__).parent / "fashion-mnist-mini"
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("source", metavar="SOURCE", help="the whole of Fashion-MNIST: Hub id, or folder of Parquet")
-    source = parser.parse_args().source
+def main(args: argparse.Namespace):
     for split, count in IMAGES_A_CLASS.items():
-        data = load_dataset(source, split=split)
+        data = load_dataset(args.source, split=split)
         labels = np.array(data["label"])
         rng = np.random.default_rng(SEED)
         chosen = [rng.choice(np.flatnonzero(labels == label), count, replace=False) for label in np.unique(labels)]
@@ -37,4 +53,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: main(ARGUMENTS))

@@ -37,6 +37,24 @@ def test_a_broken_row_is_named_by_its_number_before_any_split():
         [ImageDataset(splits[role], spec_of()) for role in ("train", "eval")]
 
 
+def test_images_are_named_by_row_and_by_the_file_in_the_folder_of_the_data(tmp_path):
+    for name in ("cat", "dog"):
+        for number in range(4):
+            (tmp_path / name).mkdir(exist_ok=True)
+            picture().save(tmp_path / name / f"{number} b.png")
+    splits, _, _ = prepare(load_splits(str(tmp_path)), fraction=0.5)
+    for part in splits.values():
+        images = ImageDataset(part, spec_of())
+        numbers, files = images.sources(torch.arange(len(images)).flip(0))
+        assert numbers == part["row"][::-1]
+        assert files == [f"{('cat', 'dog')[row // 4]}/{row % 4} b.png" for row in numbers]
+
+
+def test_rows_that_hold_their_images_name_no_file():
+    images = ImageDataset(prepare({"train": dataset([0, 0, 1, 1])}, fraction=0.5)[0]["eval"], spec_of())
+    assert images.sources(torch.arange(2)) == (images.rows["row"][:], ["", ""])
+
+
 def test_cached_images_equal_images_decoded_by_workers(monkeypatch):
     rows = dataset([0, 1, 0, 1, 1]).cast_column("image", Image(decode=False))
     batches = [[3, 1], [0, 4]]

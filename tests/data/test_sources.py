@@ -1,13 +1,15 @@
 """Claims about where data sets come from: folders, files, tables, archives, and the embedded one."""
 
+import contextlib
+import http.server
 import shutil
+import threading
 
 import numpy as np
 import pytest
 from datasets import DatasetDict, Value
 from image_data import ANIMALS, animal, dataset, picture, pictures, prepare, spec_of, table_of, write_table, write_tar
 
-from hf_vit.data import sources
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.sources import load_splits
 
@@ -101,11 +103,75 @@ def test_parquet_and_arrow_files_saved_folders_and_columns_of_bytes_are_read(tmp
         "../nowhere.csv",
         "nowhere.csv",
         "data/nowhere.tar",
+        "my nowhere",
+        "nowhere.JPEG",
     ],
 )
 def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(name):
     with pytest.raises(ValueError, match=r"--dataset_name .*nowhere.*: there is no such folder or file here"):
         load_splits(name)
+
+
+@pytest.fixture
+def online(monkeypatch):
+    """online(status) -> paths that are asked of a Hub that answers all with this status; None: nobody listens."""
+
+    @contextlib.contextmanager
+    def hub(status):
+        asked = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                asked.append(self.path)
+                self.send_response(status)
+                self.send_header("X-Error-Code", "RepoNotFound")
+                self.end_headers()
+
+            do_HEAD = do_GET
+
+            def log_message(self, *_):
+                pass
+
+        listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{listening.server_port}")
+        if status is not None:
+            threading.Thread(target=listening.serve_forever, daemon=True).start()
+        else:
+            listening.server_close()
+        yield asked
+        if status is not None:
+            listening.shutdown()
+            listening.server_close()
+
+    return hub
+
+
+@pytest.mark.parametrize("name", ["photos", "alice/photos"])
+def test_a_name_that_is_nowhere_is_asked_of_the_hub_once(name, online):
+    """a mistyped folder that may be a name on the Hub | one request, and a sentence that says both"""
+    with (
+        online(404) as asked,
+        pytest.raises(
+            ValueError,
+            match=rf"{name}: there is no such folder or file here .*, and the Hub has no data set {name} that you may read",
+        ),
+    ):
+        load_splits(name)
+    assert [path for path in asked if "datasets" in path] == [f"/api/datasets/{name}"]
+
+
+def test_a_hub_that_cannot_be_reached_is_not_tried_again(online, monkeypatch):
+    """no network | one attempt, then the cache of datasets, then a sentence that says both"""
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it waited to try again"))
+    with (
+        online(None),
+        pytest.raises(
+            ValueError,
+            match=r"photos: there is no such folder .*, and the Hub cannot be reached .*its cache has no copy",
+        ),
+    ):
+        load_splits("photos")
 
 
 def test_a_table_whose_text_names_no_image_files_is_an_error(tmp_path):
@@ -154,12 +220,3 @@ def test_a_broken_archive_is_named(tmp_path):
     (tmp_path / "train-0.tar").write_bytes(b"no archive")
     with pytest.raises(ValueError, match=r"train-0.tar cannot be read as webdataset"):
         load_splits(str(tmp_path))
-
-
-def test_pictures_of_formats_that_are_not_read_are_counted(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(sources.logger, "propagate", True)
-    class_folders(tmp_path, "cat", "dog")
-    for index in range(2):
-        (tmp_path / "cat" / f"{index}.heic").touch()
-    load_splits(str(tmp_path))
-    assert "2 .heic files are not read" in caplog.text

@@ -6,6 +6,7 @@ import torch
 from datasets import ClassLabel, Dataset, Features, Image, Value
 from image_data import dataset, picture, pictures, prepare
 
+from hf_vit.data import columns
 from hf_vit.data.columns import find_columns, match_labels
 from hf_vit.data.splits import class_weights, stratified_holdout
 
@@ -122,6 +123,54 @@ def test_bare_numbers_are_places_in_label_names():
     assert labels_of(splits) == {"train": [2, 0, 2], "eval": [0]}
     with pytest.raises(ValueError, match=r"labels 3 of the split 'test' do not occur in --label_names"):
         prepare({"train": plain([2, 0]), "test": plain([3])}, label_names=["ant", "bee", "cow"])
+
+
+def test_numbers_with_decimals_are_no_classes():
+    with pytest.raises(
+        ValueError,
+        match=r"numbers with decimals \(3.7, 4.2 ...\), and float targets \(regression\) are not supported; wanted",
+    ):
+        prepare({"train": plain([3.7, 4.2, 5.0])})
+    assert prepare({"train": plain([1.0, 0.0, 1.0])}, fraction=0.5)[1] == ["0.0", "1.0"]
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["red", "bag", "red;bag"],
+        ["red; bag", "blue; bag", "red; shoe"],
+        ["red|bag", "bag|red", "blue|bag"],
+        ["scab", "rust", "scab,rust", "scab"],
+    ],
+)
+def test_several_labels_in_one_text_are_no_class(labels):
+    with pytest.raises(
+        ValueError, match=r"looks like several labels, as .* and .* occur in others, too: .* not supported"
+    ):
+        prepare({"train": plain(labels)})
+
+
+def test_a_separator_in_a_name_is_said_and_no_error(caplog, monkeypatch):
+    monkeypatch.setattr(columns.logger, "propagate", True)
+    for names in (["AC;DC", "Rush"], ["Felidae|lion", "Felidae|tiger"]):
+        assert prepare({"train": plain(names * 4)})[1] == sorted(names)
+        assert f"the label {names[0]!r} is taken for the name of one class" in caplog.text
+    caplog.clear()
+    assert prepare({"train": plain(["maillot", "maillot, tank suit"] * 4)})[1] == ["maillot", "maillot, tank suit"]
+    assert caplog.text == ""
+
+
+def test_a_column_of_lists_is_said_to_hold_several_labels():
+    rows = dataset([0, 1]).remove_columns("label").add_column("labels", [["cat"], ["cat", "dog"]])
+    with pytest.raises(
+        ValueError, match=r"labels: it holds a list of labels .* several labels an image are not supported"
+    ):
+        prepare({"train": rows})
+
+
+def test_a_split_that_is_not_there_is_named_beside_those_that_are():
+    with pytest.raises(ValueError, match=r"no split 'tset'; it has train, test: name one of these with --eval_split"):
+        prepare({"train": dataset([0, 1]), "test": dataset([0])}, eval_split="tset")
 
 
 def test_label_names_give_text_labels_their_order():

@@ -153,7 +153,9 @@ def test_a_stream_of_bare_numbers_needs_label_names_and_one_of_classes_does_not(
 
 def test_a_stream_without_a_split_to_score_is_an_error(tmp_path):
     tar = write_tar(tmp_path / "train.tar", pictures([0, 1]), [0, 1])
-    with pytest.raises(ValueError, match=r"--streaming needs the split 'train' and another one to score.*has train"):
+    with pytest.raises(
+        ValueError, match=r"--streaming needs the split 'train' and another one to evaluate on.*has train"
+    ):
         prepare_stream(load_splits(tar, streaming=True), label_names=list(ANIMALS))
 
 

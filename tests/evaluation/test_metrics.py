@@ -276,12 +276,43 @@ def test_95_percent_intervals_contain_the_true_accuracy_about_that_often():
     assert 87 <= hits <= 100
 
 
-def test_where_all_answers_are_right_the_exact_bound_is_given():
+@pytest.mark.parametrize("count", [1, 2, 6, 30, 10_000])
+def test_the_bounds_of_wilsons_interval_are_shares_that_the_count_is_just_compatible_with(count):
+    """Each bound p solves |share - p| = 1.96 sqrt(p (1 - p) / n), the test that the interval inverts."""
+    for right in {0, 1, count // 3, count - 1, count}:
+        low, high = metrics.wilson_interval(right, count)
+        assert 0 <= low <= right / count <= high <= 1
+        assert low < high
+        for bound in (low, high):
+            apart = 1.959964 * math.sqrt(bound * (1 - bound) / count)
+            assert abs(right / count - bound) == pytest.approx(apart, abs=1e-12)
+
+
+def test_two_of_six_right_is_not_said_to_be_as_few_as_none():
+    references = np.zeros(6, int)
+    predictions = np.array([0, 0, 1, 1, 1, 1])
+    values = dict(
+        predictions=predictions, references=references, top5=predictions[:, None], confidences=np.full(6, 0.6)
+    )
+    assert metrics.intervals(**values, resamples=20)["accuracy"] == pytest.approx([0.0968, 0.7000], abs=1e-4)
+
+
+@pytest.mark.parametrize("right", [0, 1])
+def test_one_image_leaves_every_interval_wide(right):
+    values = dict(predictions=[right], references=[1], top5=[[right]], confidences=[0.7])
+    intervals = metrics.intervals(**values, resamples=20)
+    assert intervals["calibration_error"] == [0.0, 1.0]
+    assert all(high - low > 0.75 for low, high in intervals.values())
+
+
+def test_where_all_predictions_are_right_the_exact_bound_is_given():
     values = answers_of_a_model(0, 30, right=2.0)
     intervals = metrics.intervals(**values | {"confidences": np.ones(30)}, resamples=20)
     assert intervals.pop("calibration_error") == [0.0, 0.0]
+    for name in ("accuracy", "top5_accuracy"):
+        assert intervals.pop(name) == metrics.wilson_interval(30, 30)
     for low, high in intervals.values():  # with all of 30 right at this true accuracy, one time in forty
         assert (low**30, high) == (pytest.approx(0.025), 1.0)
     wrong = values | {"references": (values["references"] + 1) % 7, "top5": values["top5"][:, :1]}
-    low, high = metrics.intervals(**wrong, resamples=20)["accuracy"]
+    low, high = metrics.intervals(**wrong, resamples=20)["balanced_accuracy"]
     assert (low, (1 - high) ** 30) == (0.0, pytest.approx(0.025))

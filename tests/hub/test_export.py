@@ -17,6 +17,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 
 from hf_vit.data.sources import load_splits
+from hf_vit.evaluation.onnx_classifier import onnx_model
 from hf_vit.hub import export as exporting
 from hf_vit.system import environment
 
@@ -83,7 +84,7 @@ def command(*flags, cwd, env=None, fails=False):
 def test_onnx_and_program_give_torchs_logits(exported, pixels, dialect, batch):
     model, folder = exported(dialect)
     images = [pixels(batch, channels=model.config.num_channels)]
-    assert exporting.logit_difference(model, exporting.onnx_model(folder / "model.onnx"), images)["relative"] < 1e-5
+    assert exporting.logit_difference(model, onnx_model(folder / "model.onnx"), images)["relative"] < 1e-5
     assert exporting.logit_difference(model, exporting.torch_program(folder / "model.pt2"), images)["relative"] < 1e-5
 
 
@@ -92,14 +93,14 @@ def test_onnx_and_program_give_torchs_logits(exported, pixels, dialect, batch):
 def test_without_a_table_of_positions_other_sizes_give_torchs_logits(exported, pixels, dialect, size):
     model, folder = exported(dialect)
     images = [pixels(2, *size)]
-    assert exporting.logit_difference(model, exporting.onnx_model(folder / "model.onnx"), images)["relative"] < 1e-5
+    assert exporting.logit_difference(model, onnx_model(folder / "model.onnx"), images)["relative"] < 1e-5
     assert exporting.logit_difference(model, exporting.torch_program(folder / "model.pt2"), images)["relative"] < 1e-5
 
 
 def test_with_a_table_of_positions_another_size_is_refused(exported, pixels):
     _, folder = exported("class token, learned")
     with pytest.raises(InvalidArgument, match="pixel_values"):
-        exporting.onnx_model(folder / "model.onnx")(pixels(1, 16, 24))
+        onnx_model(folder / "model.onnx")(pixels(1, 16, 24))
     with pytest.raises(AssertionError, match="pixel_values"):
         exporting.torch_program(folder / "model.pt2")(pixels(1, 16, 24))
 
@@ -107,8 +108,8 @@ def test_with_a_table_of_positions_another_size_is_refused(exported, pixels):
 def test_what_fills_no_patch_is_cut_off_in_onnx_and_refused_in_the_program(exported, pixels):
     _, folder = exported("no positions")
     images = pixels(2, 18, 25)
-    inside = exporting.onnx_model(folder / "model.onnx")(images[:, :, :16, :24])
-    torch.testing.assert_close(exporting.onnx_model(folder / "model.onnx")(images), inside)
+    inside = onnx_model(folder / "model.onnx")(images[:, :, :16, :24])
+    torch.testing.assert_close(onnx_model(folder / "model.onnx")(images), inside)
     with pytest.raises(AssertionError, match="pixel_values"):
         exporting.torch_program(folder / "model.pt2")(images)
 
@@ -154,7 +155,7 @@ def test_every_product_with_a_weight_is_int8_and_the_answers_stay_near(exported,
     assert count(tmp_path / "small.onnx", "MatMulInteger") == dense
     images = pixels(4)
     expected = model(images).logits
-    found = exporting.onnx_model(tmp_path / "small.onnx")(images)
+    found = onnx_model(tmp_path / "small.onnx")(images)
     assert 0 < (found - expected).abs().max() < 0.1 * expected.abs().max()
 
 
@@ -164,11 +165,8 @@ def test_weights_beyond_one_files_size_lie_beside_it(exported, pixels, tmp_path,
     exporting.to_onnx(exporting.trace(model), model.config, tmp_path / "model.onnx")
     exporting.quantize(tmp_path / "model.onnx", tmp_path / "small.onnx")
     assert {file.name for file in tmp_path.iterdir()} == {"model.onnx", "model.onnx.data", "small.onnx"}
-    assert (
-        exporting.logit_difference(model, exporting.onnx_model(tmp_path / "model.onnx"), [pixels(2)])["relative"]
-        < 1e-5
-    )
-    assert exporting.onnx_model(tmp_path / "small.onnx")(pixels(2)).shape == (2, 3)
+    assert exporting.logit_difference(model, onnx_model(tmp_path / "model.onnx"), [pixels(2)])["relative"] < 1e-5
+    assert onnx_model(tmp_path / "small.onnx")(pixels(2)).shape == (2, 3)
 
 
 def test_another_computation_is_refused(tiny_model, pixels):
@@ -242,16 +240,16 @@ def test_an_earlier_export_is_replaced_as_a_whole_or_not_at_all(native, tmp_path
     (output / "onnx").mkdir(parents=True)
     for name in ("export.json", "onnx/model_quantized.onnx"):
         (output / name).write_text("earlier")
-    monkeypatch.setattr(sys, "argv", ["export.py", str(native), "--output_dir", str(output)])
+    args = export.parse_args([str(native), "--output_dir", str(output)])
     monkeypatch.setattr(exporting, "MAX_DIFFERENCE", -1.0)
     with pytest.raises(ValueError, match="nothing is written"):
-        export.main()
+        export.main(args)
     files = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
     assert files == {"out/export.json": "earlier", "out/onnx/model_quantized.onnx": "earlier"}
 
     monkeypatch.setattr(exporting, "MAX_DIFFERENCE", 1e-4)
     capsys.readouterr()
-    export.main()
+    export.main(args)
     assert capsys.readouterr().out.count("no int8 file is written") == 1
     report = json.loads((output / "export.json").read_text())
     assert set(report["files"]) == {"onnx/model.onnx", "model.pt2"}
@@ -261,7 +259,7 @@ def test_an_earlier_export_is_replaced_as_a_whole_or_not_at_all(native, tmp_path
     assert files == {"out/export.json", "out/onnx/model.onnx", "out/model.pt2"}
     model, computed = (
         ViTForImageClassification.from_pretrained(native),
-        exporting.onnx_model(output / "onnx" / "model.onnx"),
+        onnx_model(output / "onnx" / "model.onnx"),
     )
     assert exporting.logit_difference(model, computed, [pixels(2)])["relative"] < 1e-5
 

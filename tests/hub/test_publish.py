@@ -5,6 +5,7 @@ import http.server
 import json
 import re
 import runpy
+import shlex
 import shutil
 import sys
 import threading
@@ -114,7 +115,10 @@ def test_without_push_all_is_shown_and_nothing_sent(runs, assembled, hub, capsys
     assert "it will be private" in shown
     assert "model-index:" in shown
     assert "stored as the native `ijepa` of transformers" in shown
-    assert "Nothing was sent; --push sends it." in shown
+    words = shlex.split(shown.partition("Nothing was sent; --push sends it.\n")[2])
+    assert Path(words[1]).resolve() == Path(publish.__file__)
+    again = publish.parse_args(words[2:])
+    assert vars(again) == {**vars(publish.parse_args([str(runs["native"]), "--repo", "alice/model"])), "push": True}
 
 
 def test_without_push_a_repository_that_is_there_is_shown_with_its_text(runs, hub, capsys):
@@ -551,7 +555,7 @@ def test_the_blocks_of_the_card_run_as_printed_and_print_the_answer(published, t
     assert len(printed) == 4
     for card, said, difference in zip(cards, printed[::2], printed[1::2], strict=True):
         answer = yaml.safe_load(said)
-        assert f"\nIt says {answer['label']} ({answer['score']:.0%}).\n" in card
+        assert f"\nPredicted class: {answer['label']} ({answer['score']:.0%}).\n" in card
         assert float(difference) <= 1e-6
 
 

@@ -46,7 +46,7 @@ def test_a_space_is_the_page_the_package_and_what_they_need(space):
         if "__pycache__" not in name and not name.endswith("hub/export.py")
     }
     examples = {f"examples/{number}.png" for number in range(1, 7)}
-    assert {*files} == {"app.py", "README.md", "requirements.txt", *package, *examples}
+    assert {*files} == {"app.py", "command_line.py", "README.md", "requirements.txt", *package, *examples}
     assert files["app.py"] == APP.read_bytes()
     for name in package:
         assert files[name] == (HOUSE / name).read_bytes()
@@ -57,11 +57,15 @@ def test_a_space_requires_every_package_that_its_files_import(space):
     wanted = {canonicalize_name(Requirement(line).name): Requirement(line) for line in lines}
     assert len(wanted) == len(lines)
     dists, missing = importlib.metadata.packages_distributions(), set()
-    for file in [space / "app.py", *(space / "hf_vit").rglob("*.py")]:
+    for file in [space / "app.py", space / "command_line.py", *(space / "hf_vit").rglob("*.py")]:
         for node in ast.parse(file.read_text()).body:  # within functions it is what can be done without
             names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
-            for name in {name.partition(".")[0] for name in names} - {*sys.stdlib_module_names} - {"hf_vit", "gradio"}:
+            for name in (
+                {name.partition(".")[0] for name in names}
+                - {*sys.stdlib_module_names}
+                - {"hf_vit", "gradio", "command_line"}
+            ):
                 if not {canonicalize_name(each) for each in dists.get(name, [name])} & {*wanted}:
                     missing.add((file.relative_to(space).as_posix(), name))
     assert missing == set()
@@ -171,7 +175,7 @@ def test_without_push_a_space_is_shown_and_nothing_sent(demo_run, space, hub, tm
 def test_a_space_has_no_branch_and_no_layout(flags, demo_run, capsys):
     """--space with --revision, --create_pr or --layout | refused in a sentence, exit code 2"""
     with pytest.raises(SystemExit) as ended:
-        publish.parse([str(demo_run), "--repo", "alice/page", "--space", *flags])
+        publish.parse_args([str(demo_run), "--repo", "alice/page", "--space", *flags])
     assert ended.value.code == 2
     assert "leave --revision, --create_pr and --layout out" in capsys.readouterr().err
 

@@ -69,6 +69,7 @@ import contextlib, io, json, os, runpy, sys
 
 for line in json.loads(sys.argv[1]):
     sys.argv, printed = line, io.StringIO()
+    sys.path.insert(0, os.path.dirname(line[0]))  # as Python does for a script
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         try:
             runpy.run_path(line[0], run_name="__main__")

@@ -369,7 +369,7 @@ def test_the_sincos_1d_table_is_right_after_loading_and_not_in_the_file(tiny_mod
     tiny_model(position_embedding="sincos1d", **fields).save_pretrained(tmp_path)
     assert not any("position" in name for name in load_file(tmp_path / "model.safetensors"))
     loaded = model_class.from_pretrained(tmp_path, dtype=dtype)
-    table = torch.cat(loaded.base_model.embeddings.interpolate_pos_encoding((3, 5)), dim=1)
+    table = torch.cat(loaded.base_model.embeddings.positions_on_grid((3, 5)), dim=1)
     torch.testing.assert_close(table[0], sincos1d(2 + 15, 32).to(dtype))
 
 

@@ -195,7 +195,7 @@ def test_the_sincos_table_survives_loading_bit_for_bit(tiny_model, tmp_path):
     model = tiny_model(position_embedding="sincos2d", image_size=(12, 20))
     model.save_pretrained(tmp_path)
     loaded = HFViTForImageClassification.from_pretrained(tmp_path)
-    assert torch.equal(loaded.vit.embeddings.interpolate_pos_encoding((3, 5))[1], sincos_2d((3, 5), 32))
+    assert torch.equal(loaded.vit.embeddings.positions_on_grid((3, 5))[1], sincos_2d((3, 5), 32))
     assert not any("position" in name for name in load_file(tmp_path / "model.safetensors"))
 
 
@@ -233,7 +233,7 @@ def test_fixed_positions_are_kept_between_passes_and_no_tracer_leaves_its_own(ti
     model = tiny_model(position_embedding="sincos2d", image_size=(8, 24))
     with FakeTensorMode(allow_non_fake_inputs=True):
         model(pixels(height=8, width=24))
-    once, again = (model.vit.embeddings.interpolate_pos_encoding((2, 6))[1] for _ in range(2))
+    once, again = (model.vit.embeddings.positions_on_grid((2, 6))[1] for _ in range(2))
     assert type(once) is torch.Tensor
     assert once.data_ptr() == again.data_ptr()
 

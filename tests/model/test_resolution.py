@@ -242,9 +242,7 @@ def test_the_same_image_in_smaller_patches_keeps_its_tables_right(saved, pixels)
     for positions in ("sincos1d", "sincos2d"):
         loaded = load(saved(image_size=(16, 24), position_embedding=positions)[1], patch_size=2)
         plain = HFViTForImageClassification(loaded.config)
-        tables = [
-            torch.cat(network.vit.embeddings.interpolate_pos_encoding((8, 12)), dim=1) for network in (loaded, plain)
-        ]
+        tables = [torch.cat(network.vit.embeddings.positions_on_grid((8, 12)), dim=1) for network in (loaded, plain)]
         assert torch.equal(*tables)
         assert tables[0].shape[1] == 8 * 12 + (positions == "sincos1d")
 

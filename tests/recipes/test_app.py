@@ -37,7 +37,7 @@ import app  # noqa: E402
 
 
 SMALL = dict(num_hidden_layers=1, num_attention_heads=1)
-ANSWER, HEAD = "rollout, for the answer", "attention of a head"
+ANSWER, HEAD = "rollout, predicted class", "attention of a head"
 SORRY = "This file cannot be read as an image: "
 # Prints where a process connects to, and whose names it looks up.
 WATCH = """
@@ -159,7 +159,7 @@ def ask(two, tmp_path):
     client = Client(two.url, analytics_enabled=False, verbose=False, download_files=tmp_path / "answers")
 
     def look(file, layer=2, head=1, method=ANSWER, column="/look"):
-        label, picture = client.predict(handle_file(file), layer, head, method, api_name=column)
+        label, picture, _ = client.predict(handle_file(file), layer, head, method, api_name=column)
         with Image.open(picture) as image:
             return {row["label"]: row["confidence"] for row in label["confidences"]}, np.asarray(image)
 
@@ -195,7 +195,7 @@ def test_two_models_beside_each_other_give_their_own_answers(ask, demo_run, mode
 
 
 def test_another_layer_method_or_head_gives_another_picture_and_the_same_answer(ask, photo):
-    asked = [(1, 1, ANSWER), (2, 1, ANSWER), (2, 1, "Grad-CAM, for the answer"), (2, 1, HEAD), (2, 2, HEAD)]
+    asked = [(1, 1, ANSWER), (2, 1, ANSWER), (2, 1, "Grad-CAM, predicted class"), (2, 1, HEAD), (2, 2, HEAD)]
     answers, pictures = zip(*(ask(photo, *choice) for choice in asked), strict=True)
     assert all(answer == answers[0] for answer in answers)
     assert len({picture.tobytes() for picture in pictures}) == len(asked)
@@ -236,6 +236,25 @@ def test_the_examples_are_images_that_the_run_scored(two, demo_run):
     for (sample,), image in zip(shown, scored, strict=False):
         with urllib.request.urlopen(sample["url"], timeout=10) as answer, Image.open(answer) as example:
             assert (np.asarray(example.convert("RGB")) == image.numpy()).all()
+
+
+def test_the_page_opens_on_an_example_that_is_answered_under_the_names_of_the_models(two, demo_run, model):
+    with urllib.request.urlopen(f"{two.url}config", timeout=10) as answer:
+        config = json.load(answer)
+    shown = {kind: [each["props"] for each in config["components"] if each["type"] == kind] for kind in ("label", "image", "markdown")}  # fmt: skip
+    with urllib.request.urlopen(shown["image"][0]["value"]["url"], timeout=10) as answer, Image.open(answer) as image:
+        scored = load_file(demo_run / "samples.safetensors")["images"][0].permute(1, 2, 0)
+        assert (np.asarray(image.convert("RGB")) == scored.numpy()).all()
+    logits = load_file(demo_run / "samples.safetensors")["logits"][0]
+    names = yaml.safe_load((demo_run / "model" / "config.json").read_text())["id2label"]
+    assert shown["label"][0]["value"]["label"] == names[str(logits.argmax().item())]
+    assert [len(props["value"]["confidences"]) for props in shown["label"]] == [5, 3]
+    assert [props["value"] is not None for props in shown["image"]] == [True] * 3  # the example, and a map of each
+    said = [props["value"] for props in shown["markdown"]]
+    assert {"### demo", "### small"} <= set(said)
+    assert config["title"] == "What demo and small sees"
+    assert str(demo_run) not in json.dumps(config)
+    assert str(model("small", **SMALL)) not in json.dumps(config)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +306,7 @@ def test_a_space_answers_with_the_package_beside_it(demo_run, tmp_path):
 
     with serving(tmp_path / "served", "app.py", cwd=folder) as server:
         client = Client(server.url, analytics_enabled=False, verbose=False, download_files=tmp_path / "answers")
-        label, _ = client.predict(handle_file(folder / "examples" / "1.png"), 2, 1, ANSWER, api_name="/look")
+        label, _, _ = client.predict(handle_file(folder / "examples" / "1.png"), 2, 1, ANSWER, api_name="/look")
         client.close()
         with urllib.request.urlopen(f"{server.url}config", timeout=10) as answer:
             components = json.load(answer)["components"]
@@ -321,7 +340,7 @@ def test_a_map_lies_where_the_image_is(corner, model, tmp_path):
     image = np.full((16, 16, 3), 20, np.uint8)
     image[4 * row : 4 * row + 4, 4 * column : 4 * column + 4] = 250
     Image.fromarray(image).save(tmp_path / "corner.png")
-    _, seen = app.Viewer(str(folder)).look(str(tmp_path / "corner.png"), 1, 1, "attention, mean of the heads")
+    _, seen, _ = app.Viewer(str(folder)).look(str(tmp_path / "corner.png"), 1, 1, "attention, mean of the heads")
     patches = seen.reshape(4, 96, 4, 96, 3).mean(axis=(1, 3))  # 384 pixels a side, 4 x 4 patches
     orange = patches[:, :, 0] - patches[:, :, 2]
     assert np.unravel_index(orange.argmax(), orange.shape) == corner
@@ -331,12 +350,25 @@ def test_a_map_lies_where_the_image_is(corner, model, tmp_path):
     ).all()  # whole pixels of the model's image
 
 
+def test_a_flat_map_is_told_in_words(model, photo):
+    folder = model("even")
+    net = HFViTForImageClassification.from_pretrained(folder)
+    with torch.no_grad():  # every patch is attended to alike
+        for layer in net.vit.layers:
+            layer.attention.q_proj.weight.zero_()
+            layer.attention.q_proj.bias.zero_()
+    net.save_pretrained(folder)
+    viewer = app.Viewer(str(folder))
+    assert viewer.look(str(photo), 1, 1, HEAD)[2] == app.FLAT
+    assert app.Viewer(str(model("three"))).look(str(photo), 1, 1, HEAD)[2] == app.COLOURS
+
+
 def test_no_image_is_no_answer(model):
-    assert app.Viewer(str(model("three"))).look(None, 1, 1, ANSWER) == (None, None)
+    assert app.Viewer(str(model("three"))).look(None, 1, 1, ANSWER) == (None, None, app.COLOURS)
 
 
 def test_all_classes_are_given_and_sum_to_one(demo_run, photo):
-    classes, _ = app.Viewer(str(demo_run)).look(str(photo), 2, 1, ANSWER)
+    classes, _, _ = app.Viewer(str(demo_run)).look(str(photo), 2, 1, ANSWER)
     assert len(classes) == 10
     assert sum(classes.values()) == pytest.approx(1, abs=1e-5)
 
@@ -355,7 +387,7 @@ def test_each_layer_has_its_map_and_a_head_counts_where_one_is_chosen(title, mod
 def test_a_model_of_one_layer_head_or_channel_is_looked_at(fields, model, photo):
     viewer = app.Viewer(str(model("small" if fields is SMALL else "grey", **fields)))
     for title in app.METHODS:
-        classes, seen = viewer.look(str(photo), 1, 1, title)
+        classes, seen, _ = viewer.look(str(photo), 1, 1, title)
         assert len(classes) == 3
         assert seen.shape == (384, 384, 3)
 
@@ -463,7 +495,7 @@ def test_an_uploaded_image_is_named_and_every_choice_changes_the_picture(driver,
     page.shot("answer")
     page.types(LAYER, "1")
     _, second = page.sees_another([first])
-    page.picks("Grad-CAM, for the answer")
+    page.picks("Grad-CAM, predicted class")
     _, third = page.sees_another([first, second])
     assert page.all("input[aria-label='number input for head']") == []
     page.picks(HEAD)
@@ -530,7 +562,7 @@ def test_two_models_are_two_columns(driver, two, demo_run, model, photo):
     first, second = (each.rect for each in page.all("[data-testid=label]"))
     assert first["y"] == second["y"]
     assert first["x"] + first["width"] <= second["x"]
-    assert [each.text for each in page.all("h3")] == [str(demo_run), str(model("small", **SMALL))]
+    assert [each.text for each in page.all("h3")] == ["demo", "small"]
     page.is_content()
 
 

@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from PIL import Image
 from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTImageProcessorPil, ViTModel
 
 from hf_vit.data.sources import load_splits
+from hf_vit.training.arguments import parse_args
 
 
 HOUSE = Path(__file__).parents[2]
@@ -77,10 +79,12 @@ def test_python_blocks_run(block, desk, monkeypatch, capsys):
 
 
 def test_every_page_has_the_blocks_that_are_run_here():
-    assert len(PYTHON) == 5
+    assert len(PYTHON) == 7
     assert {name.rpartition("/")[2]: len(commands) for name, commands in COMMANDS.items() if commands} == {
         "README.md": 5,
         "attention-maps.md": 1,
+        "gpu.md": 1,
+        "predicting.md": 3,
         "presets.md": 1,
         "sharing.md": 5,
         "your-own-images.md": 6,
@@ -109,3 +113,60 @@ def test_commands_run_in_their_order(commands, desk, hub, tmp_path):
             env=environment,
         )
         assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
+
+
+LAUNCHES = [
+    line.strip()
+    for page in PAGES.values()
+    for line in page.splitlines()
+    if line.strip().startswith(("accelerate launch", "exec python"))
+]
+
+
+@pytest.mark.parametrize("command", LAUNCHES)
+def test_commands_for_several_processes_name_files_and_flags_that_exist(command, monkeypatch):
+    monkeypatch.chdir(HOUSE)
+    launcher, _, flags = command.rstrip("'").partition(" recipes/train.py ")
+    assert "--config_file" not in launcher or Path(launcher.split("--config_file ")[1].split()[0]).is_file()
+    parse_args(shlex.split(flags.replace('"$SLURM_CPUS_PER_TASK"', "8")))
+
+
+# Stand-ins for two commands of SLURM: two tasks that get SIGUSR1 once they have trained a step, and a queue that is a file.
+SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+for task in 0 1; do SLURM_PROCID=$task SLURM_LOCALID=$task "$@" & done
+if [ ! -e queue ]; then until [ -s runs/slurm/metrics.jsonl ]; do sleep 0.1; done; kill -USR1 $(jobs -p); fi
+code=0
+for task in $(jobs -p); do wait $task || code=$?; done
+exit $code
+"""
+SCONTROL = """#!/bin/bash
+if [ "$1" = requeue ]; then echo $2 >> queue; else echo 127.0.0.1; fi
+"""
+
+
+def test_the_slurm_script_requeues_a_stopped_job_and_ends_with_a_finished_one(desk, tmp_path):
+    (script,) = re.findall(r"```bash\n(#!.*?)```", PAGES["recipes/docs/slurm.md"], re.DOTALL)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        script = script.replace("29500", str(free.getsockname()[1]))
+    flags = "demo.yaml --output_dir runs/slurm --train_fraction 0.05 --max_train_steps 60 --log_steps 1"
+    (desk / ".venv" / "bin").mkdir(parents=True)
+    (desk / ".venv" / "bin" / "activate").touch()
+    for name, text in {
+        "srun": SRUN,
+        "scontrol": SCONTROL,
+        "python": f'#!/bin/bash\nexec {sys.executable} -W ignore "$@"',
+    }.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    job = {
+        **os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "ACCELERATE_USE_CPU": "true", "GLOO_SOCKET_IFNAME": "lo",
+        "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "here", "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2",
+        "SLURM_CPUS_PER_TASK": "1",
+    }  # fmt: skip
+    command = ["bash", "-c", script.replace("imagenet-s16.yaml", flags)]
+    stopped, finished = (subprocess.run(command, cwd=desk, capture_output=True, text=True, env=job) for _ in range(2))
+    assert (stopped.returncode, (desk / "queue").read_text()) == (75, "7\n"), stopped.stdout + stopped.stderr
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "going on after step" in finished.stdout

@@ -1,5 +1,6 @@
 """Claims about the recipes, tested by running the real commands."""
 
+import csv
 import json
 import os
 import shutil
@@ -69,7 +70,8 @@ def run(photos):
 
 
 def test_a_run_leaves_what_its_documentation_lists(run):
-    assert {"config.yaml", "metrics.jsonl", "model", "results.json", "samples.safetensors"} <= set(os.listdir(run))
+    listed = {"config.yaml", "metrics.jsonl", "model", "results.json", "samples.safetensors", "predictions.csv"}
+    assert listed <= set(os.listdir(run))
     assert {
         "README.md", "config.json", "model.safetensors", "preprocessor_config.json", "example.png", "figures",
         *(file.name for file in HOUSE.glob("hf_vit/model/*.py") if file.name not in ("__init__.py", "masked_autoencoder.py")),
@@ -92,7 +94,7 @@ def test_a_run_leaves_what_its_documentation_lists(run):
     assert results["metrics"]["accuracy"] >= 0.9
     assert results["data"]["train_images"] == 48
     assert results["steps"] == 24
-    assert {"reading", "input", "model", "scoring"} == set(results["seconds"])
+    assert {"reading", "input", "model", "scoring", "report"} == set(results["seconds"])
     assert all(seconds >= 0 for seconds in results["seconds"].values())
     parts = (results["seconds"][name] for name in ("input", "model", "scoring"))
     assert sum(parts) <= results["train_seconds"] + 1  # rounded, each
@@ -106,6 +108,25 @@ def test_a_run_leaves_what_its_documentation_lists(run):
     passed = [line["seconds"] for line in lines]  # of training alone, in every line
     assert passed == sorted(passed)
     assert 0 <= passed[0] < passed[-1] <= results["train_seconds"] + 1
+
+
+def table(file):
+    """The lines of a table of predictions."""
+    with open(file, newline="", encoding="utf-8") as opened:
+        return list(csv.DictReader(opened))
+
+
+def test_every_scored_image_is_in_the_table_of_predictions_with_its_file(run, photos):
+    lines, results = table(run / "predictions.csv"), json.loads((run / "results.json").read_text())
+    assert list(lines[0]) == ["row", "file", "label", "predicted", "confidence", "correct"]
+    assert len(lines) == results["data"]["scored_images"] == 12
+    assert [line["file"].partition("/")[0] for line in lines] == [line["label"] for line in lines]
+    assert all((photos / line["file"]).is_file() for line in lines)
+    rows = [int(line["row"]) for line in lines]
+    assert rows == sorted(set(rows))
+    assert [line["correct"] == "true" for line in lines] == [line["label"] == line["predicted"] for line in lines]
+    assert sum(line["correct"] == "true" for line in lines) / 12 == pytest.approx(results["metrics"]["accuracy"])
+    assert all(1 / 3 <= float(line["confidence"]) <= 1 for line in lines)
 
 
 def test_the_card_holds_the_results(run):
@@ -131,6 +152,12 @@ def test_the_saved_model_classifies_and_scores_as_the_run_said(run, photos):
     assert scores["images"] == 60
     assert scores["accuracy"] >= 0.9
     assert str(scores["accuracy"]) in printed
+    lines = table(run.parent / "scores.predictions.csv")
+    assert [int(line["row"]) for line in lines] == list(range(60))
+    assert {line["file"] for line in lines} == {str(file.relative_to(photos)) for file in photos.rglob("*.*")}
+    assert sum(line["correct"] == "true" for line in lines) / 60 == pytest.approx(scores["accuracy"])
+    of_run = {line["file"]: line["predicted"] for line in table(run / "predictions.csv")}
+    assert {line["file"]: line["predicted"] for line in lines if line["file"] in of_run} == of_run
 
 
 def test_classify_says_what_it_sees_and_what_to_try_next(run, photos):
@@ -139,7 +166,34 @@ def test_classify_says_what_it_sees_and_what_to_try_next(run, photos):
     )
     assert "it sees:     red" in printed
     assert "it sees:     blue" in printed
-    assert "Next:" in printed
+    assert "Next, what it looks at:" in printed
+
+
+def as_printed(text, before, cwd):
+    """What the command that is printed after `before` prints."""
+    line = text.partition(before)[2].strip().splitlines()[0]
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, cwd=cwd)
+    assert done.returncode == 0, f"{line}\n{done.stderr}"
+    return done.stdout
+
+
+def test_the_commands_that_scripts_print_run_as_they_are_printed_with_spaces_in_every_path(photos, tmp_path):
+    """train.py names classify.py, that names visualize.py, which draws; nothing better than chance came of a single step."""
+    shutil.copytree(photos, tmp_path / "my photos")
+    flags = ["--dataset_name", "my photos", "--preset", "tiny-patch16-224", "--config_overrides", TINY]
+    printed = recipe("train.py", *flags, "--output_dir", "my runs/a b", "--max_train_steps", 1, cwd=tmp_path)
+    end = printed[printed.index("WARNING: No better than chance: ") :].splitlines()[:4]
+    assert end[1].startswith("accuracy on the held-out validation images: ")
+    assert end[1].endswith("; the model is in my runs/a b/model")
+    assert end[2].startswith("its card is my runs/a b/model/README.md, with ")
+    assert "\n**No better than chance: " in (tmp_path / "my runs" / "a b" / "model" / "README.md").read_text()
+    results = json.loads((tmp_path / "my runs" / "a b" / "results.json").read_text())
+    assert results["warnings"] == [end[0].removeprefix("WARNING: ")]
+    seen = as_printed(end[3], "next: ", tmp_path)
+    assert "it sees:" in seen
+    drawn = as_printed(seen, "Next, what it looks at:", tmp_path)
+    assert all(Path(tmp_path, line).is_file() for line in drawn.splitlines() if line.endswith(".png"))
+    assert "attention.png" in drawn
 
 
 def test_classify_reads_what_training_reads_and_takes_the_run_folder(run, photos, tmp_path):
@@ -252,7 +306,7 @@ def test_lora_trains_little_and_what_it_saves_loads(saved, base, photos, tmp_pat
 
 
 COUNTED = """
-import json, runpy, sys
+import json, os, runpy, sys
 import torch
 from hf_vit import HFViTModel
 
@@ -264,6 +318,7 @@ def counted(self, pixel_values, *args, **kwargs):
 
 HFViTModel.encode = counted
 sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))  # as Python does for a script
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
 finally:
@@ -402,6 +457,9 @@ def test_a_stream_trains_repeatably_and_learns_from_a_teacher(run, shards, tmp_p
     first, again = ((tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("first", "again"))
     assert first == again
     assert json.loads((tmp_path / "first" / "results.json").read_text())["metrics"]["accuracy"] >= 0.8
+    lines = table(tmp_path / "first" / "predictions.csv")
+    assert [int(line["row"]) for line in lines] == list(range(len(lines)))
+    assert all(line["file"].endswith(f"val-0_{line['row']}.jpg") for line in lines)
     (events,) = (tmp_path / "first").rglob("events.out.tfevents.*.0")
     reader = EventAccumulator(str(events.parent))
     reader.Reload()
@@ -447,7 +505,7 @@ def test_a_run_whose_pictures_cannot_be_drawn_is_finished(photos, tmp_path):
     flags += ["--output_dir", str(tmp_path / "run"), "--max_train_steps", "1", "--per_device_train_batch_size", "8"]
     sabotage = (
         "import runpy, sys; from hf_vit import figures; figures.calibration = lambda bins: bins[99]; "
-        f"sys.argv = {['train.py', *flags]!r}; "
+        f"sys.argv = {['train.py', *flags]!r}; sys.path.insert(0, {str(HOUSE / 'recipes')!r}); "
         f"runpy.run_path({str(HOUSE / 'recipes' / 'train.py')!r}, run_name='__main__')"
     )
     done = subprocess.run(

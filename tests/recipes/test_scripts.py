@@ -3,11 +3,14 @@
 import logging
 import runpy
 import signal
+import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 import pytest
+
+from hf_vit.model.attention_maps import MAP_METHODS
 
 
 HOUSE = Path(__file__).parents[2]
@@ -36,6 +39,56 @@ def test_help_is_answered_and_nothing_else_done(script, as_before, tmp_path, mon
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: {script.name} ")
     assert list(tmp_path.iterdir()) == []
+
+
+HEAVY = [
+    "torch",
+    "transformers",
+    "datasets",
+    "accelerate",
+    "huggingface_hub",
+    "numpy",
+    "PIL",
+    "matplotlib",
+    "gradio",
+    "onnx",
+]
+ALONE = """
+import os, runpy, sys
+sys.modules |= dict.fromkeys({heavy!r})  # an import of one of these fails
+del sys.argv[0]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+@pytest.mark.parametrize("flag", ["--help", "--no-such-flag"])
+def test_flags_are_answered_before_the_imports_that_take_seconds(script, flag, tmp_path):
+    command = [sys.executable, "-c", ALONE.format(heavy=HEAVY), str(script), flag]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == (0 if flag == "--help" else 2), done.stderr
+    if flag == "--help":
+        text = script.read_text().split('"""')[1].strip()
+        assert text in done.stdout
+        assert (
+            text.count(f"recipes/{script.relative_to(HOUSE / 'recipes')} ") + text.count(f"{script.name}\n") >= 2
+        )  # examples
+    else:
+        assert "--no-such-flag is not a flag of" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_visualize_offers_the_methods_that_there_are():
+    import visualize
+
+    assert ("raw", *visualize.METHODS) == MAP_METHODS
+
+
+def test_benchmark_measures_the_parts_that_it_offers():
+    import benchmark
+
+    assert tuple(benchmark.MEASURES) == benchmark.PARTS
 
 
 def test_a_script_is_not_called_as_a_library_is():

@@ -138,7 +138,7 @@ def test_a_signal_to_it_alone_stops_the_run_of_the_moment_after_it_has_saved(num
 
 def test_public_without_a_repository_is_refused(capsys):
     with pytest.raises(SystemExit):
-        transfer.parse(["--dataset_name", "photos", "--public"])
+        transfer.parse_args(["--dataset_name", "photos", "--public"])
     assert "--repo USER/NAME names it" in capsys.readouterr().err
 
 

@@ -1,5 +1,6 @@
 """Claims about several processes and machines, tested by starting them: gloo on the loopback, on CPU."""
 
+import csv
 import json
 import os
 import shutil
@@ -89,6 +90,7 @@ real_read, ImageStream._read_shards = ImageStream._read_shards, read
 real_prepare, accelerate.Accelerator.prepare = accelerate.Accelerator.prepare, prepare
 hardware.use_all_cores = lambda: None  # threads that wait for each other starve on a busy machine
 sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))  # as Python does for a script
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
@@ -198,6 +200,13 @@ def assert_same_course(run, other):
         wanted["metrics"][key] for key in ("accuracy", "step")
     ]
     assert (run / "confusion_matrix.csv").read_text() == (other / "confusion_matrix.csv").read_text()
+    assert predicted(run) == predicted(other)
+
+
+def predicted(run):
+    """The lines of predictions.csv without the confidences, which two computations give differently in the last places."""
+    with open(run / "predictions.csv", newline="", encoding="utf-8") as opened:
+        return [{**line, "confidence": None} for line in csv.DictReader(opened)]
 
 
 def interrupted(run, step, folder):
@@ -277,6 +286,7 @@ def test_two_processes_count_each_scored_image_once(together):
     rows = (together / "confusion_matrix.csv").read_text().splitlines()[1:]
     assert sum(int(count) for row in rows for count in row.split(",")[1:]) == 2000
     assert results_of(together)["data"]["scored_images"] == 2000
+    assert [int(line["row"]) for line in predicted(together)] == list(range(2000))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -500,3 +510,10 @@ def test_what_is_sharded_by_itself_is_the_layer_of_the_model(tiny_fields):
     config = yaml.safe_load((LAUNCHERS / "fsdp2.yaml").read_text())["fsdp_config"]
     model = HFViTForImageClassification(HFViTConfig(**tiny_fields))
     assert {type(layer).__name__ for layer in model.vit.layers} == {config["fsdp_transformer_layer_cls_to_wrap"]}
+
+
+def test_processes_that_do_not_find_each_other_are_refused(tmp_path):
+    """A launch file for GPUs, on a machine that has none."""
+    printed = two(tmp_path / "run", ACCELERATE_USE_CPU="false", code=1)
+    assert "2 processes were launched, but they found no GPU" in printed[0]
+    assert not (tmp_path / "run").exists()

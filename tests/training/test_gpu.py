@@ -306,7 +306,7 @@ def test_the_batch_size_found_in_little_memory_survives_ten_steps(device, tiny_m
 def test_nan_on_the_device_leaves_weights_moments_and_the_average_alone(tmp_path):
     """A row of NaN in step 3: the step is skipped, and what was trained before it stays finite."""
     spoil = """
-import runpy, sys
+import os, runpy, sys
 from hf_vit.data import augment as module
 real, calls = module.augment, []
 def spoiled(*args, **kwargs):
@@ -314,6 +314,7 @@ def spoiled(*args, **kwargs):
     return real(*args, **kwargs) * (float("nan") if len(calls) == 3 else 1)
 module.augment = spoiled
 sys.argv = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))  # as Python does for a script
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
     (tmp_path / "spoil.py").write_text(spoil)

@@ -217,26 +217,11 @@ def test_what_goes_together_is_not_refused(flags):
     parse_args(flags)
 
 
-@pytest.mark.parametrize(
-    ("flags", "rate"),
-    [
-        (NEEDED, 1e-3),
-        (FINE_TUNE, 5e-5),
-        ([*FINE_TUNE, "--freeze_layers", "2"], 5e-5),
-        ([*FINE_TUNE, "--freeze_backbone", "true"], 1e-3),
-        ([*FINE_TUNE, "--lora_rank", "8"], 1e-3),
-        ([*FINE_TUNE, "--lora_rank", "8", "--learning_rate", "2e-4"], 2e-4),
-    ],
-)
-def test_the_learning_rate_follows_from_what_is_trained_unless_it_is_given(flags, rate):
-    assert parse_args(flags).learning_rate == rate
-
-
 def test_cached_features_are_of_images_that_are_neither_cropped_nor_mirrored():
     frozen = [*FINE_TUNE, "--freeze_backbone", "true"]
     for asked in ([], ["--crop", "simple", "--flip", "true"]):
         args = parse_args([*frozen, "--cache_features", "true", *asked])
-        assert (args.crop, args.flip, args.learning_rate) == ("none", False, 1e-3)
+        assert (args.crop, args.flip) == ("none", False)
     args = parse_args(frozen)
     assert (args.cache_features, args.crop, args.flip) == (False, "resized", True)
 

@@ -77,6 +77,7 @@ for line in sys.stdin:
             sys.argv = argv
             exec(before, {})
             if argv:
+                sys.path.insert(0, os.path.dirname(argv[0]))  # as Python does for a script
                 runpy.run_path(argv[0], run_name="__main__")
         except SystemExit as leaving:
             code = leaving.code or 0
@@ -204,7 +205,7 @@ def killed(whole, tmp_path):
         shutil.copytree(whole, run)
         for folder in ("model", "last"):
             shutil.rmtree(run / folder, ignore_errors=True)
-        for file in ("results.json", "confusion_matrix.csv"):
+        for file in ("results.json", "confusion_matrix.csv", "predictions.csv"):
             (run / file).unlink()
         for folder in run.glob("checkpoints/*-*"):  # the best weights of a later step too
             if int(folder.name.partition("-")[2]) > step:
@@ -404,7 +405,7 @@ def test_one_image_more_is_refused(killed, train, photos, tmp_path):
 def test_only_what_does_not_decide_the_result_may_change():
     args = parse_args([*FLAGS, "--output_dir", "runs/x"])
     saved = yaml.safe_load(to_yaml(args))
-    args.num_workers, args.checkpointing_steps, args.output_dir = 7, 100, "runs/y"
+    args.num_workers, args.checkpointing_steps, args.output_dir, args.log_steps = 7, 100, "runs/y", None
     assert changed_arguments(saved, args) == []
     args.label_smoothing, args.shots = 0.2, 3
     assert sorted(changed_arguments(saved, args)) == [

@@ -19,6 +19,8 @@ from accelerate.state import AcceleratorState, GradientState
 from PIL import Image
 from torch import nn
 from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
     DeiTForImageClassification,
     Dinov2ForImageClassification,
     ViTConfig,
@@ -39,7 +41,7 @@ from hf_vit.evaluation.scores import classification_report, compute_metrics
 from hf_vit.system import hardware
 from hf_vit.training import setup
 from hf_vit.training.ema import ModelEMA
-from hf_vit.training.inputs import default_epochs, resize
+from hf_vit.training.inputs import resize
 from hf_vit.training.losses import Teacher, classification_loss, distillation_loss, soft_targets
 from hf_vit.training.model import add_lora, build_model, check_first_image_size, find_batch_size, freeze, save_model
 from hf_vit.training.optimizers import build_optimizers, learning_rate, parameter_groups, split_decay
@@ -640,6 +642,16 @@ def test_a_merged_model_loads_with_the_runs_logits(lora_run, tmp_path, native):
     assert not (tmp_path / "model" / "adapter_config.json").exists()
 
 
+def test_a_model_of_another_task_is_no_classifier_of_images(tmp_path):
+    """Also where transformers lists every model that it has."""
+    sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=20)
+    BertForSequenceClassification(BertConfig(**sizes)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"holds a Bert, which classifies no images: name an image classifier$"):
+        load_classifier(str(tmp_path))
+    with pytest.raises(ValueError, match="holds a 'bert' model; hf_vit loads hf_vit, "):
+        build_model(["cat", "dog"], str(tmp_path), None, None, {})
+
+
 @peft_warns
 @pytest.mark.parametrize("native", [False, True], ids=["ours", "native"])
 def test_an_adapter_loads_with_the_runs_logits_labels_and_size(lora_run, tmp_path, native):
@@ -730,14 +742,6 @@ def test_an_error_that_is_not_about_memory_is_raised_at_once(tiny_model, kind, m
         find_batch_size(model, loss, FORM, 4, torch.device("cpu"))
     assert asked == [4]
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize(
-    ("images", "from_scratch", "epochs"),
-    [(50, True, 100), (200, True, 100), (1000, True, 20), (2000, True, 10), (10**6, True, 10), (50, False, 10), (10**6, False, 10)],
-)  # fmt: skip
-def test_default_epochs_show_20_000_images_between_10_and_100_times(images, from_scratch, epochs):
-    assert default_epochs(images, from_scratch) == epochs
 
 
 def test_a_run_begins_at_no_size_or_at_a_smaller_multiple_of_the_patch(tiny_config):

@@ -331,7 +331,7 @@ ALONE = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "ACCELERATE_USE_C
 
 def started(cwd, before, *argv, **environment):
     """A process that runs some code, and then the script that `argv` names, if any."""
-    code = f"{before}\nimport runpy, sys\nif sys.argv[1:]:\n    del sys.argv[0]\n    runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    code = f"{before}\nimport os, runpy, sys\nif sys.argv[1:]:\n    del sys.argv[0]\n    sys.path.insert(0, os.path.dirname(sys.argv[0]))\n    runpy.run_path(sys.argv[0], run_name='__main__')\n"
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", code, *map(str, argv)], cwd=cwd, text=True, env={**os.environ, **ALONE, **environment},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

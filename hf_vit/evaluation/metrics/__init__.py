@@ -1,19 +1,21 @@
 """How good a classifier is, as functions of numpy arrays; the files beside this one offer each as an `evaluate` module, which
 is loaded by its local path, so that no metric needs the network.
 
-`references` (n,) are the true class indices and `predictions` (n,) the answers, `confidences` (n,) their probabilities.
+`references` (n,) are the true class indices and `predictions` (n,) the predicted ones, `confidences` (n,) their probabilities.
 """
+
+import math
 
 import numpy as np
 
 
 def accuracy(predictions, references) -> float:
-    """Share of images whose answer is right, in [0, 1]."""
+    """Share of images whose predicted class is right, in [0, 1]."""
     return float(np.mean(np.asarray(predictions) == np.asarray(references)))
 
 
 def top_k_accuracy(predictions, references) -> float:
-    """Share of images whose true class is among the k answers; predictions (n, k)."""
+    """Share of images whose true class is among the k predicted ones; predictions (n, k)."""
     return float(np.mean(np.any(np.asarray(predictions) == np.asarray(references)[:, None], axis=1)))
 
 
@@ -32,7 +34,7 @@ def balanced_accuracy(predictions, references) -> float:
 
 
 def macro_f1(predictions, references) -> float:
-    """Mean over the classes (those that occur or were answered) of 2 * right / (there + called), in [0, 1]."""
+    """Mean over the classes (those that occur or were predicted) of 2 * right / (there + called), in [0, 1]."""
     right, there, called = _counts(predictions, references)
     known = there + called > 0
     return float(np.mean(2 * right[known] / (there + called)[known]))
@@ -65,7 +67,7 @@ def calibration_error(predictions, references, confidences, bins: int = 15) -> f
 
 
 def confusion_matrix(predictions, references, num_labels: int) -> np.ndarray:
-    """(L, L) counts: row the true class, column the answer."""
+    """(L, L) counts: row the true class, column the predicted one."""
     pairs = np.asarray(references) * num_labels + np.asarray(predictions)
     return np.bincount(pairs, minlength=num_labels**2).reshape(num_labels, num_labels)
 
@@ -89,34 +91,49 @@ def per_class(confusion: np.ndarray, names: list[str]) -> list[dict]:
     return rows
 
 
+def wilson_interval(right: int, count: int) -> list[float]:
+    """95% interval of a share, `right` of `count` (Wilson, Journal of the American Statistical Association 22, 1927): it holds
+    for few images, and has a width at none and at all of them."""
+    z = 1.959964  # 97.5% of a normal distribution lie below it
+    middle, scale = (right + z**2 / 2) / count, 1 + z**2 / count
+    half = z * math.sqrt(right * (count - right) / count + z**2 / 4) / count
+    return [(middle - half) / scale if right else 0.0, (middle + half) / scale if right < count else 1.0]
+
+
 def intervals(
     predictions, references, top5, confidences, resamples: int = 1000, seed: int = 0
 ) -> dict[str, list[float]]:
-    """95% intervals by the percentile bootstrap (Efron, Annals of Statistics 7, 1979): the images are drawn anew, with
-    replacement, `resamples` times, and the draws shifted by their bias, which is large for the calibration error.
-    At 0 and 1, where no draw differs, the exact bound for that many images is given (Clopper and Pearson, Biometrika 26, 1934).
-    {metric: [low, high]} for the metrics that `training.score` gives of the same arrays."""
+    """95% intervals, {metric: [low, high]} for the metrics that `scores.compute_metrics` gives of the same arrays.
+
+    Accuracies are shares of images and have Wilson's (`wilson_interval`). The others have the percentile bootstrap (Efron,
+    Annals of Statistics 7, 1979): the images are drawn anew, with replacement, `resamples` times, and the draws shifted by
+    their bias, which is large for the calibration error. Where no draw can differ it is not used: at 0 and 1 the exact bound
+    for that many images is given (Clopper and Pearson, Biometrika 26, 1934), and the calibration error of one image is unknown.
+    """
     rng = np.random.default_rng(seed)
     predictions, references, top5, confidences = map(np.asarray, (predictions, references, top5, confidences))
     among = np.any(top5 == references[:, None], axis=1)
 
     def values(rows):
-        answers, truth = predictions[rows], references[rows]
+        predicted, truth = predictions[rows], references[rows]
         return {
-            "accuracy": accuracy(answers, truth),
-            "top5_accuracy": float(np.mean(among[rows])),
-            "balanced_accuracy": balanced_accuracy(answers, truth),
-            "macro_f1": macro_f1(answers, truth),
-            "calibration_error": calibration_error(answers, truth, confidences[rows]),
+            "balanced_accuracy": balanced_accuracy(predicted, truth),
+            "macro_f1": macro_f1(predicted, truth),
+            "calibration_error": calibration_error(predicted, truth, confidences[rows]),
         }
 
     count = len(references)
     draws = [values(rng.integers(count, size=count)) for _ in range(resamples)]
-    result = {}
+    result = {
+        "accuracy": wilson_interval(int(np.sum(predictions == references)), count),
+        "top5_accuracy": wilson_interval(int(np.sum(among)), count),
+    }
     for name, value in values(np.arange(count)).items():
         drawn = np.array([draw[name] for draw in draws])
         result[name] = np.percentile(np.clip(drawn - drawn.mean() + value, 0, 1), [2.5, 97.5]).tolist()
         if name != "calibration_error" and value in (0.0, 1.0):
             widest = 0.025 ** (1 / count)
             result[name] = [0.0, 1 - widest] if value == 0 else [widest, 1.0]
+        elif count == 1:
+            result[name] = [0.0, 1.0]
     return result

@@ -1,0 +1,165 @@
+"""Images to predict: a folder, a file, a list of files or any data set, as rows without labels."""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import torch
+from datasets import Dataset, DatasetInfo, Features, Image
+
+from hf_vit.data.columns import find_image_column
+from hf_vit.data.decoding import decode_rows, stack_images
+from hf_vit.data.folder_layout import IMAGE_SUFFIXES, UNREAD_SUFFIXES
+from hf_vit.data.image_dataset import ImageDataset
+from hf_vit.data.image_files import AllowedFiles, RestrictedImage, allowed_files
+from hf_vit.data.image_spec import ImageSpec
+from hf_vit.data.sources import EMBEDDED, FILE_FORMATS, TABLES, load_splits
+
+
+FIND_SUFFIXES = {*IMAGE_SUFFIXES, *UNREAD_SUFFIXES}  # those that are not read are named as unreadable
+
+
+@dataclass(frozen=True)
+class NamedFiles(AllowedFiles):
+    """Files that the user named, or that were found by listing a folder of the user's: they may be anywhere on this machine."""
+
+    def resolve(self, path: str) -> str:
+        """The location of a file; relative paths start at `folder`. ValueError for an address."""
+        if "://" in path:
+            raise ValueError("it is an address; wanted a file on this machine: download it first")
+        return os.path.join(self.folder, path)
+
+
+@dataclass
+class UnlabelledRows:
+    """Rows of images, and how a table calls them.
+
+    Args:
+        rows: a column `image`, undecoded.
+        key: "file" if the source names files, as `names` gives them; otherwise "row".
+        source: what the rows are, as JSON: it differs if the images do, as far as names, sizes and dates of files tell.
+    """
+
+    rows: Dataset
+    key: str
+    source: dict
+
+    def names(self, index: list[int]) -> list[str] | list[int]:
+        """What the column `key` holds for these rows: file names as the source has them, or row numbers."""
+        if self.key == "row":
+            return index
+        return [item["path"] for item in self.rows[index]["image"]]
+
+
+class UnlabelledImages(ImageDataset):
+    """Rows of `UnlabelledRows`, decoded when they are asked for; those that cannot be read are reported, not raised."""
+
+    def __init__(self, rows: Dataset, spec: ImageSpec):
+        self.rows, self.spec, self.files = rows, spec, allowed_files(rows)
+        self.cache, self.skipped, self.on_bad_image, self.keep_full = None, {}, "skip", False
+
+    def __getitems__(self, ids: list[int]) -> dict:
+        """A whole batch: `images` uint8 (b, C, H, W) of those that can be read, or None; `index` (b,), their row numbers; and
+        `unreadable`, an error message for each of the others."""
+        rows = [{**row, "row": number} for row, number in zip(self.rows.__getitems__(ids), ids, strict=True)]
+        decoded, unreadable = decode_rows(rows, self.spec, files=self.files)
+        readable = [place for place, image in enumerate(decoded) if image is not None]
+        images = stack_images([decoded[place] for place in readable]) if readable else None
+        index = torch.tensor([ids[place] for place in readable], dtype=torch.long)
+        return {"images": images, "index": index, "unreadable": unreadable, "errors": []}
+
+
+def load_unlabelled(
+    name: str, config: str | None = None, split: str | None = None, image_column: str | None = None
+) -> UnlabelledRows:
+    """The images that `name` stands for; labels are ignored.
+
+    Args:
+        name: a folder with images in it or below it; an image file; a text file that names an image file a line, whose
+            relative paths start at the text file's folder; or a data set, as `load_splits` takes it.
+        split: of a data set; needed if it has several.
+
+    Raises:
+        ValueError: if there are no images, or the data set, its split or its column of images cannot be found.
+    """
+    path = Path(name).expanduser()
+    is_file = name not in EMBEDDED and path.is_file()
+    if is_file and path.suffix.lower() == ".txt":
+        lines = path.read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines()
+        return _named_files(path, path.parent, [line for line in map(str.strip, lines) if line])
+    if is_file and path.suffix.lower() in FIND_SUFFIXES:
+        return _named_files(path, path.parent, [path.name])
+    if name not in EMBEDDED and path.is_dir() and not _is_saved_data_set(path):
+        if names := _list_images(path):
+            return _named_files(path, path, names)
+        if not any(file.suffix.lower() in FILE_FORMATS for file in path.rglob("*")):
+            raise ValueError(f"{path} holds no images: wanted files such as .jpg or .png in it or in folders below it")
+    splits = load_splits(name, config)
+    if split is None and len(splits) > 1:
+        raise ValueError(f"{name} has the splits {', '.join(splits)}: name one with --split")
+    split = next(iter(splits)) if split is None else split
+    if split not in splits:
+        raise ValueError(f"{name} has no split {split!r}; it has {', '.join(splits)}: name one of them with --split")
+    rows = splits[split]
+    if len(rows) == 0:
+        raise ValueError(f"{name} has no images in its split {split!r}: name another with --split")
+    files = [(file["filename"], os.stat(file["filename"])) for file in rows.cache_files]
+    source = {
+        "dataset": name if name in EMBEDDED or not path.exists() else str(path.resolve()),
+        "config": config,
+        "split": split,
+        "rows": len(rows),
+        "files": [[file, stat.st_size, stat.st_mtime_ns] for file, stat in files],
+    }
+    column = find_image_column(rows, image_column)
+    is_table = is_file and FILE_FORMATS.get(path.suffix) in TABLES
+    if is_table and Path(column).suffix.lower() in FIND_SUFFIXES:
+        raise ValueError(f"{path} begins with {column}: wanted a first line that names the columns, such as `file`")
+    if not isinstance(rows.features[column], RestrictedImage):
+        rows = rows.cast_column(column, Image(decode=False))
+    rows = rows.select_columns([column])
+    rows = rows if column == "image" else rows.rename_column(column, "image")
+    return UnlabelledRows(rows, "file" if is_table else "row", {**source, "column": column})
+
+
+def _is_saved_data_set(path: Path) -> bool:
+    """Whether `save_to_disk` wrote a folder."""
+    return (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file()
+
+
+def _list_images(path: Path) -> list[str]:
+    """Sorted names of the image files in a folder or below it, relative to it; hidden ones are left out, and links to folders
+    are not followed."""
+    names = []
+    for folder, folders, files in os.walk(path):
+        folders[:] = [each for each in folders if not each.startswith((".", "__"))]  # as `datasets` does
+        below = os.path.relpath(folder, path)
+        names += [
+            file if below == "." else f"{below}/{file}"
+            for file in files
+            if not file.startswith(".") and os.path.splitext(file)[1].lower() in FIND_SUFFIXES
+        ]
+    return sorted(names)
+
+
+def _named_files(path: Path, folder: Path, names: list[str]) -> UnlabelledRows:
+    """Rows of files that the folder or file `path` stands for.
+
+    Raises:
+        ValueError: if there are none, or a name is not UTF-8, which tables cannot hold.
+    """
+    if not names:
+        raise ValueError(f"{path} is empty: wanted the path of an image file in each line")
+    if wrong := [name for name in names if name != name.encode(errors="ignore").decode()]:
+        raise ValueError(
+            f"{path} has {len(wrong)} file names that are not UTF-8, the first is {wrong[0]!r}: rename them, with convmv for example"
+        )
+    paths = pa.array(names, pa.string())
+    images = pa.StructArray.from_arrays([pa.nulls(len(names), pa.binary()), paths], names=["bytes", "path"])
+    feature = RestrictedImage(decode=False, files=NamedFiles(str(folder.resolve())))
+    rows = Dataset(pa.table({"image": images}), DatasetInfo(features=Features(image=feature)))
+    digest = hashlib.sha256("\0".join(names).encode()).hexdigest()
+    source = {"dataset": str(path.resolve()), "rows": len(names), "names": digest}
+    return UnlabelledRows(rows, "file", source)

@@ -1,0 +1,28 @@
+"""A progress bar for what may take long, on the main process alone."""
+
+import os
+import sys
+
+from tqdm import tqdm
+
+
+def is_main_process() -> bool:
+    """Whether this is the only process, or the first of those that a launcher started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def progress_bar(what: str, unit: str, total: int | None = None) -> tqdm:
+    """A bar on stderr that appears after two seconds and goes away at the end.
+
+    Args:
+        total: None if it is not known.
+    """
+    return tqdm(
+        desc=what,
+        unit=f" {unit}",
+        total=total,
+        delay=2,
+        leave=False,
+        mininterval=1 if sys.stderr.isatty() else 20,  # in a log file, a line now and then
+        disable=not is_main_process(),
+    )

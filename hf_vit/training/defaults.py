@@ -1,0 +1,113 @@
+"""Length, batch size and learning rates of a run where its flags leave them open: by the size of the set and of the network.
+
+Small sets are trained for a number of steps, large ones for a number of epochs, as BiT-HyperRule (arXiv 1912.11370, section 3.3)
+and big_vision's configs/transfer.py choose the schedule by the size of the set. Their 500 steps of 512 images for the smallest
+sets are for accelerators; ours are fewer and smaller, so that a ViT-B learns a few dozen photos on a CPU in minutes.
+
+Adam's best rate falls with the width of a network (arXiv 2203.03466, table 3), so rates are `RATES / hidden_size`. For a ViT-B
+(768 wide) they are ..., where its published values lie.
+"""
+
+import math
+
+from hf_vit.training.arguments import DERIVED, TrainArguments, check_ranges
+
+
+FEWEST_STEPS = 150
+EPOCHS = 10.0
+# Learning rate, that of the head, and layer decay. The rates are those of a network one unit wide.
+RATES = {
+    "full": (0.08, 1.0, 0.75),
+    "lora": (0.25, 1.0, 1.0),
+    "probe": (1.0, 1.0, 1.0),
+}
+
+
+def training_method(args: TrainArguments) -> str:
+    """ "scratch", "full", "lora" or "probe"."""
+    if args.model_name_or_path is None:
+        return "scratch"
+    return "probe" if args.freeze_backbone else "lora" if args.lora_rank > 0 else "full"
+
+
+def default_rates(method: str, hidden_size: int) -> tuple[float, float, float]:
+    """(learning rate, learning rate of the head, layer decay) of AdamW."""
+    if method == "scratch":
+        return 1e-3, 1e-3, 1.0
+    rate, head_rate, layer_decay = RATES[method]
+    return float(f"{rate / hidden_size:.2g}"), float(f"{head_rate / hidden_size:.2g}"), layer_decay
+
+
+def default_batch_size(method: str, images: int | None, processes: int = 1) -> int:
+    """Images of one process in a step: 64; to fine-tune on few images, fewer, so that an epoch has many steps.
+
+    Args:
+        images: to train on; None for a stream.
+    """
+    if method == "scratch" or images is None:
+        return 64
+    per_step = 2 ** int(math.log2(max(images, 512) / 32))
+    return max(1, min(64, per_step // processes))
+
+
+def default_epochs(method: str, images: int, images_per_step: int) -> float:
+    """Passes over the training set: 10, and more where these are few steps.
+
+    From scratch as many, up to 100, as show 20,000 images; else as many as make `FEWEST_STEPS`.
+    """
+    if method == "scratch":
+        return max(EPOCHS, min(100.0, 20_000 / images))
+    return max(EPOCHS, FEWEST_STEPS / max(1, images // images_per_step))
+
+
+def fill_defaults(args: TrainArguments, images: int | None, hidden_size: int, processes: int = 1):
+    """Fill in, in place, what the flags leave open.
+
+    A learning rate that is given holds for the head too, and for all layers alike, unless these are given their own.
+
+    Args:
+        images: to train on; None for a stream, whose length is given in steps.
+    """
+    method = training_method(args)
+    if args.learning_rate is None:
+        args.learning_rate, head_rate, layer_decay = default_rates(method, hidden_size)
+        if method in ("full", "lora") and args.head_learning_rate is None:
+            args.head_learning_rate = head_rate
+        if args.layer_decay is None:
+            args.layer_decay = layer_decay
+    if args.per_device_train_batch_size is None:
+        args.per_device_train_batch_size = default_batch_size(method, images, processes)
+    if args.num_train_epochs is None and images is not None:
+        per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * processes
+        args.num_train_epochs = default_epochs(method, images, per_step)
+    if args.eval_epochs is None:
+        args.eval_epochs = 1 if method == "scratch" or images is None else max(1, int(args.num_train_epochs) // 20)
+
+
+def keep_defaults(args: TrainArguments, saved: dict):
+    """Fill in, in place, what the flags leave open by what the run that is resumed chose, or an older version for it.
+
+    Args:
+        saved: the arguments of its checkpoint.
+
+    Raises:
+        ValueError: if one of them is no number, or out of range.
+    """
+    for name in DERIVED:
+        value = saved.get(name)
+        if getattr(args, name) is None and value is not None:
+            if type(value) not in (int, float):
+                raise ValueError(f"{name} of the run that is resumed is {value!r}; wanted a number")
+            setattr(args, name, value)
+    check_ranges(args)
+
+
+def describe_training(args: TrainArguments, steps: int, images_per_step: int) -> str:
+    """How the run trains, in a line."""
+    what = {"scratch": "from scratch", "full": "fine-tuning", "lora": "LoRA", "probe": "the head alone"}
+    decay = f" (layer decay {args.layer_decay:g})" if args.layer_decay < 1 else ""
+    head = f", of the head {args.head_learning_rate:g}" if args.head_learning_rate is not None else ""
+    return (
+        f"{what[training_method(args)]}: {steps:,} steps of {images_per_step:,} images, learning rate "
+        f"{args.learning_rate:g}{decay}{head}"
+    )

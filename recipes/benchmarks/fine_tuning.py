@@ -1,0 +1,110 @@
+"""Accuracy of fine-tuning with the default length, batch size and rates, beside the linear probe of the same checkpoint.
+
+    python recipes/benchmarks/fine_tuning.py --checkpoints PATH ... --datasets PATH ... --output_file model_cards/fine_tuning.json
+
+Each data set has a split called test, all of which is evaluated, once, after the last step. Of its training images, --sizes are drawn
+evenly by class, others with each seed. The runs are those of `train.py`, without its folder, one after another in this process; a run
+that the output file already holds is left alone, so that the same command goes on.
+"""
+
+import argparse
+import datetime
+import itertools
+import json
+import sys
+import time
+from pathlib import Path
+
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # train.py
+
+import datasets
+import train
+import transformers
+from benchmarks.measuring import DEVICE
+
+from hf_vit.data.sources import load_splits
+from hf_vit.data.splits import prepare_splits
+from hf_vit.evaluation.scores import compute_metrics
+from hf_vit.system.environment import environment_info
+from hf_vit.system.errors import run_script
+from hf_vit.system.files import write_text
+from hf_vit.training.arguments import parse_args
+from hf_vit.training.inputs import Prefetcher
+from hf_vit.training.optimizers import learning_rate, set_learning_rate
+from hf_vit.training.run import build_run
+from hf_vit.training.setup import set_up_accelerator
+from hf_vit.training.state import TrainState
+
+
+METHODS = {  # flags of train.py
+    "cached probe": {"freeze_backbone": "true", "cache_features": "true"},
+    "probe": {"freeze_backbone": "true"},
+    "lora": {"lora_rank": 8},
+    "full": {},
+}
+
+
+def fine_tune(**flags) -> dict:
+    """Train by `flags` of train.py, evaluate the last weights, and say what was chosen."""
+    flags |= {"output_dir": "unused", "num_workers": 0, "auto_find_batch_size": "false"}
+    args = parse_args([f"--{name}={value}" for name, value in flags.items()])
+    run = build_run(args, set_up_accelerator(args), None, time.monotonic())
+    state, total = TrainState(), run.batches.total_steps
+    batches = Prefetcher(run.batches.prepared(0))
+    trained_from = time.monotonic()
+    while state.step < total:
+        set_learning_rate(run.optimizers, learning_rate(state.step, total, run.warmup_steps, args.learning_rate))
+        sums, _, _ = train.forward_backward(run, state, batches)
+        train.optimizer_step(run, sums, finite=True)
+        state.step += 1
+    batches.close()
+    seconds = time.monotonic() - trained_from
+    with run.whole_model() as model:
+        logits, rows = run.predict(model, run.data.eval_images, run.data.scored)
+    return {
+        **compute_metrics(logits, run.data.eval_images.labels[rows]),
+        "train_images": len(run.data.train_images),
+        "scored_images": len(rows),
+        "classes": len(run.data.labels),
+        "parameters": run.parameters,
+        "steps": total,
+        "images_per_step": run.images_per_step,
+        "learning_rate": args.learning_rate,
+        "head_learning_rate": args.head_learning_rate,
+        "mixed_precision": run.accelerator.mixed_precision,
+        "seconds": round(seconds, 1),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
+    parser.add_argument("--checkpoints", nargs="+", required=True, help="folders or Hub ids of models to fine-tune")
+    parser.add_argument("--datasets", nargs="+", required=True, help="folders or Hub ids, with a split called test")
+    parser.add_argument("--sizes", nargs="+", type=int, default=[30, 100, 1000, 10_000], help="training images")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default: all")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each; 3 unless given")
+    parser.add_argument("--output_file", type=Path, required=True, help="JSON file of the runs; those in it are kept")
+    args = parser.parse_args()
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+    file = args.output_file
+    runs = json.loads(file.read_text()) if file.is_file() else []
+    name_of = lambda path: Path(path).parent.name if Path(path).name == "model" else Path(path).name
+    classes = {dataset: len(prepare_splits(load_splits(dataset))[1]) for dataset in args.datasets}
+    plan = itertools.product(range(args.seeds), args.sizes, args.datasets, args.checkpoints, args.methods)
+    for seed, size, dataset, checkpoint, method in plan:
+        what = {"checkpoint": name_of(checkpoint), "dataset": name_of(dataset), "size": size, "method": method}
+        what["seed"] = seed
+        if any(what.items() <= run.items() for run in runs):
+            continue
+        flags = {"dataset_name": dataset, "model_name_or_path": checkpoint, "seed": seed, **METHODS[method]}
+        result = fine_tune(**flags, shots=size // classes[dataset])
+        date = datetime.date.today().isoformat()
+        runs.append({**what, **result, "date": date, **environment_info(DEVICE.type, 1, result["mixed_precision"])})
+        print(json.dumps(runs[-1]), flush=True)
+        write_text(file, json.dumps(runs, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    run_script(main)

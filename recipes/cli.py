@@ -1,0 +1,99 @@
+"""The scripts of this folder as one command, wherever hf_vit is installed.
+
+    hf-vit train --config demo
+    hf-vit train --dataset_name photos --model_name_or_path google/vit-base-patch16-224-in21k --output_dir runs/photos
+    hf-vit train --config cifar10 --num_processes 2
+    hf-vit classify runs/photos photo.jpg
+
+`hf-vit COMMAND --help` lists the flags of a command, which are those of recipes/COMMAND.py in a clone. Every command also takes
+
+    --num_processes N     run as N processes of `accelerate launch`, one a GPU, as recipes/accelerate/ddp.yaml says
+    --launch_file FILE    another file for `accelerate launch`: a path, or fsdp2 for recipes/accelerate/fsdp2.yaml
+"""
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+
+RECIPES = Path(__file__).resolve().parent
+COMMANDS = {
+    "train": "train or fine-tune a model on images",
+    "eval": "evaluate a model, or probe its features",
+    "predict": "label all images of a folder",
+    "embed": "write the features of all images of a folder",
+    "classify": "show what a model sees in a few images",
+    "visualize": "draw what a model looks at",
+    "app": "open a page that classifies images",
+    "publish": "share a run on the Hub",
+    "export": "write a model as ONNX",
+    "transfer": "compare the ways to fine-tune",
+    "benchmark": "measure speed on this machine",
+}
+
+
+def main():
+    name, *flags = sys.argv[1:] or ["--help"]
+    if name in ("--help", "-h", "help"):
+        width = max(map(len, COMMANDS))
+        lines = "\n".join(f"    {name:<{width}}  {text}" for name, text in COMMANDS.items())
+        print(f"usage: hf-vit COMMAND [--flag value ...]\n\n{__doc__.strip()}\n\ncommands:\n{lines}")
+    elif name == "--version":
+        print(f"hf_vit {version()}")
+    elif name not in COMMANDS:
+        print(f"hf-vit: error: {name} is not a command; wanted one of {', '.join(COMMANDS)}", file=sys.stderr)
+        sys.exit(2)
+    else:
+        processes, flags = take_flag(flags, "num_processes")
+        launch_file, flags = take_flag(flags, "launch_file")
+        if processes is None and launch_file is None:
+            run(name, flags)
+        else:
+            launch(processes, launch_file or "ddp", [name, *flags])
+
+
+def run(name: str, flags: list[str]):
+    """The script of that name, as `python recipes/NAME.py` runs it."""
+    sys.path.insert(0, str(RECIPES))
+    from command_line import import_light
+
+    import_light("hf_vit.system.command_line").command = "hf-vit"
+    sys.argv[:] = [f"{name}.py", *flags]
+    runpy.run_path(str(RECIPES / f"{name}.py"), run_name="__main__")
+
+
+def launch(processes: str | None, launch_file: str, words: list[str]):
+    """This command in processes of `accelerate launch`, in place of this process."""
+    known = RECIPES / "accelerate" / f"{launch_file}.yaml"
+    options = ["--config_file", str(known if known.is_file() else launch_file)]
+    options += [] if processes is None else ["--num_processes", processes]
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+    line = [sys.executable, "-m", "accelerate.commands.launch", *options, str(RECIPES / "cli.py"), *words]
+    os.execv(sys.executable, line)
+
+
+def take_flag(flags: list[str], name: str) -> tuple[str | None, list[str]]:
+    """The value of `--name value` or `--name=value`, or None; and the other flags."""
+    value, others, rest = None, [], iter(flags)
+    for word in rest:
+        flag, equals, given = word.partition("=")
+        if flag.lstrip("-").replace("-", "_") != name:
+            others.append(word)
+        elif (value := given if equals else next(rest, "")) == "":
+            print(f"hf-vit: error: --{name} has no value", file=sys.stderr)
+            sys.exit(2)
+    return value, others
+
+
+def version() -> str:
+    from importlib import metadata
+
+    return metadata.version("hf_vit")
+
+
+if __name__ == "__main__":
+    main()

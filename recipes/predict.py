@@ -1,0 +1,111 @@
+"""Predict the labels of images with a saved classifier: a folder, a list of files or a data set -> CSV or Parquet.
+
+    python recipes/predict.py --model_name_or_path runs/demo --dataset_name photos --output_file predictions.csv
+
+Each row of the output is an image: its `file` (or its `row`, if the data set has no files), then label_1, probability_1 and so on
+of the best --top_k labels, or one column of probabilities for each label with --top_k 0. Images that cannot be read are listed in
+FILE.unreadable.txt. If the command is stopped, the same command goes on.
+"""
+
+import argparse
+
+from command_line import Parser
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    usage = "--model_name_or_path MODEL --dataset_name DATA --output_file FILE [--flag value ...]"
+    parser = Parser(__doc__, usage, accelerated=True)
+    flag = parser.add_argument_group("model").add_argument
+    flag("--model_name_or_path", required=True, help="run, model folder, Hub id or ONNX file of an image classifier")
+    flag = parser.add_argument_group("images").add_argument
+    flag(
+        "--dataset_name", required=True,
+        help="folder of images, image file, text file of image files, table, data file, Hub id, or fashion-mnist-mini",
+    )  # fmt: skip
+    flag("--dataset_config", help="configuration of the data set, if it has several")
+    flag("--split", help="split of the data set, if it has several")
+    flag("--image_column", help="column of images; by default found by its feature type")
+    flag = parser.add_argument_group("output").add_argument
+    flag("--output_file", required=True, help="file to write, .csv or .parquet")
+    flag("--overwrite", type=bool, default=False, help="replace the output file")
+    flag("--top_k", type=int, default=5, help="labels an image; 0 for the probabilities of all")
+    flag = parser.add_argument_group("hardware").add_argument
+    flag("--per_device_eval_batch_size", type=int, default=128, help="images a process and a forward pass")
+    flag("--num_workers", type=int, default=4, help="processes that decode images")
+    precision = "auto: bf16 where the hardware is fast at it"
+    flag("--mixed_precision", choices=("auto", "no", "bf16", "fp16"), default="auto", help=precision)
+    args = parser.parse_args(argv)
+    for name, least in (("top_k", 0), ("per_device_eval_batch_size", 1), ("num_workers", 0)):
+        if getattr(args, name) < least:
+            parser.error(f"argument --{name}: {getattr(args, name)} was given, {least} or more was wanted")
+    parser.refuse_mistyped_paths(MODEL=args.model_name_or_path, dataset_name=args.dataset_name)
+    return args
+
+
+if __name__ == "__main__":
+    ARGUMENTS = parse_args()  # before the imports, which take seconds
+
+import datasets
+from accelerate import Accelerator
+from transformers.utils import logging
+
+from hf_vit.data.image_spec import image_spec_of
+from hf_vit.data.loader import data_loader
+from hf_vit.data.unlabelled import UnlabelledImages, load_unlabelled
+from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_digest, model_folder
+from hf_vit.evaluation.parts import Parts, compute_parts
+from hf_vit.evaluation.prediction import BatchPredictor
+from hf_vit.evaluation.result_files import (
+    best_labels,
+    check_output_file,
+    finish_output,
+    prediction_columns,
+    write_table,
+)
+from hf_vit.system import hardware
+from hf_vit.system.errors import run_script
+
+
+def main(args: argparse.Namespace):
+    output = check_output_file(args.output_file, (".csv", ".parquet"), args.overwrite)
+    folder = model_folder(args.model_name_or_path)
+    accelerator = Accelerator(mixed_precision=hardware.pick_precision(args.mixed_precision, hardware.device_type()))
+    if accelerator.device.type == "cpu":
+        hardware.use_all_cores()
+        hardware.keep_memory()
+    datasets.disable_progress_bars()
+    logging.disable_progress_bar()
+    with accelerator.main_process_first():
+        images = load_unlabelled(args.dataset_name, args.dataset_config, args.split, args.image_column)
+    model, processor = load_classifier(folder, trained=True).to(accelerator.device), load_processor(folder)
+    spec = image_spec_of(processor, model.config)
+    parts = Parts(output, len(images.rows))
+    signature = {
+        "model": model_digest(model, processor),
+        "data": images.source,
+        "top_k": args.top_k,
+        "mixed_precision": accelerator.mixed_precision,
+    }
+    multi_label = model.config.problem_type == "multi_label_classification"
+    with BatchPredictor(model, spec, accelerator) as predict_batch:
+        compute_parts(
+            parts,
+            lambda batches: data_loader(UnlabelledImages(images.rows, spec), batches, args.num_workers),
+            lambda pixels: best_labels(predict_batch(pixels), args.top_k, multi_label),
+            accelerator,
+            args.per_device_eval_batch_size,
+            signature,
+            args.overwrite,
+        )
+    if accelerator.is_main_process:
+        labels = [model.config.id2label[index] for index in range(model.config.num_labels)]
+        tables = (
+            prediction_columns(images.key, images.names(part["index"].tolist()), part, labels, args.top_k)
+            for part in parts.read()
+        )
+        print(finish_output(parts, output, lambda file, _: write_table(file, tables)))
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    run_script(lambda: main(ARGUMENTS))

@@ -1,0 +1,231 @@
+"""Claims about recipes/predict.py and recipes/embed.py, tested by running the real commands."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import embed
+import numpy as np
+import pandas as pd
+import predict
+import pytest
+import torch
+from image_data import picture, pictures
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForImageClassification, ViTConfig, ViTForImageClassification
+
+from hf_vit import HFViTForImageClassification
+
+
+HOUSE = Path(__file__).parents[2]
+SCRIPTS = {"predict": predict, "embed": embed}
+LAUNCH = ("-m", "accelerate.commands.launch", "--config_file", str(HOUSE / "recipes" / "accelerate" / "ddp.yaml"))
+TWO = (*LAUNCH, "--cpu", "--num_processes", "2", "--main_process_port", "0")
+
+
+def command(script, model, data, output, *flags, launcher=()):
+    flags = ("--model_name_or_path", model, "--dataset_name", data, "--output_file", output, *flags)
+    return [sys.executable, "-W", "ignore", *launcher, str(HOUSE / "recipes" / f"{script}.py"), *map(str, flags)]
+
+
+def run(*line, cwd, **how):
+    """What a command prints; it takes no more than one process for images."""
+    line = [*command(*line, **how), "--num_workers", "1"]
+    result = subprocess.run(line, cwd=cwd, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def model(demo_run):
+    """A run whose head tells images apart."""
+    folder = demo_run.parent / "for-predictions"
+    shutil.copytree(demo_run, folder)
+    model = HFViTForImageClassification.from_pretrained(folder / "model")
+    with torch.no_grad():
+        model.classifier.weight.normal_(0, 2, generator=torch.Generator().manual_seed(0))
+    model.save_pretrained(folder / "model")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """1,100 images in nested folders, three of them broken: three parts."""
+    folder = tmp_path_factory.mktemp("predict") / "photos"
+    for number, image in enumerate(pictures(range(1100))):
+        file = folder / f"{number % 3}" / f"{number:04}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(image if number not in (5, 600, 601) else image[:40])
+    os.rename(folder / "0" / "0000.png", folder / "=0.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def predicted(model, photos):
+    """The predictions of `photos`, what the command printed, and what it listed as unreadable."""
+    output = photos.parent / "alone.parquet"
+    printed = run("predict", model, photos, output, cwd=photos.parent)
+    return pd.read_parquet(output), printed, (photos.parent / "alone.parquet.unreadable.txt").read_text()
+
+
+def by_hand(folder, file):
+    """Probabilities (L,) of an image file, as the README has it, and the labels."""
+    model = AutoModelForImageClassification.from_pretrained(folder / "model")
+    inputs = AutoImageProcessor.from_pretrained(folder / "model")(Image.open(file), return_tensors="pt")
+    with torch.no_grad():
+        return model(**inputs).logits[0].softmax(dim=0), model.config.id2label
+
+
+def test_a_row_is_an_image_and_says_what_the_model_says(model, photos, predicted):
+    table, printed, listed = predicted
+    broken = ["0/0600.png", "1/0601.png", "2/0005.png"]
+    files = {str(file.relative_to(photos)) for file in photos.rglob("*.png")}
+    assert table["file"].tolist() == sorted(files - set(broken))
+    assert "1,097 images are in" in printed
+    assert "3 cannot be read" in printed
+    assert re.findall(r"\((.*?)\) cannot be read", listed) == broken
+    assert len(table["label_1"].unique()) > 1
+    for row in table.iloc[[0, 1, 600, -1]].to_dict("records"):
+        probabilities, id2label = by_hand(model, photos / row["file"])
+        best = probabilities.topk(5)
+        assert [row[f"label_{rank}"] for rank in range(1, 6)] == [id2label[index] for index in best.indices.tolist()]
+        np.testing.assert_allclose([row[f"probability_{rank}"] for rank in range(1, 6)], best.values, rtol=1e-4)
+    assert list(table.columns)[-1] == "probability_5"
+
+
+def test_two_processes_write_what_one_writes(model, photos, predicted, tmp_path):
+    printed = run("predict", model, photos, "two.parquet", cwd=tmp_path, launcher=TWO)
+    assert printed.count("1,097 images are in two.parquet") == 1
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "two.parquet"), predicted[0], rtol=1e-4)
+    assert {file.name for file in tmp_path.iterdir()} == {"two.parquet", "two.parquet.unreadable.txt"}
+
+
+@pytest.mark.parametrize("launcher", [(), TWO], ids=["one process", "two processes"])
+def test_a_killed_command_is_taken_up_and_nothing_comes_twice_or_is_missing(
+    launcher, model, photos, predicted, tmp_path
+):
+    line = command(
+        "predict", model, photos, "out.parquet", "--num_workers=1", "--per-device-eval-batch-size=4", launcher=launcher
+    )
+    process = subprocess.Popen(
+        line, cwd=tmp_path, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    parts = tmp_path / "out.parquet.part"
+    until = time.monotonic() + 100
+    while not list(parts.glob("*.safetensors")) and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.002)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    done = len(list(parts.glob("*.safetensors")))
+    assert done in (1, 2), "killed too late to say anything"
+    assert not (tmp_path / "out.parquet").exists()
+    printed = run("predict", model, photos, "out.parquet", cwd=tmp_path, launcher=launcher)
+    assert "of 1,100 images are done already" in printed
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "out.parquet"), predicted[0], rtol=1e-4)
+    assert (tmp_path / "out.parquet.unreadable.txt").read_text() == predicted[2]
+    assert not parts.exists()
+
+
+def test_all_probabilities_are_a_column_each_and_a_model_needs_no_names(tmp_path, tiny_fields, randomize):
+    (tmp_path / "photos").mkdir()
+    picture(1).save(tmp_path / "photos" / "=1.png")
+    randomize(ViTForImageClassification(ViTConfig(**tiny_fields))).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "preprocessor_config.json").write_text(
+        json.dumps({"image_processor_type": "ViTImageProcessor", "size": {"height": 16, "width": 16}})
+    )
+    run("predict", "model", "photos", "all.csv", "--top-k", "0", cwd=tmp_path)
+    header, row = (tmp_path / "all.csv").read_text().splitlines()
+    assert header == "file,LABEL_0,LABEL_1,LABEL_2"
+    name, *values = row.split(",")
+    assert name == "'=1.png"
+    assert sum(map(float, values)) == pytest.approx(1, abs=1e-4)
+
+
+def test_an_onnx_file_predicts_what_its_model_does(model, photos, tmp_path):
+    pytest.importorskip("onnxruntime")
+    from hf_vit.hub import export as exporting
+
+    (tmp_path / "onnx").mkdir()
+    exported = exporting.load_for_export(str(model / "model"))
+    exporting.to_onnx(exporting.trace(exported), exported.config, tmp_path / "onnx" / "model.onnx")
+    shutil.copytree(photos / "1", tmp_path / "few", ignore=lambda _, names: sorted(names)[9:])
+    with pytest.raises(ValueError, match=r"says nothing about its labels .* put config.json"):
+        start("predict", tmp_path, "onnx/model.onnx", "few", "few.parquet")
+    for name in ("config.json", "preprocessor_config.json"):
+        shutil.copy(model / "model" / name, tmp_path)
+    run("predict", "onnx/model.onnx", "few", "onnx.parquet", cwd=tmp_path)
+    run("predict", model, "few", "torch.parquet", cwd=tmp_path)
+    pd.testing.assert_frame_equal(
+        *(pd.read_parquet(tmp_path / f"{kind}.parquet") for kind in ("onnx", "torch")), rtol=1e-4
+    )
+    with pytest.raises(ValueError, match="gives logits and nothing else"):
+        start("embed", tmp_path, "onnx/model.onnx", "few", "few.npy")
+
+
+@pytest.mark.parametrize(
+    ("layer", "launcher"), [(None, ()), (0, ()), (None, TWO)], ids=["head", "first layer", "two processes"]
+)
+def test_embeddings_are_the_same_as_parquet_and_as_npy(layer, launcher, model, photos, tmp_path):
+    flags = [] if layer is None else ["--layer", str(layer)]
+    run("embed", model, photos, "out.npy", *flags, cwd=tmp_path, launcher=launcher)
+    run("embed", model, photos, "out.parquet", *flags, cwd=tmp_path)
+    table, names = pd.read_parquet(tmp_path / "out.parquet"), pd.read_csv(tmp_path / "out.npy.rows.csv")
+    assert table["file"].tolist() == [name.lstrip("'") for name in names["file"]]
+    array = np.load(tmp_path / "out.npy")
+    assert array.shape == (1097, 32)
+    np.testing.assert_allclose(np.stack(table["embedding"]), array, atol=1e-5)
+    if layer is None:
+        network = HFViTForImageClassification.from_pretrained(model / "model")
+        logits = network.classifier(torch.from_numpy(array[[1, -1]])).detach()
+        wanted = torch.stack([by_hand(model, photos / table["file"].iloc[row])[0] for row in (1, -1)])
+        torch.testing.assert_close(logits.softmax(dim=1), wanted, rtol=1e-3, atol=1e-5)
+
+
+def start(script, folder, model, data, output, *flags):
+    """The script's `main` in this process, for errors that come before anything is computed."""
+    values = {"--model_name_or_path": model, "--dataset_name": data, "--output_file": output}
+    paths = [word for flag, value in values.items() for word in (flag, str(folder / value))]
+    SCRIPTS[script].main(SCRIPTS[script].parse_args([*paths, *map(str, flags)]))
+
+
+def test_bad_input_is_one_clear_error(model, photos, tmp_path):
+    (tmp_path / "there.csv").touch()
+    (tmp_path / "there.npy").touch()
+    (tmp_path / "empty").mkdir()
+    for script, output, message in (
+        ("predict", "there.csv", "there.csv exists: name another, or pass --overwrite true to replace it"),
+        ("predict", "out.xlsx", "wanted a name that ends in .csv or .parquet"),
+        ("predict", "empty/.csv", "wanted a name that ends in .csv or .parquet"),
+        ("embed", "there.npy", "there.npy exists"),
+        ("embed", "out.csv", "wanted a name that ends in .parquet or .npy"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            start(script, tmp_path, model, photos, output)
+    for script in SCRIPTS:
+        with pytest.raises(ValueError, match="empty holds no images"):
+            start(script, tmp_path, model, "empty", "out.parquet")
+    (tmp_path / "empty" / "1.jpg").write_text("nothing")
+    with pytest.raises(
+        ValueError, match=r"none of the 1 images can be read; row 0 \(1.jpg\) cannot be read as an image"
+    ):
+        start("predict", tmp_path, model, "empty", "out.csv", "--num_workers", 0)
+    with pytest.raises(ValueError, match="--layer 9: HFViTForImageClassification gives the outputs of 2 layers"):
+        start("embed", tmp_path, model, photos, "out.npy", "--layer", 9, "--num_workers", 0)
+    assert {file.name for file in tmp_path.iterdir()} == {"there.csv", "there.npy", "empty"}
+
+
+def test_a_checkpoint_without_a_head_has_no_predictions_but_embeddings(model, tmp_path):
+    HFViTForImageClassification.from_pretrained(model / "model").vit.save_pretrained(tmp_path / "backbone")
+    shutil.copy(model / "model" / "preprocessor_config.json", tmp_path / "backbone")
+    (tmp_path / "few").mkdir()
+    picture(1).save(tmp_path / "few" / "1.png")
+    with pytest.raises(ValueError, match=r"is no trained classifier, it lacks classifier.bias: fine-tune it first"):
+        start("predict", tmp_path, "backbone", "few", "out.csv")
+    start("embed", tmp_path, "backbone", "few", "out.npy", "--num_workers", 0)
+    assert np.load(tmp_path / "out.npy").shape == (1, 32)
