@@ -160,7 +160,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
             embeddings); the last layer by default.
         decoder_hidden_size, decoder_num_hidden_layers, decoder_num_attention_heads, decoder_intermediate_size: sizes of the
             decoder of `HFViTForPreTraining` (arXiv 2111.06377, appendix A.1).
-        mask_ratio: part of the patches, in (0, 1), that its encoder does not see.
+        mask_ratio: part of the patches, in [0, 1), that its encoder does not see; the autoencoder itself needs more than 0.
         norm_pix_loss: whether it learns the pixels of a patch relative to the patch's own mean and standard deviation.
         apply_layernorm: whether the maps of a backbone pass the final norm, where `final_norm` is "tokens".
         reshape_hidden_states: True for maps (B, D, h, w) of the patches; False for all tokens (B, T, D), as DPT and Depth
@@ -368,8 +368,8 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
             raise ValueError(
                 f"the decoder's positions need a decoder_hidden_size that 4 divides, not {self.decoder_hidden_size}"
             )
-        if not 0 < self.mask_ratio < 1:
-            raise ValueError(f"mask_ratio is {self.mask_ratio}; a number in (0, 1) was wanted")
+        if not 0 <= self.mask_ratio < 1:  # at 0, a ViTMAEModel gives its features
+            raise ValueError(f"mask_ratio is {self.mask_ratio}; a number in [0, 1) was wanted")
         if self.position_embedding == "sincos2d" and self.hidden_size % 4:
             raise ValueError(
                 f"sincos2d positions need a hidden_size that 4 divides, not {self.hidden_size} "
