@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from hf_vit.data.splits import describe_scored
+from hf_vit.evaluation.calibration import fit_temperature, folded_temperature
 from hf_vit.evaluation.prediction_table import image_names, prediction_table
 from hf_vit.evaluation.scores import classification_report, compute_metrics, surest_mistakes
 from hf_vit.system.run_files import NUM_SAMPLES, PREDICTIONS, SAMPLES
@@ -48,10 +49,19 @@ def merit(metrics: dict) -> tuple[float, float]:
 
 
 def keep_best(run: Run, model, metrics: dict, logits, labels, rows):
-    """Write `checkpoints/best-N`: the model, its scores, all predictions, and samples of the images with labels and logits."""
+    """Write `checkpoints/best-N`: the model, its scores, all predictions, and samples of the images with labels and logits.
+
+    The model that is written is calibrated on these images, unless they are for testing; which weights are the best is decided
+    without that.
+    """
+    calibrates = run.args.calibrate and run.data.selects_best
+    temperature = fit_temperature(logits, labels) if calibrates else 1.0
+    logits = logits / temperature
     images, mistakes = run.data.eval_images, surest_mistakes(labels, logits)
     scores = {
         "metrics": metrics,
+        "calibrated_metrics": {**metrics, **compute_metrics(logits, labels)},
+        "temperature": temperature,
         "images": len(labels),
         "mistakes": image_names(*images.sources(rows[mistakes])),
         **classification_report(logits, labels, run.data.labels),
@@ -66,7 +76,8 @@ def keep_best(run: Run, model, metrics: dict, logits, labels, rows):
             samples |= {f"{prefix}labels": labels[indices], f"{prefix}logits": logits[indices]}
 
     def write(folder: Path):
-        run.write_model(model, folder)
+        with folded_temperature(model, temperature):
+            run.write_model(model, folder)
         save_file(samples, folder / SAMPLES)
         table = prediction_table(*images.sources(rows), labels, logits, run.data.labels)
         (folder / PREDICTIONS).write_text(table, encoding="utf-8", newline="")

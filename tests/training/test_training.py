@@ -250,6 +250,18 @@ def test_without_layer_decay_all_learn_at_the_same_rate(model):
     assert [group["lr_scale"] for group in parameter_groups(model, 0.1)] == [1.0, 1.0]
 
 
+@peft_warns
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_head_alone_learns_at_a_rate_of_its_own(model, lora):
+    model = add_lora(model, 2, 4.0, 0.0) if lora else model
+    groups = parameter_groups(model, 0.1, layer_decay=0.5, head_scale=10.0)
+    head = {name for group in groups if group["lr_scale"] == 10.0 for name in group["names"]}
+    names = {name for name, parameter in model.named_parameters() if parameter.requires_grad and "classifier" in name}
+    assert head == names
+    assert len(head) == 2
+    assert max(group["lr_scale"] for group in groups if not head & {*group["names"]}) <= 1.0
+
+
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_the_optimizers_hold_every_parameter_once_at_its_rate_and_decay(model, kind):
     found = {}
