@@ -27,8 +27,10 @@ def model_folder(checkpoint: str) -> str:
     """A Hub id or model folder as it is; of a run folder, its model/.
 
     Raises:
-        ValueError: if there is no such folder, and the name looks like a path (`refuse_mistyped_path`).
+        ValueError: if it is a file; if there is no such folder, and the name looks like a path (`refuse_mistyped_path`).
     """
+    if Path(checkpoint).is_file():
+        raise ValueError(f"MODEL {checkpoint} is a file: wanted a run, a model folder, or USER/NAME on the Hub")
     inside = Path(checkpoint) / "model"
     found = str(inside) if inside.is_dir() and not (Path(checkpoint) / "config.json").exists() else checkpoint
     return refuse_mistyped_path(found, "MODEL")

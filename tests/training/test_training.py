@@ -34,7 +34,7 @@ from hf_vit.data.augment import mix
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.normalization import normalize
 from hf_vit.evaluation import classifiers
-from hf_vit.evaluation.classifiers import load_classifier, load_processor
+from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
 from hf_vit.evaluation.prediction import classification_head, predict
 from hf_vit.evaluation.probes import few_shot_accuracy, knn_accuracy, probe
 from hf_vit.evaluation.scores import classification_report, compute_metrics
@@ -660,6 +660,10 @@ def test_a_model_of_another_task_is_no_classifier_of_images(tmp_path):
     BertForSequenceClassification(BertConfig(**sizes)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"holds a Bert, which classifies no images: name an image classifier$"):
         load_classifier(str(tmp_path))
+    with pytest.raises(
+        ValueError, match=r"config.json is a file: wanted a run, a model folder, or USER/NAME on the Hub"
+    ):
+        model_folder(str(tmp_path / "config.json"))
     with pytest.raises(ValueError, match="holds a 'bert' model; hf_vit loads hf_vit, "):
         build_model(["cat", "dog"], str(tmp_path), None, None, {})
 
