@@ -15,7 +15,7 @@ from transformers import initialization as init
 from transformers.utils import ModelOutput, TransformersKwargs
 from transformers.utils.generic import can_return_tuple
 
-from .configuration_hf_vit import HFViTConfig, as_pair
+from .configuration_hf_vit import LARGEST_TABLE, HFViTConfig, as_pair
 from .modeling_hf_vit import HFViTLayer, HFViTModel, HFViTPreTrainedModel
 from .patches import patchify, unpatchify
 from .positions import resample_position_embeddings, sincos_2d
@@ -87,6 +87,11 @@ class HFViTDecoder(nn.Module):
         super().__init__()
         self.config = config
         width, num_patches = config.decoder_hidden_size, config.grid_size[0] * config.grid_size[1]
+        if num_patches * width > LARGEST_TABLE:
+            raise ValueError(
+                f"the positions of {num_patches:,} patches of {width} channels would not fit in memory; "
+                "choose a smaller image_size or decoder_hidden_size"
+            )
         layer_config = HFViTConfig(
             hidden_size=width,
             num_attention_heads=config.decoder_num_attention_heads,
@@ -98,7 +103,7 @@ class HFViTDecoder(nn.Module):
         )
         self.decoder_embed = nn.Linear(config.hidden_size, width)
         self.mask_token = nn.Parameter(torch.empty(1, 1, width))
-        self.register_buffer("decoder_pos_embed", torch.empty(1, config.num_prefix_tokens + num_patches, width))
+        self.register_buffer("decoder_pos_embed", self.fixed_positions().to(self.mask_token))
         self.decoder_layers = nn.ModuleList(
             [HFViTLayer(layer_config, index) for index in range(config.decoder_num_hidden_layers)]
         )
@@ -111,6 +116,12 @@ class HFViTDecoder(nn.Module):
         """The last dense layer, from a token to the pixels of its patch."""
         height, width = as_pair(self.config.patch_size)
         return nn.Linear(self.config.decoder_hidden_size, height * width * self.config.num_channels)
+
+    def fixed_positions(self) -> torch.Tensor:
+        """Sine-cosine positions of the patches after zeros for the prefix tokens, (1, R + N, E)."""
+        patches = sincos_2d(self.config.grid_size, self.config.decoder_hidden_size)  # (1, N, E)
+        prefix = patches.new_zeros(1, self.config.num_prefix_tokens, patches.shape[2])  # (1, R, E)
+        return torch.cat([prefix, patches], dim=1)
 
     def resampled_positions(self, old: tuple[int, int], new: tuple[int, int]) -> torch.Tensor:
         """Positions of the prefix tokens and of the patches, (1, R + N, E), on the grid `new`; `old` is that of the table."""
@@ -161,9 +172,7 @@ class HFViTForPreTraining(HFViTPreTrainedModel):
     def _init_weights(self, module):
         if isinstance(module, HFViTDecoder):
             init.normal_(module.mask_token, std=self.config.initializer_range)
-            patches = sincos_2d(self.config.grid_size, self.config.decoder_hidden_size)  # (1, N, E)
-            prefix = patches.new_zeros(1, self.config.num_prefix_tokens, patches.shape[2])  # (1, R, E)
-            init.copy_(module.decoder_pos_embed, torch.cat([prefix, patches], dim=1))
+            init.copy_(module.decoder_pos_embed, module.fixed_positions())
         else:
             super()._init_weights(module)
 

@@ -169,7 +169,8 @@ class ImageClassificationPipelineTests:
 
 for test in EXCEPTIONS:  # pytest's strict xfail would want each subtest of the test to fail
     setattr(ModelTests, test, unittest.expectedFailure(getattr(ModelTests, test)))
-    setattr(AutoencoderTests, test, unittest.expectedFailure(getattr(AutoencoderTests, test)))
+    if test != "test_can_load_ignoring_mismatched_shapes":  # a masked autoencoder has no labels
+        setattr(AutoencoderTests, test, unittest.expectedFailure(getattr(AutoencoderTests, test)))
 
 for name, architecture in ARCHITECTURES.items():
     for tests in (ModelTests, AutoencoderTests, BackboneTests):
