@@ -26,7 +26,7 @@ from pathlib import Path
 from command_line import Parser
 
 
-PARTS = ("model", "loading", "loader", "budget", "savings", "merging")
+PARTS = ("model", "loading", "loader", "budget", "savings", "merging", "memory")
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

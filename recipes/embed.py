@@ -1,6 +1,7 @@
 """Embed images with a saved model: a folder, a list of files or a data set -> Parquet or .npy.
 
     python recipes/embed.py --model_name_or_path runs/demo --dataset_name photos --output_file embeddings.parquet
+    python recipes/embed.py --model_name_or_path runs/demo --dataset_name photos --output_file layer.npy --layer 2
 
 The embedding of an image is the vector that the classifier's head reads, or with --layer the mean over the patches of what that
 layer gives. A Parquet file has the columns `file` (or `row`, if the data set has no files) and `embedding`. A .npy file is an array

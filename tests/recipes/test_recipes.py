@@ -474,15 +474,14 @@ def test_a_stream_trains_repeatably_and_learns_from_a_teacher(run, shards, tmp_p
 
 
 def test_an_error_late_in_a_run_loses_no_step(shards, tmp_path):
-    for file in shards.glob("*.tar"):
-        shutil.copy(file, tmp_path)
-    with tarfile.open(tmp_path / "train-2.tar", "a") as tar:
+    shutil.copytree(shards, tmp_path / "shards")
+    with tarfile.open(tmp_path / "shards" / "train-2.tar", "a") as tar:
         for suffix, content in (("jpg", b"no picture"), ("cls", b"1")):
             member = tarfile.TarInfo(f"last.{suffix}")
             member.size = len(content)
             tar.addfile(member, BytesIO(content))
     printed = recipe(
-        "train.py", "--dataset_name", tmp_path, "--label_names", shards / "names.txt", "--streaming", "true", "--shuffle_buffer", 1,
+        "train.py", "--dataset_name", "shards", "--label_names", shards / "names.txt", "--streaming", "true", "--shuffle_buffer", 1,
         "--max_train_steps", 100, "--preset", "tiny-patch16-224", "--config_overrides", TINY, "--per_device_train_batch_size", 2,
         "--output_dir", "run", cwd=tmp_path, fails=True,
     )  # fmt: skip
