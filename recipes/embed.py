@@ -84,7 +84,7 @@ def write_embeddings(file, count: int, parts: Parts, images: UnlabelledRows):
 
 def main(args: argparse.Namespace):
     output = check_output_file(args.output_file, (".parquet", ".npy"), args.overwrite)
-    folder = model_folder(args.model_name_or_path)
+    folder = model_folder(args.model_name_or_path, onnx=True)
     if is_onnx(folder):
         raise ValueError(
             f"{folder} gives logits and nothing else: name the run or the model folder that it was exported from"

@@ -131,7 +131,7 @@ def print_details(details: dict):
 
 
 def main(args: argparse.Namespace):
-    args.model_name_or_path = model_folder(args.model_name_or_path)
+    args.model_name_or_path = model_folder(args.model_name_or_path, onnx=True)
     accelerator = Accelerator(mixed_precision=hardware.pick_precision(args.mixed_precision, hardware.device_type()))
     if accelerator.device.type == "cpu":
         hardware.use_all_cores()

@@ -69,7 +69,7 @@ from hf_vit.system.errors import run_script
 
 def main(args: argparse.Namespace):
     output = check_output_file(args.output_file, (".csv", ".parquet"), args.overwrite)
-    folder = model_folder(args.model_name_or_path)
+    folder = model_folder(args.model_name_or_path, onnx=True)
     accelerator = Accelerator(mixed_precision=hardware.pick_precision(args.mixed_precision, hardware.device_type()))
     if accelerator.device.type == "cpu":
         hardware.use_all_cores()

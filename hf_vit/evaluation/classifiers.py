@@ -22,14 +22,20 @@ from hf_vit.system.hub_names import refuse_mistyped_path
 logger = logging.get_logger(__name__)
 
 
-def model_folder(checkpoint: str) -> str:
+def model_folder(checkpoint: str, onnx: bool = False) -> str:
     """A Hub id or model folder as it is; of a run folder, its model/.
+
+    Args:
+        onnx: whether an ONNX file is one too (`load_classifier` reads it).
 
     Raises:
         ValueError: if it is a file; if there is no such folder, and the name looks like a path (`refuse_mistyped_path`).
     """
+    if onnx and is_onnx(checkpoint):
+        return checkpoint
     if Path(checkpoint).is_file():
-        raise ValueError(f"MODEL {checkpoint} is a file: wanted a run, a model folder, or USER/NAME on the Hub")
+        wanted = "a run, a model folder, an ONNX file" if onnx else "a run, a model folder"
+        raise ValueError(f"MODEL {checkpoint} is a file: wanted {wanted}, or USER/NAME on the Hub")
     inside = Path(checkpoint) / "model"
     found = str(inside) if inside.is_dir() and not (Path(checkpoint) / "config.json").exists() else checkpoint
     return refuse_mistyped_path(found, "MODEL")
