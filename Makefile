@@ -11,7 +11,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[recipes,export,app]" --group dev
+	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --constraint constraints.txt --editable ".[recipes,export,app]" --group dev
 	touch $@
 
 demo: .venv/installed

@@ -13,10 +13,11 @@ from hf_vit.model.configuration_hf_vit import HFViTConfig
 
 
 if TYPE_CHECKING:
+    from hf_vit.model.masked_autoencoder import HFViTForPreTraining
     from hf_vit.model.modeling_hf_vit import HFViTBackbone, HFViTForImageClassification, HFViTModel
 
 __version__ = "0.1.0"
-__all__ = ["HFViTBackbone", "HFViTConfig", "HFViTForImageClassification", "HFViTModel"]
+__all__ = ["HFViTBackbone", "HFViTConfig", "HFViTForImageClassification", "HFViTForPreTraining", "HFViTModel"]
 
 
 def _register():
@@ -27,14 +28,17 @@ def _register():
         AutoImageProcessor,
         AutoModel,
         AutoModelForImageClassification,
+        AutoModelForPreTraining,
         ViTImageProcessorPil,
     )
 
     HFViTConfig.formats = importlib.import_module(".formats", __name__)
     modeling = importlib.import_module(".model.modeling_hf_vit", __name__)
+    masked_autoencoder = importlib.import_module(".model.masked_autoencoder", __name__)
     for auto_class, model_class in (
         (AutoModel, modeling.HFViTModel),
         (AutoModelForImageClassification, modeling.HFViTForImageClassification),
+        (AutoModelForPreTraining, masked_autoencoder.HFViTForPreTraining),
         (AutoBackbone, modeling.HFViTBackbone),
     ):
         auto_class.register(HFViTConfig, model_class, exist_ok=True)
@@ -51,4 +55,5 @@ def __getattr__(name):
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     HFViTConfig.prepare()
-    return getattr(importlib.import_module(".model.modeling_hf_vit", __name__), name)
+    file = "masked_autoencoder" if name == "HFViTForPreTraining" else "modeling_hf_vit"
+    return getattr(importlib.import_module(f".model.{file}", __name__), name)

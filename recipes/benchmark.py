@@ -26,7 +26,7 @@ from pathlib import Path
 from command_line import Parser
 
 
-PARTS = ("model", "loading", "loader", "budget", "savings", "merging")
+PARTS = ("model", "loading", "loader", "budget", "savings", "merging", "memory")
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -39,6 +39,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.repeats < 1:
         parser.error(f"argument --repeats: {args.repeats} was given, 1 or more was wanted")
+    parser.check_output_file(args.output_file)
     return args
 
 

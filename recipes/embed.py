@@ -1,6 +1,7 @@
 """Embed images with a saved model: a folder, a list of files or a data set -> Parquet or .npy.
 
     python recipes/embed.py --model_name_or_path runs/demo --dataset_name photos --output_file embeddings.parquet
+    python recipes/embed.py --model_name_or_path runs/demo --dataset_name photos --output_file layer.npy --layer 2
 
 The embedding of an image is the vector that the classifier's head reads, or with --layer the mean over the patches of what that
 layer gives. A Parquet file has the columns `file` (or `row`, if the data set has no files) and `embedding`. A .npy file is an array
@@ -83,7 +84,7 @@ def write_embeddings(file, count: int, parts: Parts, images: UnlabelledRows):
 
 def main(args: argparse.Namespace):
     output = check_output_file(args.output_file, (".parquet", ".npy"), args.overwrite)
-    folder = model_folder(args.model_name_or_path)
+    folder = model_folder(args.model_name_or_path, onnx=True)
     if is_onnx(folder):
         raise ValueError(
             f"{folder} gives logits and nothing else: name the run or the model folder that it was exported from"

@@ -52,6 +52,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     for name, least in (("token_merging", 0), ("per_device_eval_batch_size", 1), ("num_workers", 0)):
         if getattr(args, name) < least:
             parser.error(f"argument --{name}: {getattr(args, name)} was given, {least} or more was wanted")
+    parser.check_output_file(args.output_file)
     parser.refuse_mistyped_paths(MODEL=args.model_name_or_path, dataset_name=args.dataset_name)
     return args
 
@@ -139,7 +140,7 @@ def print_details(details: dict):
 
 
 def main(args: argparse.Namespace):
-    args.model_name_or_path = model_folder(args.model_name_or_path)
+    args.model_name_or_path = model_folder(args.model_name_or_path, onnx=True)
     accelerator = Accelerator(mixed_precision=hardware.pick_precision(args.mixed_precision, hardware.device_type()))
     if accelerator.device.type == "cpu":
         hardware.use_all_cores()

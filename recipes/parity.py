@@ -26,7 +26,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(__doc__, "[--output_file FILE]")
     file = HOUSE / "model_cards" / "parity.json"
     parser.add_argument("--output_file", type=Path, default=file, help="JSON file for the differences")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    parser.check_output_file(args.output_file)
+    return args
 
 
 if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds

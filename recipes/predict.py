@@ -1,6 +1,7 @@
 """Predict the labels of images with a saved classifier: a folder, a list of files or a data set -> CSV or Parquet.
 
     python recipes/predict.py --model_name_or_path runs/demo --dataset_name photos --output_file predictions.csv
+    python recipes/predict.py --model_name_or_path runs/demo --dataset_name list.txt --output_file all.parquet --top_k 0
 
 Each row of the output is an image: its `file` (or its `row`, if the data set has no files), then label_1, probability_1 and so on
 of the best --top_k labels, or one column of probabilities for each label with --top_k 0. A model of several labels an image adds
@@ -70,7 +71,7 @@ from hf_vit.system.errors import run_script
 
 def main(args: argparse.Namespace):
     output = check_output_file(args.output_file, (".csv", ".parquet"), args.overwrite)
-    folder = model_folder(args.model_name_or_path)
+    folder = model_folder(args.model_name_or_path, onnx=True)
     accelerator = Accelerator(mixed_precision=hardware.pick_precision(args.mixed_precision, hardware.device_type()))
     if accelerator.device.type == "cpu":
         hardware.use_all_cores()

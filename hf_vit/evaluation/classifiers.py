@@ -2,7 +2,6 @@
 
 import glob
 import hashlib
-import re
 from pathlib import Path
 
 import torch
@@ -23,12 +22,20 @@ from hf_vit.system.hub_names import refuse_mistyped_path
 logger = logging.get_logger(__name__)
 
 
-def model_folder(checkpoint: str) -> str:
+def model_folder(checkpoint: str, onnx: bool = False) -> str:
     """A Hub id or model folder as it is; of a run folder, its model/.
 
+    Args:
+        onnx: whether an ONNX file is one too (`load_classifier` reads it).
+
     Raises:
-        ValueError: if there is no such folder, and the name looks like a path (`refuse_mistyped_path`).
+        ValueError: if it is a file; if there is no such folder, and the name looks like a path (`refuse_mistyped_path`).
     """
+    if onnx and is_onnx(checkpoint):
+        return checkpoint
+    if Path(checkpoint).is_file():
+        wanted = "a run, a model folder, an ONNX file" if onnx else "a run, a model folder"
+        raise ValueError(f"MODEL {checkpoint} is a file: wanted {wanted}, or USER/NAME on the Hub")
     inside = Path(checkpoint) / "model"
     found = str(inside) if inside.is_dir() and not (Path(checkpoint) / "config.json").exists() else checkpoint
     return refuse_mistyped_path(found, "MODEL")
@@ -43,24 +50,14 @@ def load_classifier(checkpoint: str, trained: bool = False, **kwargs):
         kwargs: passed to `from_pretrained`, such as `dtype=`.
 
     Raises:
-        ValueError: if it is no image classifier, a weight is not finite, a class has no name, an adapter no base, or what is `trained` no head.
+        ValueError: if it is no image classifier, a weight is not finite, a class has no name, an adapter no base, or what is
+            `trained` no head.
     """
     if is_onnx(checkpoint):
         return OnnxClassifier(checkpoint)
     base_of_adapter(checkpoint if Path(checkpoint).is_dir() else None, {})
     model_class = AutoModelForImageClassification if _is_native(checkpoint) else HFViTForImageClassification
-    try:
-        model, info = model_class.from_pretrained(
-            checkpoint, trust_remote_code=False, output_loading_info=True, **kwargs
-        )
-    except ValueError as error:
-        # transformers then lists every model that it has
-        other = re.match(r"Unrecognized configuration class .*?(\w+)Config'>", str(error))
-        if other is None:
-            raise
-        raise ValueError(
-            f"{checkpoint} holds a {other.group(1)}, which classifies no images: name an image classifier"
-        ) from error
+    model, info = model_class.from_pretrained(checkpoint, trust_remote_code=False, output_loading_info=True, **kwargs)
     if trained and info["missing_keys"]:
         raise ValueError(
             f"{checkpoint} is no trained classifier, it lacks {min(info['missing_keys'])}: fine-tune it first, with recipes/train.py"

@@ -12,7 +12,7 @@ from hf_vit.formats.dinov3 import DINOV3
 from hf_vit.formats.jax import JAX
 from hf_vit.formats.timm import TIMM, infer_timm
 from hf_vit.formats.torchvision import TORCHVISION
-from hf_vit.formats.vit import DEIT, IJEPA, MAE_OR_MSN, VIT
+from hf_vit.formats.vit import DEIT, IJEPA, MAE, MSN, VIT
 from hf_vit.model.configuration_hf_vit import as_pair
 from hf_vit.model.loading import CURRENT_SOURCE, CheckpointSource
 
@@ -27,8 +27,8 @@ FAMILIES = {
     "dinov3_vit": DINOV3,
     "clip_vision_model": CLIP,
     "siglip_vision_model": SIGLIP,
-    "vit_mae": MAE_OR_MSN,
-    "vit_msn": MAE_OR_MSN,
+    "vit_mae": MAE,
+    "vit_msn": MSN,
     "clip": CLIP,
     "siglip": SIGLIP,
     "timm": TIMM,

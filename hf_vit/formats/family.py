@@ -13,7 +13,7 @@ PLAIN_VIT = dict(
     num_register_tokens=(0,), embedding_norm=(False,), norm_first=(True,), final_norm=("tokens",), pooling=("cls",),
     pooler_act=(None,), representation_size=(None,), layerscale_value=(None,),
 )  # fmt: skip
-VIT_IGNORED = r"(vit\.)?(embeddings\.mask_token|decoder\.)"
+VIT_IGNORED = r"(vit\.)?embeddings\.mask_token"
 
 
 class NativeClass:
@@ -34,12 +34,12 @@ class Family:
     Args:
         rules: names on disk to names in memory, in transformers' own terms: its loader applies them, and they run backwards.
         extra_rules: HFViTConfig -> the rules that depend on it.
-        ignored: a regular expression for tensors that a ViT has no use for, such as a decoder or a text tower.
+        ignored: a regular expression for tensors that a ViT has no use for, such as a text tower.
         prefix: what a native classifier calls its base model.
         fields: native name -> ours, beyond the names that all families share.
         read_fields: (native config, name of the native classifier that is loaded or "") -> fields of HFViTConfig that are not just renamed.
         native_fields: HFViTConfig -> fields of the native config that are not just renamed.
-        base, classifier: the native classes that `to_transformers` builds.
+        base, classifier, autoencoder: the native classes that `to_transformers` builds.
         square_only: whether they take square images and patches only.
         unsupported: HFViTConfig -> what else they cannot express, as "field=value".
         native_head: (head weight, HFViTConfig) -> the head weight of the native classifier, if it is another.
@@ -56,6 +56,7 @@ class Family:
     native_fields: Callable = nothing
     base: NativeClass | None = None
     classifier: NativeClass | None = None
+    autoencoder: NativeClass | None = None
     square_only: bool = False
     unsupported: Callable = nothing
     native_head: Callable | None = None

@@ -21,11 +21,11 @@ UNUSED = r"(.*\.)?(mask_token|post_layernorm\.(weight|bias))"
 
 def to_transformers(model):
     """See `HFViTPreTrainedModel.to_transformers`."""
-    is_classifier = model.is_classifier
+    kind = "classifier" if model.is_classifier else "autoencoder" if model.is_autoencoder else "base"
     for fold_layerscale in (False, True):  # it is kept where a family has it, else multiplied into the layer before it
         wrong = {}
         for name, family in FAMILIES.items():
-            native = family.classifier if is_classifier else family.base
+            native = getattr(family, kind)
             if native is not None:
                 wrong[name] = unsupported_fields(model, family, native, fold_layerscale)
                 if not wrong[name]:
@@ -37,7 +37,7 @@ def to_transformers(model):
 
     closest = min(wrong, key=distance)
     raise ValueError(
-        f"no native transformers {'classifier' if is_classifier else 'model'} has {' and '.join(wrong[closest])} "
+        f"no native transformers {'model' if kind == 'base' else kind} has {' and '.join(wrong[closest])} "
         f"(the closest is {closest}); save_pretrained keeps the model as it is"
     )
 
@@ -125,11 +125,12 @@ def build_native(model, name: str, native: NativeClass):
     weights, options = native_weights(model, native.supports), {}
     if model.is_classifier and family.native_head is not None:
         weights["classifier.weight"] = family.native_head(weights["classifier.weight"], config)
-    if not model.is_classifier and model.pooler is None and name in ("vit", "deit"):
+    if name in ("vit", "deit") and not model.is_classifier and model.pooler is None:
         options["add_pooling_layer"] = False
+    decoder = {key: weights.pop(key) for key in list(weights) if key.startswith("decoder.")}  # named alike in memory
     stored = revert_weight_conversion(SimpleNamespace(_weight_conversions=rules, config=config), weights)
-    if model.is_classifier:
-        stored = {key if "classifier." in key else f"{family.prefix}.{key}": stored[key] for key in stored}
+    if model.is_classifier or model.is_autoencoder:
+        stored = {key if "classifier." in key else f"{family.prefix}.{key}": stored[key] for key in stored} | decoder
     with silence_load_report():
         result, info = model_class.from_pretrained(
             None,

@@ -6,6 +6,7 @@ from transformers.core_model_loading import WeightRenaming
 
 from hf_vit.formats.conversions import join_heads
 from hf_vit.formats.family import ANY, VIT_IGNORED, Family, NativeClass
+from hf_vit.model.configuration_hf_vit import AUTOENCODER_FIELDS
 
 
 # transformers 4 named a ViT so, and files keep it, also when transformers 5 writes them.
@@ -68,4 +69,16 @@ IJEPA = replace(
     base=NativeClass("IJepaModel", use_class_token=(False,), pooling=("mean",)),
     classifier=NativeClass("IJepaForImageClassification", use_class_token=(False,), pooling=("mean",)),
 )
-MAE_OR_MSN = Family(VIT_RULES, ignored=VIT_IGNORED, prefix="vit")  # given back as ViT
+MSN = Family(VIT_RULES, ignored=VIT_IGNORED, prefix="vit")  # given back as ViT
+MAE = replace(  # its encoder alone too
+    MSN,
+    fields=dict(zip(AUTOENCODER_FIELDS, AUTOENCODER_FIELDS, strict=True)),
+    autoencoder=NativeClass(
+        "ViTMAEForPreTraining",
+        final_norm=("tokens", "pooled"),
+        pooling=("cls", "mean", "cls_mean"),
+        pooler_act=ANY,
+        representation_size=ANY,
+    ),
+    square_only=True,
+)

@@ -222,7 +222,8 @@ class AttentionMapsMixin:
             pixel_values = pixel_values.clone() if pixel_values.is_inference() else pixel_values.detach()
             if by_gradient and pixel_values.is_floating_point():
                 pixel_values.requires_grad_()  # so that there is a graph even if all weights are frozen
-            outputs = self(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding)
+            network = self if by_gradient else vit  # without a head, which may mask patches
+            outputs = network(pixel_values, interpolate_pos_encoding=interpolate_pos_encoding)
             if by_gradient:
                 ends = [one.tokens if method == "grad_cam" else one.head_outputs for one in recorders]
                 gradients = torch.autograd.grad(class_scores(outputs.logits, labels).sum(), ends)
@@ -256,7 +257,7 @@ class AttentionMapsMixin:
         """
         vit, R = self.base_model, self.config.num_prefix_tokens
         with record_attention(self, [layer.attention for layer in vit.layers]) as recorders:
-            self(pixel_values, interpolate_pos_encoding=True)
+            vit(pixel_values, interpolate_pos_encoding=True)
         height, width = vit.embeddings.patch_embeddings.patch_size
         sides = (torch.arange(0, pixel_values.shape[2], height), torch.arange(0, pixel_values.shape[3], width))
         centres = torch.cartesian_prod(*sides).float().to(pixel_values.device)  # (N, 2)

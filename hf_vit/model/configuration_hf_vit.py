@@ -42,11 +42,18 @@ AUTO_MAP = {
     "AutoBackbone": "modeling_hf_vit.HFViTBackbone",
 }
 
+# What only a masked autoencoder reads; the names are those of ViTMAEConfig.
+AUTOENCODER_FIELDS = (
+    "decoder_hidden_size", "decoder_num_hidden_layers", "decoder_num_attention_heads", "decoder_intermediate_size", "mask_ratio",
+    "norm_pix_loss",
+)  # fmt: skip
+
 # Far above anything published. A config.json that asks for more is a mistake or an attack: building it would fill the memory.
 LARGEST = {
     "image_size": 2**16, "patch_size": 2**16, "num_channels": 2**16, "hidden_size": 2**16, "intermediate_size": 2**20,
     "num_hidden_layers": 1000, "num_attention_heads": 2**12, "num_register_tokens": 2**16, "representation_size": 2**20,
-    "num_labels": 10**6,
+    "num_labels": 10**6, "decoder_hidden_size": 2**16, "decoder_num_hidden_layers": 1000, "decoder_num_attention_heads": 2**12,
+    "decoder_intermediate_size": 2**20,
 }  # fmt: skip
 LARGEST_TABLE = 2**28  # numbers in a table of positions, 1 GiB
 LARGEST_FILE = 2**25  # bytes of a config.json, enough for the names of LARGEST["num_labels"] labels
@@ -152,6 +159,10 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
             (Xavier uniform, LeCun normal for patches), so that narrow and wide models both start well.
         out_features, out_indices: which layers `HFViTBackbone` gives, as names ("stem", "stage1", ...) or numbers (0 is the
             embeddings); the last layer by default.
+        decoder_hidden_size, decoder_num_hidden_layers, decoder_num_attention_heads, decoder_intermediate_size: sizes of the
+            decoder of `HFViTForPreTraining` (arXiv 2111.06377, appendix A.1).
+        mask_ratio: part of the patches, in [0, 1), that its encoder does not see; the autoencoder itself needs more than 0.
+        norm_pix_loss: whether it learns the pixels of a patch relative to the patch's own mean and standard deviation.
         apply_layernorm: whether the maps of a backbone pass the final norm, where `final_norm` is "tokens".
         reshape_hidden_states: True for maps (B, D, h, w) of the patches; False for all tokens (B, T, D), as DPT and Depth
             Anything want them.
@@ -199,6 +210,12 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
     attention_probs_dropout_prob: float | int = 0.0
     layer_norm_eps: float = 1e-6
     initializer_range: float = 0.02
+    decoder_hidden_size: int = 512
+    decoder_num_hidden_layers: int = 8
+    decoder_num_attention_heads: int = 16
+    decoder_intermediate_size: int = 2048
+    mask_ratio: float = 0.75
+    norm_pix_loss: bool = True
     _out_features: list[str] | None = None
     _out_indices: list[int] | None = None
     apply_layernorm: bool = True
@@ -255,12 +272,12 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
                 logger.warning(f"the saved config has {key!r}, which is kept and not used; did you mean {close!r}?")
 
     def to_dict(self):
-        """As in transformers; what only a backbone reads is left out where it is the default."""
+        """As in transformers; what only a backbone or a masked autoencoder reads is left out where it is the default."""
         fields = super().to_dict()
         if fields["out_indices"] in (None, [self.num_hidden_layers]):
             del fields["out_indices"], fields["out_features"]
-        for name in ("apply_layernorm", "reshape_hidden_states"):
-            if fields[name] is True:
+        for name in ("apply_layernorm", "reshape_hidden_states", *AUTOENCODER_FIELDS):
+            if fields[name] == getattr(type(self), name):
                 del fields[name]
         return fields
 
@@ -322,8 +339,8 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         from transformers.activations import ACT2FN  # here, because it makes transformers import accelerate
 
         check_sizes({name: getattr(self, name) for name in LARGEST})
-        counts = ("num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-        for name in (*counts, "num_labels"):
+        sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        for name in ("num_channels", *sizes, *(f"decoder_{size}" for size in sizes), "num_labels"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("image_size", "patch_size"):
@@ -342,11 +359,18 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
                 f"image_size {self.image_size} has {(height // patch_height) * (width // patch_width):,} patches of "
                 f"{self.hidden_size} channels: their positions would not fit in memory"
             )
-        if self.hidden_size % self.num_attention_heads:
+        for part in ("", "decoder_"):
+            heads, width = (getattr(self, f"{part}{name}") for name in ("num_attention_heads", "hidden_size"))
+            if width % heads:
+                raise ValueError(
+                    f"{part}num_attention_heads {heads} does not divide {part}hidden_size {width}; change one of them"
+                )
+        if self.decoder_hidden_size % 4:
             raise ValueError(
-                f"num_attention_heads {self.num_attention_heads} does not divide hidden_size {self.hidden_size}; "
-                "change one of them"
+                f"the decoder's positions need a decoder_hidden_size that 4 divides, not {self.decoder_hidden_size}"
             )
+        if not 0 <= self.mask_ratio < 1:  # at 0, a ViTMAEModel gives its features
+            raise ValueError(f"mask_ratio is {self.mask_ratio}; a number in [0, 1) was wanted")
         if self.position_embedding == "sincos2d" and self.hidden_size % 4:
             raise ValueError(
                 f"sincos2d positions need a hidden_size that 4 divides, not {self.hidden_size} "

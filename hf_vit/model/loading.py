@@ -6,7 +6,7 @@
     the tensors   `_load_pretrained_model`: `add_family_rules` renames those of a public format, `check_size` and `check_names`
                   refuse what cannot fit, transformers loads the rest
     what differs  `_finalize_model_loading`, with transformers' lists of tensors that are missing, unexpected or of another
-                  shape: `check_loading_info` accepts a new classifier, a missing pooler and what a ViT has no use for;
+                  shape: `check_loading_info` accepts a new classifier or decoder, a missing pooler and what a ViT has no use for;
                   any other is an error that names it
     the end       `finish_loading` adapts the weights to other images (resizing.py) and logs what was done
 """
@@ -32,7 +32,7 @@ from transformers.modeling_utils import PreTrainedModel, load_state_dict
 from transformers.utils import logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from .configuration_hf_vit import AUTO_MAP, no_such_field
+from .configuration_hf_vit import AUTO_MAP, AUTOENCODER_FIELDS, no_such_field
 from .resizing import INPUT_FIELDS
 
 
@@ -133,6 +133,8 @@ class LoadingMixin:
         """As in transformers; the folder's config.json then names every public class for the Auto classes."""
         if self._auto_class is not None and is_ours(self):
             self.config.auto_map = {**(getattr(self.config, "auto_map", None) or {}), **AUTO_MAP}
+            # The file of the masked autoencoder goes with its class alone, which adds it again.
+            self.config.auto_map.pop("AutoModelForPreTraining", None)
         super().save_pretrained(save_directory, *args, **kwargs)
 
     def to_transformers(self):
@@ -224,8 +226,7 @@ def use_adapter_config(cls, path, kwargs: dict):
         raise ValueError("an adapter comes with a head for its own labels: leave num_labels= out")
     for name in [name for name in kwargs if name in config.__dataclass_fields__ and name != "dtype"]:
         setattr(config, name, kwargs.pop(name))
-    kwargs["config"] = config
-    kwargs["adapter_kwargs"] = {"_adapter_model_path": path}
+    kwargs.update(config=config, adapter_kwargs={"_adapter_model_path": path})
     return base
 
 
@@ -240,8 +241,7 @@ def split_off_input_sizes(cls, path, kwargs: dict) -> dict:
         raise ValueError(f"config= and {both[0]}= are both given: set {both[0]} in the config")
     if path is not None:
         with suppress(OSError):  # a folder without config.json holds what the given config says
-            fields, _ = cls.config_class.get_config_dict(path, **kwargs)
-            stored = cls.config_class.from_dict(fields)
+            stored = cls.config_class.from_dict(cls.config_class.get_config_dict(path, **kwargs)[0])
             kwargs["config"] = copy.deepcopy(config)
             for name in INPUT_FIELDS:
                 setattr(kwargs["config"], name, getattr(stored, name))
@@ -281,10 +281,9 @@ def check_size(model, tensors: list[tuple[str, torch.Tensor]], source: Checkpoin
     """Raise ValueError if the model is far larger than its checkpoint, before memory is taken for what is missing."""
     stored = sum(tensor.numel() for _, tensor in tensors)
     wanted = sum(tensor.numel() for name, tensor in model.named_parameters() if not name.startswith("classifier."))
-    if wanted > 4 * stored + 2**24:
+    if wanted > 4 * stored + 2**25:  # room for a new decoder
         raise ValueError(
-            f"the config of {source.name} describes a model of {wanted:,} numbers, its files hold {stored:,}: they do not belong "
-            "together"
+            f"the config of {source.name} says {wanted:,} numbers, its files hold {stored:,}: they do not belong together"
         )
 
 
@@ -322,14 +321,13 @@ def check_loading_info(model, info: dict, source: CheckpointSource):
     missing, unexpected = set(info["missing_keys"]), set(info["unexpected_keys"])
     mismatched = {name: (tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"]}
     accept_new_head(model, missing, mismatched, source)
+    accept_new_decoder(model, missing, source)
     accept_missing_pooler(model, missing, unexpected, source)
-    if not is_ours(model):
-        accept_head_of_subclass(model, missing, source)
+    accept_head_of_subclass(model, missing, source)
     accept_left_out(model, unexpected, source)
     if mismatched and source.reset_mismatched:
-        source.notes.append(
-            f"{', '.join(sorted(mismatched))} of another shape reset, as ignore_mismatched_sizes=True asks"
-        )
+        names = ", ".join(sorted(mismatched))
+        source.notes.append(f"{names} of another shape reset, as ignore_mismatched_sizes=True asks")
         mismatched = {}
 
     wrong = [f"{name} is missing" for name in sorted(missing)]
@@ -365,10 +363,18 @@ def accept_new_head(model, missing: set, mismatched: dict, source: CheckpointSou
         del mismatched[name]
 
 
+def accept_new_decoder(model, missing: set, source: CheckpointSource):
+    """The decoder of a masked autoencoder is new where the checkpoint has none; half of one is a broken file."""
+    decoder = {name for name in model.state_dict() if name.startswith("decoder.")}
+    if model.is_autoencoder and decoder <= missing:
+        source.notes.append(f"newly initialised {count_tensors({'decoder'}, decoder)}")
+        missing -= decoder
+
+
 def accept_missing_pooler(model, missing: set, unexpected: set, source: CheckpointSource):
-    """Base model without pooler: a native config does not say whether there is one, and our classifiers save none."""
-    may_lack_it = source.family_name is not None or any(name.startswith("classifier.") for name in unexpected)
-    if missing == {"pooler.dense.weight", "pooler.dense.bias"} and may_lack_it:
+    """Base model without pooler: a native config does not say whether there is one, and our heads save none."""
+    has_head = any(name.startswith(("classifier.", "decoder.")) for name in unexpected)
+    if missing == {"pooler.dense.weight", "pooler.dense.bias"} and (source.family_name is not None or has_head):
         model.pooler = model.config.pooler_act = None
         source.notes.append("no pooler in the checkpoint: pooler_output is the pooled token itself")
         missing.clear()
@@ -377,9 +383,9 @@ def accept_missing_pooler(model, missing: set, unexpected: set, source: Checkpoi
 def accept_head_of_subclass(model, missing: set, source: CheckpointSource):
     """A subclass starts from any base checkpoint: what it adds to the base model is new."""
     new = {name for name in missing if not in_base_model(model, name)}
-    if new:
+    if new and not is_ours(model):
         source.notes.append(f"newly initialised {count_tensors({name.partition('.')[0] for name in new}, new)}")
-    missing -= new
+        missing -= new
 
 
 def accept_left_out(model, unexpected: set, source: CheckpointSource):
@@ -387,6 +393,8 @@ def accept_left_out(model, unexpected: set, source: CheckpointSource):
     unused = r"classifier\.(weight|bias)|pre_logits\.(weight|bias)|(vit\.)?pooler\.dense\.(weight|bias)"
     if getattr(model.base_model, "attention_pooling", None) is None:
         unused += r"|(vit\.)?attention_pooling\..+"
+    if not model.is_autoencoder:
+        unused += r"|decoder\..+"
     left_out = {name for name in unexpected if re.fullmatch(unused, name)}
     if not is_ours(model):
         left_out |= {name for name in unexpected if not in_base_model(model, name)}
@@ -399,8 +407,8 @@ def accept_left_out(model, unexpected: set, source: CheckpointSource):
 
 
 def is_ours(model) -> bool:
-    """Whether its class is one of modeling_hf_vit.py, and not a subclass."""
-    return type(model).__module__.rpartition(".")[2] == "modeling_hf_vit"
+    """Whether its class is one of this folder, and not a subclass."""
+    return type(model).__module__.rpartition(".")[2] in ("modeling_hf_vit", "masked_autoencoder")
 
 
 def in_base_model(model, name: str) -> bool:
@@ -481,6 +489,11 @@ def readable_errors(name):
 
 def finish_loading(model, source: CheckpointSource, sizes: dict):
     """Adapt the loaded model to the sizes asked for, and log what was done in one line."""
+    if model.is_autoencoder:
+        model.freeze_attention_pooling()  # transformers makes all that it loads trainable
+    else:
+        for name in AUTOENCODER_FIELDS:  # of a decoder that is not there
+            setattr(model.config, name, getattr(type(model.config), name))
     notes = source.notes + (model.resize_input(**sizes) if sizes else [])
     if notes:
         logger.warning(f"{type(model).__name__} from {source.name}: {'; '.join(notes)}.")

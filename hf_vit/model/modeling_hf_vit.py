@@ -3,8 +3,8 @@
 The letters of every shape:
     B batch, C channels, H W image height and width, P patch side, h w rows and columns of patches, N = h * w patches,
     R prefix tokens (class, distillation, registers), T = R + N tokens, D hidden size, A heads, K = D / A head size,
-    F width of the MLP, L labels, M patches that patch dropout keeps, Q queries: Q = T, but 1 or 2 in the last layer if no more
-    tokens than these are pooled (`pooled_only`). The network is that of "An Image is Worth 16x16 Words" (arXiv 2010.11929, figure 1).
+    F width of the MLP, L labels, M patches that patch dropout or masking keeps, Q queries: Q = T, but 1 or 2 in the last layer if
+    no more tokens than these are pooled (`pooled_only`). The network is that of "An Image is Worth 16x16 Words" (arXiv 2010.11929, figure 1).
 """
 
 from typing import Unpack
@@ -29,10 +29,11 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention_maps import AttentionMapsMixin
 from .configuration_hf_vit import HFViTConfig, as_pair
 from .loading import LoadingMixin
+from .patches import drop_patches, keep_patches, patchify
 from .pooled_queries import num_pooled_tokens
 from .positions import apply_rotary, fixed_position_embeddings, resample_position_embeddings, rotary_2d
 from .resizing import ResizingMixin, check_pixel_values
-from .token_merging import TokenMerging, TokenMergingMixin, drop_patches, mean_patch, proportional_attention_bias
+from .token_merging import TokenMerging, TokenMergingMixin, mean_patch, proportional_attention_bias
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -70,10 +71,7 @@ class HFViTPatchEmbeddings(nn.Module):
         if self.by_convolution:
             patches = self.projection(pixel_values)  # (B, C, H, W) -> (B, D, h, w)
             return patches.flatten(2).transpose(1, 2)  # (B, D, h, w) -> (B, N, D)
-        B, C, H, W = pixel_values.shape
-        height, width = self.patch_size
-        patches = pixel_values.view(B, C, H // height, height, W // width, width)  # (B, C, h, P, w, P)
-        patches = patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)  # (B, h, w, P, P, C) -> (B, N, P * P * C)
+        patches = patchify(pixel_values, self.patch_size)  # (B, C, H, W) -> (B, N, P * P * C)
         return self.layernorm_after(self.projection(self.layernorm_before(patches)))  # (B, N, D)
 
 
@@ -341,7 +339,7 @@ class HFViTPreTrainedModel(LoadingMixin, ResizingMixin, TokenMergingMixin, Atten
 
     config_class = HFViTConfig
     base_model_prefix = "vit"
-    is_classifier = False
+    is_classifier = is_autoencoder = False
     main_input_name = "pixel_values"
     input_modalities = ("image",)
     supports_gradient_checkpointing = True
@@ -412,8 +410,8 @@ class HFViTModel(HFViTPreTrainedModel):
             )
         self.post_init()
 
-    def encode(self, pixel_values, interpolate_pos_encoding=False, num_queries=None, **kwargs):
-        """Pixels (B, C, H, W) -> tokens (B, T, D) after the last layer, before the final norm; or its first `num_queries`."""
+    def encode(self, pixel_values, interpolate_pos_encoding=False, num_queries=None, kept=None, **kwargs):
+        """Pixels (B, C, H, W) -> tokens (B, T, D) before the final norm, or the first `num_queries`; of the patches `kept` (B, M) or all."""
         config, patch_embeddings = self.config, self.embeddings.patch_embeddings
         if pixel_values.is_floating_point():
             pixel_values = pixel_values.to(patch_embeddings.dtype)
@@ -422,14 +420,20 @@ class HFViTModel(HFViTPreTrainedModel):
         if config.position_embedding == "rotary":
             grid, head_dim = patch_embeddings.grid_size(pixel_values), config.hidden_size // config.num_attention_heads
             rotary = rotary_2d(grid, head_dim, config.rope_theta, hidden_states)  # (N, K) each
-        if self.training and config.patch_dropout_rate > 0:
+        if kept is not None:
+            hidden_states = keep_patches(hidden_states, config.num_prefix_tokens, kept)  # (B, R + M, D)
+        elif self.training and config.patch_dropout_rate > 0:
             hidden_states, kept = drop_patches(hidden_states, config.num_prefix_tokens, config.patch_dropout_rate)
-            if rotary is not None:
-                rotary = tuple(table[kept].unsqueeze(1) for table in rotary)  # (N, K) -> (B, 1, M, K)
+        if kept is not None and rotary is not None:
+            rotary = tuple(table[kept].unsqueeze(1) for table in rotary)  # (N, K) -> (B, 1, M, K)
         *layers, last_layer = self.layers
         for layer in layers:
             hidden_states = layer(hidden_states, rotary=rotary, **kwargs)  # (B, T, D)
         return last_layer(hidden_states, num_queries, rotary=rotary, **kwargs)  # (B, Q, D)
+
+    @capture_outputs(tie_last_hidden_states=False)
+    def features(self, pixel_values, interpolate_pos_encoding, **kwargs):  # `encode`, with hidden states by hooks
+        return BaseModelOutput(last_hidden_state=self.encode(pixel_values, interpolate_pos_encoding, **kwargs))
 
     def pool(self, hidden_states, sizes=None):
         """Tokens (B, T, D) -> the vector that `config.pooling` names, (B, D), or (B, 2 D) where it names two.
@@ -562,10 +566,6 @@ class HFViTBackbone(BackboneMixin, HFViTModel):
 
     def set_token_merging(self, r):
         raise ValueError("a backbone gives maps of all patches: merge tokens in an HFViTModel or a classifier")
-
-    @capture_outputs(tie_last_hidden_states=False)
-    def features(self, pixel_values, interpolate_pos_encoding, **kwargs):  # `encode`, with hidden states by hooks
-        return BaseModelOutput(last_hidden_state=self.encode(pixel_values, interpolate_pos_encoding, **kwargs))
 
     @can_return_tuple
     @filter_output_hidden_states

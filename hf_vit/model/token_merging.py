@@ -1,23 +1,11 @@
-"""Fewer tokens for the layers: patch dropout in training, and token merging, layer by layer, in evaluation.
+"""Fewer tokens for the layers in evaluation: token merging, layer by layer.
 
 Letters of the shapes: B batch, T tokens, R prefix tokens, N = T - R patches, D hidden size, A heads, K head size.
-Token merging is that of "Token Merging: Your ViT But Faster" (arXiv 2210.09461, section 3).
+The method is that of "Token Merging: Your ViT But Faster" (arXiv 2210.09461, section 3).
 """
 
 import torch
 from torch import nn
-
-
-def drop_patches(tokens: torch.Tensor, num_prefix: int, rate: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keep a random M = (1 - rate) N patches of each image, at least one: (B, R + N, D) -> (B, R + M, D), and which, (B, M).
-
-    PatchDropout (arXiv 2208.07220, section 3.2): the layers then work on fewer tokens.
-    """
-    prefix, patches = tokens.split([num_prefix, tokens.shape[1] - num_prefix], dim=1)  # (B, R, D), (B, N, D)
-    B, N, D = patches.shape
-    kept = torch.rand(B, N, device=tokens.device).argsort(dim=1)[:, : max(1, round((1 - rate) * N))]  # (B, M)
-    patches = patches.gather(1, kept.unsqueeze(2).expand(-1, -1, D))  # (B, N, D) -> (B, M, D)
-    return torch.cat([prefix, patches], dim=1), kept
 
 
 def bipartite_soft_matching(keys: torch.Tensor, num_prefix: int, r: int) -> torch.Tensor:

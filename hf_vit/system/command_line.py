@@ -168,6 +168,13 @@ class Parser(argparse.ArgumentParser):
                 sys.exit(f"error: {error}")
 
     @staticmethod
+    def check_output_file(file: str | Path | None):
+        """End with exit code 1 and a sentence if a file cannot be written there, before there is anything to write."""
+        if file is not None and (Path(file).is_dir() or not Path(file).parent.is_dir()):
+            what = "is a folder" if Path(file).is_dir() else f"lies in no folder that is there ({Path(file).parent})"
+            sys.exit(f"error: --output_file {file} {what}; wanted the name of a new file")
+
+    @staticmethod
     def check_images(names: list[str], or_data: bool = False):
         """End with exit code 1 and a sentence if a name is that of no image which can be read here.
 

@@ -164,13 +164,20 @@ class TrainArguments:
     label_smoothing: float = argument(
         0.1, "probability mass spread over all classes; of several labels an image, over the yes and no of each"
     )
+    calibrate: bool = argument(
+        True,
+        "with validation images: fit a temperature on them, and fold it into the head, so that probabilities are as often right as "
+        "they say",
+    )
     ema_decay: float = argument(0.0, "above 0: score and save an exponential moving average of the weights")
 
     crop: Literal["none", "resized", "simple"] = argument(
         "resized",
         "resized: a random part of the image, stretched over the whole; simple: shifted by up to 4 pixels, mirrored",
     )
-    crop_scale: float = argument(0.35, "crop resized: smallest part of the image's area")
+    crop_scale: float | None = argument(
+        None, "crop resized: smallest part of the image's area; if not given 0.35, and 0.64 to fine-tune"
+    )
     eval_crop: float | None = argument(
         None,
         "part of the shorter side that is scored, such as 0.875: resized to 256, the middle 224 cut out; if not given, as the "
@@ -312,14 +319,14 @@ def check_combinations(args: TrainArguments):
 RESUME_MUTABLE = (
     "output_dir", "resume", "checkpointing_steps", "checkpoints_total_limit", "max_skipped_steps", "num_workers", "report_to",
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "auto_find_batch_size",
-    "gradient_checkpointing", "log_steps",
+    "gradient_checkpointing", "log_steps", "calibrate",
 )  # fmt: skip
 
 
 # What a run chooses itself where the flags leave it open, and keeps when it is resumed.
 DERIVED = (
     "num_train_epochs", "per_device_train_batch_size", "learning_rate", "head_learning_rate", "layer_decay", "eval_epochs",
-    "loss",
+    "loss", "crop_scale",
 )  # fmt: skip
 
 
@@ -391,6 +398,8 @@ def parse_args(argv: list[str], text: str | None = None) -> TrainArguments:
         args.crop, args.flip = "none", False
     if args.learning_rate is not None and args.layer_decay is None:
         args.layer_decay = 1.0  # the rate that is asked for, for all layers alike
+    if args.model_name_or_path is None and args.crop_scale is None:
+        args.crop_scale = 0.35
     if args.streaming and args.eval_steps is None:
         args.eval_steps = max(1, args.max_train_steps // 10)
     return args

@@ -104,6 +104,39 @@ def distillation_loss(logits, teacher_logits, temperature: float) -> torch.Tenso
     return temperature**2 * nn.functional.kl_div(log_student, log_teacher, reduction="batchmean", log_target=True)
 
 
+class TeacherImages:
+    """The pixels of a student, as a teacher wants them.
+
+    Args:
+        checkpoint, config: of the teacher.
+        spec: of the student's images.
+
+    Raises:
+        ValueError: if the teacher's image processor does more than resize and normalise, or it looks at other channels.
+    """
+
+    def __init__(self, checkpoint: str, config, spec: ImageSpec):
+        self.own, self.students = image_spec_of(load_processor(checkpoint), config), spec
+        if self.own.processor is not None:
+            raise ValueError(
+                f"--teacher_name_or_path {checkpoint}: its {type(self.own.processor).__name__} does more to an image than "
+                "resize and normalise, which a teacher's must not; take another teacher"
+            )
+        if self.own.channels != spec.channels:
+            raise ValueError(
+                f"--teacher_name_or_path {checkpoint} looks at {self.own.channels} channels, the student at {spec.channels}"
+            )
+
+    def __call__(self, pixel_values):
+        """The student's normalised pixels (B, C, H, W) in the teacher's size and normalisation."""
+        channels = lambda values: torch.tensor(values, device=pixel_values.device).view(1, -1, 1, 1)
+        pixels = pixel_values * channels(self.students.std) + channels(self.students.mean)
+        size = (self.own.height, self.own.width)
+        if tuple(pixels.shape[2:]) != size:
+            pixels = nn.functional.interpolate(pixels, size=size, mode="bilinear", antialias=True)
+        return (pixels - channels(self.own.mean)) / channels(self.own.std)
+
+
 class Teacher:
     """Any image classifier, given the student's own pixels.
 
@@ -118,32 +151,17 @@ class Teacher:
 
     def __init__(self, checkpoint: str, labels: list[str], spec: ImageSpec, device):
         self.model = load_classifier(checkpoint, dtype=torch.float32).to(device).eval().requires_grad_(False)
-        self.own, self.students = image_spec_of(load_processor(checkpoint), self.model.config), spec
         try:
             columns = match_labels(torch.arange(len(labels)), labels, self.model.config.id2label)
         except ValueError as error:
             raise ValueError(f"--teacher_name_or_path {checkpoint}: {error}") from error
-        if self.own.processor is not None:
-            raise ValueError(
-                f"--teacher_name_or_path {checkpoint}: its {type(self.own.processor).__name__} does more to an image than "
-                "resize and normalise, which a teacher's must not; take another teacher"
-            )
-        if self.own.channels != spec.channels:
-            raise ValueError(
-                f"--teacher_name_or_path {checkpoint} looks at {self.own.channels} channels, the student at {spec.channels}"
-            )
+        self.images = TeacherImages(checkpoint, self.model.config, spec)
         self.columns = columns.to(device)
 
     @torch.no_grad()
     def __call__(self, pixel_values):
         """The student's normalised pixels (B, C, H, W) -> the teacher's logits for the student's labels (B, L)."""
-        channels = lambda values: torch.tensor(values, device=pixel_values.device).view(1, -1, 1, 1)
-        pixels = pixel_values * channels(self.students.std) + channels(self.students.mean)
-        size = (self.own.height, self.own.width)
-        if tuple(pixels.shape[2:]) != size:
-            pixels = nn.functional.interpolate(pixels, size=size, mode="bilinear", antialias=True)
-        pixels = (pixels - channels(self.own.mean)) / channels(self.own.std)
-        return self.model(pixels).logits[:, self.columns]
+        return self.model(self.images(pixel_values)).logits[:, self.columns]
 
 
 class Criterion:

@@ -11,7 +11,9 @@ from hf_vit.training.muon import Muon
 
 
 # Learned vectors, not maps between vectors: weight decay would pull them to zero for no reason (arXiv 2010.11929, B.1).
-NO_DECAY = ("cls_token", "distillation_token", "register_tokens", "probe", "position_embeddings", "lambda1")
+NO_DECAY = (
+    "cls_token", "distillation_token", "register_tokens", "mask_token", "probe", "position_embeddings", "lambda1"
+)  # fmt: skip
 
 
 def split_decay(model: nn.Module) -> tuple[list[str], list[str]]:
@@ -72,7 +74,7 @@ def build_optimizers(
     Call `set_learning_rate` before each step.
     """
     decayed = set(split_decay(model)[0])
-    is_hidden = lambda name: kind == "muon" and name in decayed and ".layers." in name
+    is_hidden = lambda name: kind == "muon" and name in decayed and "layers." in name
     hidden, others = [], []
     for group in parameter_groups(model, weight_decay, layer_decay, head_scale):
         for groups, wanted in ((hidden, True), (others, False)):

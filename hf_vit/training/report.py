@@ -48,6 +48,7 @@ def publish_model(run: Run) -> dict:
     if (found := load_best(run.folder)) is None:
         raise OSError("the best weights cannot be read back: the same command scores the last ones again")
     folder, details = found
+    details["metrics"] = details.pop("calibrated_metrics", details["metrics"])
     publish_best(folder, run.folder / "model", leave_out=("scores.json", SAMPLES, PREDICTIONS))
     copy_file(folder / SAMPLES, run.folder / SAMPLES)
     if (folder / PREDICTIONS).is_file():  # a run that began with an earlier version kept none

@@ -25,7 +25,7 @@ from hf_vit.system.files import write_text
 from hf_vit.training import lives
 from hf_vit.training.arguments import TrainArguments, to_yaml
 from hf_vit.training.checkpoints import gather_state, gather_weights, restore_state, save_checkpoint
-from hf_vit.training.defaults import describe_training, fill_defaults
+from hf_vit.training.defaults import describe_training, fill_crop_scale, fill_defaults
 from hf_vit.training.distributed import run_on_main
 from hf_vit.training.ema import ModelEMA
 from hf_vit.training.inputs import RunData, TrainBatches, num_workers, read_data
@@ -187,6 +187,7 @@ def build_run(args: TrainArguments, accelerator, signals: Signals, began: float)
     """Read the data and build all that a run works on."""
     say = lambda text: print_main(accelerator, text)
     device, world = accelerator.device, accelerator.num_processes
+    fill_crop_scale(args)
     data, model, processor = read_data(args, accelerator, say)
     images = None if data.is_stream else len(data.train_images)
     fill_defaults(args, images, model.config.hidden_size, world)

@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from hf_vit.data.splits import describe_scored
+from hf_vit.evaluation.calibration import fit_temperature, folded_temperature
 from hf_vit.evaluation.multi_label import DEFAULT_THRESHOLD, choose_thresholds
 from hf_vit.evaluation.prediction_table import image_names, prediction_table
 from hf_vit.evaluation.scores import classification_report, compute_metrics, headline, surest_mistakes
@@ -29,11 +30,14 @@ def evaluate(run: Run, state: TrainState) -> bool:
             return False
         logits, rows = predictions  # (n, L), (n,)
         labels = images.labels[rows]
-        thresholds = choose(run, logits, labels) if run.data.several_labels else None
-        metrics = {**compute_metrics(logits, labels, thresholds), "step": step, "epoch": state.epoch + 1}
+        metrics = {
+            **compute_metrics(logits, labels, choose(run, logits, labels)),
+            "step": step,
+            "epoch": state.epoch + 1,
+        }
         is_best = run.best is None or merit(metrics) > merit(run.best)
         if is_best if run.data.selects_best else step == run.batches.total_steps:
-            run_on_main(run.accelerator, lambda: keep_best(run, model, metrics, logits, labels, rows, thresholds))
+            run_on_main(run.accelerator, lambda: keep_best(run, model, metrics, logits, labels, rows))
             run.best = metrics
     name, value = headline(metrics)
     run.print(
@@ -50,18 +54,30 @@ def merit(metrics: dict) -> tuple[float, float]:
     return headline(metrics)[1], -metrics["loss"]
 
 
-def choose(run: Run, logits, labels) -> torch.Tensor:
+def choose(run: Run, logits, labels) -> torch.Tensor | None:
     """The thresholds (L,) of several labels an image; a test split chooses none."""
+    if not run.data.several_labels:
+        return None
     if run.data.selects_best:
         return choose_thresholds(logits, labels)
     return torch.full((labels.shape[1],), DEFAULT_THRESHOLD)
 
 
-def keep_best(run: Run, model, metrics: dict, logits, labels, rows, thresholds):
-    """Write `checkpoints/best-N`: the model, its scores, all predictions, and samples of the images with labels and logits."""
+def keep_best(run: Run, model, metrics: dict, logits, labels, rows):
+    """Write `checkpoints/best-N`: the model, its scores, all predictions, and samples of the images with labels and logits.
+
+    The model that is written is calibrated on these images, unless they are for testing; which weights are the best is decided
+    without that.
+    """
+    calibrates = run.args.calibrate and run.data.selects_best
+    temperature = fit_temperature(logits, labels) if calibrates else 1.0
+    logits = logits / temperature
+    thresholds = choose(run, logits, labels)
     images, mistakes = run.data.eval_images, surest_mistakes(labels, logits, thresholds=thresholds)
     scores = {
         "metrics": metrics,
+        "calibrated_metrics": {**metrics, **compute_metrics(logits, labels, thresholds)},
+        "temperature": temperature,
         "images": len(labels),
         "mistakes": image_names(*images.sources(rows[mistakes])),
         **classification_report(logits, labels, run.data.labels, thresholds),
@@ -78,7 +94,8 @@ def keep_best(run: Run, model, metrics: dict, logits, labels, rows, thresholds):
             samples |= {f"{prefix}labels": labels[indices], f"{prefix}logits": logits[indices]}
 
     def write(folder: Path):
-        run.write_model(model, folder)
+        with folded_temperature(model, temperature):
+            run.write_model(model, folder)
         save_file(samples, folder / SAMPLES)
         table = prediction_table(*images.sources(rows), labels, logits, run.data.labels, thresholds)
         (folder / PREDICTIONS).write_text(table, encoding="utf-8", newline="")

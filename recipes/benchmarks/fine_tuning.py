@@ -1,6 +1,7 @@
 """Accuracy of fine-tuning with the default length, batch size and rates, beside the linear probe of the same checkpoint.
 
-    python recipes/benchmarks/fine_tuning.py --checkpoints PATH ... --datasets PATH ... --output_file model_cards/fine_tuning.json
+    python recipes/benchmarks/fine_tuning.py --checkpoints runs/photos/model --datasets beans --output_file fine_tuning.json
+    python recipes/benchmarks/fine_tuning.py --checkpoints runs/photos/model --datasets beans --sizes 30 --output_file few.json
 
 Each data set has a split called test, all of which is evaluated, once, after the last step. Of its training images, --sizes are drawn
 evenly by class, others with each seed. The runs are those of `train.py`, without its folder, one after another in this process; a run
@@ -18,6 +19,34 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # train.py
 
+from command_line import Parser
+
+
+METHODS = {  # flags of train.py
+    "cached probe": {"freeze_backbone": "true", "cache_features": "true"},
+    "probe": {"freeze_backbone": "true"},
+    "lora": {"lora_rank": 8},
+    "full": {},
+}
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(
+        __doc__, "--checkpoints PATH ... --datasets PATH ... --output_file FILE [--flag value ...]", accelerated=True
+    )
+    flag = parser.add_argument
+    flag("--checkpoints", nargs="+", required=True, help="folders or Hub ids of models to fine-tune")
+    flag("--datasets", nargs="+", required=True, help="folders or Hub ids, with a split called test")
+    flag("--sizes", nargs="+", type=int, default=[30, 100, 1000, 10_000], help="training images")
+    flag("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="ways to fine-tune")
+    flag("--seeds", type=int, default=3, help="runs of each")
+    flag("--output_file", type=Path, required=True, help="JSON file of the runs; those in it are kept")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds
+    ARGUMENTS = parse_args()
+
 import datasets
 import train
 import transformers
@@ -29,7 +58,7 @@ from hf_vit.evaluation.scores import compute_metrics
 from hf_vit.system.environment import environment_info
 from hf_vit.system.errors import run_script
 from hf_vit.system.files import write_text
-from hf_vit.training.arguments import parse_args
+from hf_vit.training import arguments
 from hf_vit.training.inputs import Prefetcher
 from hf_vit.training.optimizers import learning_rate, set_learning_rate
 from hf_vit.training.run import build_run
@@ -37,18 +66,10 @@ from hf_vit.training.setup import set_up_accelerator
 from hf_vit.training.state import TrainState
 
 
-METHODS = {  # flags of train.py
-    "cached probe": {"freeze_backbone": "true", "cache_features": "true"},
-    "probe": {"freeze_backbone": "true"},
-    "lora": {"lora_rank": 8},
-    "full": {},
-}
-
-
 def fine_tune(**flags) -> dict:
     """Train by `flags` of train.py, evaluate the last weights, and say what was chosen."""
     flags |= {"output_dir": "unused", "num_workers": 0, "auto_find_batch_size": "false"}
-    args = parse_args([f"--{name}={value}" for name, value in flags.items()])
+    args = arguments.parse_args([f"--{name}={value}" for name, value in flags.items()])
     run = build_run(args, set_up_accelerator(args), None, time.monotonic())
     state, total = TrainState(), run.batches.total_steps
     batches = Prefetcher(run.batches.prepared(0))
@@ -77,15 +98,7 @@ def fine_tune(**flags) -> dict:
     }
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
-    parser.add_argument("--checkpoints", nargs="+", required=True, help="folders or Hub ids of models to fine-tune")
-    parser.add_argument("--datasets", nargs="+", required=True, help="folders or Hub ids, with a split called test")
-    parser.add_argument("--sizes", nargs="+", type=int, default=[30, 100, 1000, 10_000], help="training images")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default: all")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each; 3 unless given")
-    parser.add_argument("--output_file", type=Path, required=True, help="JSON file of the runs; those in it are kept")
-    args = parser.parse_args()
+def main(args: argparse.Namespace):
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     file = args.output_file
@@ -107,4 +120,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: main(ARGUMENTS))

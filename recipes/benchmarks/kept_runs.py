@@ -80,7 +80,7 @@ def read_seeds(folder: Path) -> list[dict]:
 
 def write_cards(house: Path):
     """Write the card of each kept run again, as recipes/train.py wrote it beside the model."""
-    template = house / "recipes" / "model_card.md"
+    template = Path(__file__).resolve().parents[1] / "model_card.md"
     for card in sorted(house.glob("model_cards/**/README.md")):
         folder, config = card.parent, card.with_name("config.yaml").read_text(encoding="utf-8")
         where = str(Path(yaml.safe_load(config)["output_dir"], "model"))

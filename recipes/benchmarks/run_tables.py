@@ -148,7 +148,7 @@ def fine_tuning(house: Path) -> str:
     sizes = {run["checkpoint"]: run["parameters"] for run in runs if run["method"] == "full"}
     said = ", ".join(f"{name} {count / 1e6:.1f} M" for name, count in sizes.items())
     lines.append(
-        "\nAccuracy on test images: mean and sample standard deviation of the seeds, which draw the images too. Parameters: "
+        "\nAccuracy on test images: mean and, of several seeds, sample standard deviation; a seed draws the images too. Parameters: "
         f"{said}. {describe_machines(runs)}."
     )
     return "\n".join(lines)

@@ -158,7 +158,7 @@ def test_a_name_that_is_nowhere_is_asked_of_the_hub_once(name, online):
         ),
     ):
         load_splits(name)
-    assert asked == [f"/api/datasets/{name}"]
+    assert [path for path in asked if "datasets" in path] == [f"/api/datasets/{name}"]
 
 
 def test_a_hub_that_cannot_be_reached_is_not_tried_again(online, monkeypatch):

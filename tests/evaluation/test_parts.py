@@ -25,7 +25,7 @@ from hf_vit import HFViTForImageClassification
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.normalization import normalize
 from hf_vit.evaluation import parts as parts_module
-from hf_vit.evaluation.parts import Parts, compute_parts
+from hf_vit.evaluation.parts import Parts, ThreadsOnDemand, compute_parts
 from hf_vit.evaluation.prediction import BatchPredictor
 from hf_vit.evaluation.result_files import (
     best_labels,
@@ -40,7 +40,12 @@ from hf_vit.evaluation.result_files import (
 SPEC = ImageSpec(16, 16, 3, 2, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 COUNT, BROKEN = 11, {2, 8, 9}  # rows; parts of four are whole, short of one, and short of all but one
 ALONE = SimpleNamespace(
-    is_main_process=True, process_index=0, num_processes=1, wait_for_everyone=lambda: None, print=lambda text: None
+    is_main_process=True,
+    process_index=0,
+    num_processes=1,
+    wait_for_everyone=lambda: None,
+    print=lambda text: None,
+    device=torch.device("cpu"),
 )
 
 
@@ -181,6 +186,24 @@ def test_an_output_without_unreadable_images_takes_the_list_of_an_earlier_one_aw
     monkeypatch.setattr(sys.modules[__name__], "BROKEN", set())
     assert embed(tmp_path / "all.npy", overwrite=True) == f"11 images are in {tmp_path / 'all.npy'}"
     assert [file.name for file in tmp_path.iterdir()] == ["all.npy"]
+
+
+def test_a_model_has_one_thread_until_it_keeps_that_busy():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        threads, seen = ThreadsOnDemand(torch.device("cpu")), []
+        for seconds, busy_seconds in ((4, 1), (4, 4), (12, 12), (20, 1)):
+            threads.record(seconds, busy_seconds)
+            seen.append(torch.get_num_threads())
+        assert seen == [1, 1, 3, 3]
+        ThreadsOnDemand(torch.device("meta"))
+        assert torch.get_num_threads() == 3
+        threads = ThreadsOnDemand(torch.device("cpu"))
+        threads.restore()
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 LABELS = ["cat", "=dog", "cat", "file"]

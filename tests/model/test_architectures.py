@@ -17,8 +17,8 @@ from transformers import AutoBackbone, AutoModel, ViTConfig, ViTForImageClassifi
 from transformers.activations import ACT2FN
 
 from hf_vit import HFViTBackbone, HFViTConfig, HFViTForImageClassification, HFViTModel
+from hf_vit.model.patches import drop_patches
 from hf_vit.model.positions import rotary_2d, sincos_1d
-from hf_vit.model.token_merging import drop_patches
 from hf_vit.training.optimizers import split_decay
 
 

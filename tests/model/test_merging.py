@@ -298,8 +298,8 @@ def test_evaluate_scores_with_merging_and_refuses_models_that_cannot(demo_run, t
     assert scores[0]["images"] == scores[1]["images"]
     assert scores[0]["loss"] != scores[1]["loss"]
     code, said = evaluate(model, -1)
-    assert code == 1
-    assert said.strip().splitlines()[-1].startswith("error: r is -1; wanted a number of patches")
+    assert code == 2
+    assert said.strip().endswith("argument --token_merging: -1 was given, 0 or more was wanted")
 
     ViTForImageClassification(ViTForImageClassification.config_class(
         image_size=28, patch_size=7, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64

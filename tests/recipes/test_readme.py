@@ -70,6 +70,7 @@ def hub():
         yield hub
 
 
+@pytest.mark.filterwarnings("ignore:.pin_memory. argument is set:UserWarning")  # by Trainer, without a GPU
 @pytest.mark.parametrize("block", PYTHON)
 def test_python_blocks_run(block, desk, monkeypatch, capsys):
     monkeypatch.chdir(desk)

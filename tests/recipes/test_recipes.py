@@ -74,7 +74,7 @@ def test_a_run_leaves_what_its_documentation_lists(run):
     assert listed <= set(os.listdir(run))
     assert {
         "README.md", "config.json", "model.safetensors", "preprocessor_config.json", "example.png", "figures",
-        *(file.name for file in HOUSE.glob("hf_vit/model/*.py") if file.name != "__init__.py"),
+        *(file.name for file in HOUSE.glob("hf_vit/model/*.py") if file.name not in ("__init__.py", "masked_autoencoder.py")),
     } == set(os.listdir(run / "model"))  # fmt: skip
     results = json.loads((run / "results.json").read_text())
     wanted = (
@@ -177,9 +177,13 @@ def as_printed(text, before, cwd):
     return done.stdout
 
 
-def test_the_commands_that_scripts_print_run_as_they_are_printed_with_spaces_in_every_path(photos, tmp_path):
-    """train.py names classify.py, that names visualize.py, which draws; nothing better than chance came of a single step."""
-    shutil.copytree(photos, tmp_path / "my photos")
+def test_the_commands_that_scripts_print_run_as_they_are_printed_with_spaces_in_every_path(tmp_path):
+    """train.py names classify.py, that names visualize.py, which draws; nothing better than chance comes of noise."""
+    rng = np.random.default_rng(0)
+    for number in range(60):
+        file = tmp_path / "my photos" / "abc"[number % 3] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(file)
     flags = ["--dataset_name", "my photos", "--preset", "tiny-patch16-224", "--config_overrides", TINY]
     printed = recipe("train.py", *flags, "--output_dir", "my runs/a b", "--max_train_steps", 1, cwd=tmp_path)
     end = printed[printed.index("WARNING: No better than chance: ") :].splitlines()[:4]
@@ -204,7 +208,8 @@ def test_classify_reads_what_training_reads_and_takes_the_run_folder(run, photos
     deep, grey = (
         recipe("classify.py", run, tmp_path / f"{name}.png", cwd=tmp_path).splitlines() for name in ("deep", "grey")
     )
-    assert [line for line in deep if "this is" not in line] == [line for line in grey if "this is" not in line]
+    without_name = lambda lines: [line.replace("deep.png", "grey.png") for line in lines]
+    assert without_name(deep) == without_name(grey)
     assert "it sees:     red" in recipe("classify.py", run, tmp_path / "flat.png", cwd=tmp_path)
 
 
@@ -469,15 +474,14 @@ def test_a_stream_trains_repeatably_and_learns_from_a_teacher(run, shards, tmp_p
 
 
 def test_an_error_late_in_a_run_loses_no_step(shards, tmp_path):
-    for file in shards.glob("*.tar"):
-        shutil.copy(file, tmp_path)
-    with tarfile.open(tmp_path / "train-2.tar", "a") as tar:
+    shutil.copytree(shards, tmp_path / "shards")
+    with tarfile.open(tmp_path / "shards" / "train-2.tar", "a") as tar:
         for suffix, content in (("jpg", b"no picture"), ("cls", b"1")):
             member = tarfile.TarInfo(f"last.{suffix}")
             member.size = len(content)
             tar.addfile(member, BytesIO(content))
     printed = recipe(
-        "train.py", "--dataset_name", tmp_path, "--label_names", shards / "names.txt", "--streaming", "true", "--shuffle_buffer", 1,
+        "train.py", "--dataset_name", "shards", "--label_names", shards / "names.txt", "--streaming", "true", "--shuffle_buffer", 1,
         "--max_train_steps", 100, "--preset", "tiny-patch16-224", "--config_overrides", TINY, "--per_device_train_batch_size", 2,
         "--output_dir", "run", cwd=tmp_path, fails=True,
     )  # fmt: skip

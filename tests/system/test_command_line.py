@@ -176,6 +176,18 @@ def test_what_cannot_be_classified_is_told_at_once(name, sentence, said, tmp_pat
     assert "No such file" in said(lambda: Parser("", "").check_images(["fashion-mnist-mini"]), code=1)
 
 
+@pytest.mark.parametrize(
+    ("file", "why"), [("no/scores.json", "lies in no folder that is there (no)"), (".", "is a folder")]
+)
+def test_a_file_that_cannot_be_written_is_told_before_the_work(file, why, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert said(lambda: Parser("", "").check_output_file(file), code=1).startswith(
+        f"--output_file {file} {why}; wanted "
+    )
+    Parser("", "").check_output_file("scores.json")
+    Parser("", "").check_output_file(None)
+
+
 def test_a_path_that_is_not_there_is_told_at_once(said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sentence = said(lambda: Parser("", "").refuse_mistyped_paths(MODEL="google/vit", dataset_name="./photos"), code=1)

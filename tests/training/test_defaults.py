@@ -1,8 +1,14 @@
 """Claims about what a run chooses where its flags leave it open: length, batch size, rates and evaluations."""
 
+import math
+from pathlib import Path
+
+import numpy as np
 import pytest
 import yaml
+from benchmarks.fine_tuning import fine_tune
 
+from hf_vit.data.sources import load_splits
 from hf_vit.training.arguments import DERIVED, changed_arguments, parse_args, to_yaml
 from hf_vit.training.defaults import (
     FEWEST_STEPS,
@@ -10,11 +16,13 @@ from hf_vit.training.defaults import (
     default_epochs,
     default_rates,
     describe_training,
+    fill_crop_scale,
     fill_defaults,
     keep_defaults,
 )
 
 
+PRETRAINED = Path(__file__).parents[2] / "model_cards" / "transfer" / "pretrained"
 METHODS = {"full": [], "lora": ["--lora_rank", "8"], "probe": ["--freeze_backbone", "true"]}
 SIZES = (10, 30, 54, 100, 1000, 2000, 5000, 20_000, 10**5, 10**6)
 
@@ -25,6 +33,7 @@ def asked(*flags, model=("--model_name_or_path", "m")):
 
 def chosen(images, *flags, hidden_size=768, processes=1, **how):
     args = asked(*flags, **how)
+    fill_crop_scale(args)
     fill_defaults(args, images, hidden_size, processes)
     return args
 
@@ -60,21 +69,32 @@ def test_from_scratch_20_000_images_are_shown_in_10_to_100_epochs_of_64(images, 
     args = chosen(images, model=("--preset", "tiny-patch16-224"))
     assert (args.num_train_epochs, args.per_device_train_batch_size, args.eval_epochs) == (epochs, 64, 1)
     assert (args.learning_rate, args.head_learning_rate, args.layer_decay) == (1e-3, None, 1.0)
+    assert (args.crop_scale, chosen(images).crop_scale) == (0.35, 0.64)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_wider_network_learns_at_a_lower_rate(method):
-    rates = [default_rates(method, width)[0] for width in (128, 384, 768, 1024)]
+    rates = [default_rates(method, 1000, width)[0] for width in (128, 384, 768, 1024)]
     assert rates == sorted(rates, reverse=True)
     assert rates[0] == pytest.approx(6 * rates[2], rel=0.05)
 
 
+def test_few_images_move_the_backbone_less_and_the_head_as_much():
+    for method in ("full", "lora"):
+        rates = [default_rates(method, images, 768) for images in (10, 30, 100, 300, 10**6, None)]
+        assert [rate for rate, *_ in rates] == sorted(rate for rate, *_ in rates)
+        assert rates[1][0] == pytest.approx(0.316 * rates[4][0], rel=0.05)
+        assert rates[3] == rates[4] == rates[5]
+        assert len({head_rate for _, head_rate, _ in rates}) == 1
+    assert default_rates("probe", 10, 768) == default_rates("probe", 10**6, 768)
+
+
 def test_the_rates_of_a_vit_b_are_those_that_are_published():
-    rate, head_rate, layer_decay = default_rates("full", 768)
+    rate, head_rate, layer_decay = default_rates("full", 10**4, 768)
     assert 5e-5 <= rate <= 1e-4
     assert 0.65 <= layer_decay <= 0.75
-    assert 1e-4 <= default_rates("lora", 768)[0] <= 1e-3
-    assert rate < head_rate <= 1e-3
+    assert 1e-4 <= default_rates("lora", 10**4, 768)[0] <= 1e-3
+    assert 1e-3 <= head_rate <= 2e-3
 
 
 def test_processes_share_the_images_of_a_step_on_a_small_set():
@@ -87,7 +107,7 @@ def test_processes_share_the_images_of_a_step_on_a_small_set():
 def test_what_is_given_wins():
     flags = {
         "num_train_epochs": 3.0, "per_device_train_batch_size": 5, "learning_rate": 2e-4, "head_learning_rate": 3e-3,
-        "layer_decay": 0.5, "eval_epochs": 2, "loss": "binary_cross_entropy",
+        "layer_decay": 0.5, "eval_epochs": 2, "loss": "binary_cross_entropy", "crop_scale": 0.2,
     }  # fmt: skip
     assert set(flags) == set(DERIVED)
     args = chosen(54, *(f"--{name}={value}" for name, value in flags.items()))
@@ -102,19 +122,20 @@ def test_a_learning_rate_that_is_given_is_that_of_all_layers_and_of_the_head(met
 
 def test_one_of_the_rates_leaves_the_others_to_the_run():
     args = chosen(54, "--layer_decay", "0.9")
-    assert (args.learning_rate, args.head_learning_rate) == default_rates("full", 768)[:2]
+    assert (args.learning_rate, args.head_learning_rate) == default_rates("full", 54, 768)[:2]
     assert args.layer_decay == 0.9
 
 
 def test_what_a_run_chose_or_an_older_version_for_it_is_kept_when_it_is_resumed():
     saved = yaml.safe_load(to_yaml(chosen(54)))
     older = {"learning_rate": 5e-5, "layer_decay": 1.0, "num_train_epochs": 10.0, "per_device_train_batch_size": 64}
-    older = {**saved, **older, "eval_epochs": 1}
+    older = {**saved, **older, "eval_epochs": 1, "crop_scale": 0.35}
     del older["head_learning_rate"]
     for before in (saved, older):
         args = asked()
         assert changed_arguments(before, args) == []
         keep_defaults(args, before)
+        fill_crop_scale(args)
         fill_defaults(args, 54, 768)
         assert yaml.safe_load(to_yaml(args)) == before
     assert changed_arguments(saved, asked("--learning_rate", "1e-3"))
@@ -139,3 +160,18 @@ def test_a_line_says_what_was_chosen():
     assert "(layer decay 0.75), of the head " in line
     args = chosen(54, "--learning_rate", "1e-3", *METHODS["probe"])
     assert describe_training(args, 9, 8) == "the head alone: 9 steps of 8 images, learning rate 0.001"
+
+
+def test_fine_tuning_30_images_by_default_is_no_worse_than_the_probe_where_ten_small_steps_are(tmp_path):
+    """A checkpoint of CIFAR-10, images of clothes; within a standard error. Ten steps of 64 images at 5e-5 were the old defaults."""
+    splits = load_splits("fashion-mnist-mini")
+    labels = np.asarray(splits["train"]["label"])
+    rows = [row for label in range(10) for row in np.flatnonzero(labels == label)[:3]]
+    splits["train"].select(rows).to_parquet(tmp_path / "train.parquet")
+    splits["test"].select(range(400)).to_parquet(tmp_path / "test.parquet")
+    flags = {"dataset_name": tmp_path, "model_name_or_path": PRETRAINED, "mixed_precision": "no"}
+    of_old = {"learning_rate": 5e-5, "max_train_steps": 10, "per_device_train_batch_size": 64, "crop_scale": 0.35}
+    probe = fine_tune(**flags, freeze_backbone="true", cache_features="true")["accuracy"]
+    noise = math.sqrt(probe * (1 - probe) / 400)  # one standard error
+    assert fine_tune(**flags, **of_old)["accuracy"] < probe - 2 * noise
+    assert fine_tune(**flags)["accuracy"] > probe - noise

@@ -34,7 +34,7 @@ from hf_vit.data.augment import mix
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.normalization import normalize
 from hf_vit.evaluation import classifiers
-from hf_vit.evaluation.classifiers import load_classifier, load_processor
+from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
 from hf_vit.evaluation.prediction import classification_head, predict
 from hf_vit.evaluation.probes import few_shot_accuracy, knn_accuracy, probe
 from hf_vit.evaluation.scores import classification_report, compute_metrics
@@ -257,6 +257,18 @@ def test_layer_decay_halves_the_rate_of_every_parameter_a_layer_down(model):
 
 def test_without_layer_decay_all_learn_at_the_same_rate(model):
     assert [group["lr_scale"] for group in parameter_groups(model, 0.1)] == [1.0, 1.0]
+
+
+@peft_warns
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_head_alone_learns_at_a_rate_of_its_own(model, lora):
+    model = add_lora(model, 2, 4.0, 0.0) if lora else model
+    groups = parameter_groups(model, 0.1, layer_decay=0.5, head_scale=10.0)
+    head = {name for group in groups if group["lr_scale"] == 10.0 for name in group["names"]}
+    names = {name for name, parameter in model.named_parameters() if parameter.requires_grad and "classifier" in name}
+    assert head == names
+    assert len(head) == 2
+    assert max(group["lr_scale"] for group in groups if not head & {*group["names"]}) <= 1.0
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
@@ -706,11 +718,14 @@ def test_a_merged_model_loads_with_the_runs_logits(lora_run, tmp_path, native):
 
 
 def test_a_model_of_another_task_is_no_classifier_of_images(tmp_path):
-    """Also where transformers lists every model that it has."""
     sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=20)
     BertForSequenceClassification(BertConfig(**sizes)).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"holds a Bert, which classifies no images: name an image classifier$"):
+    with pytest.raises(ValueError, match="holds a 'bert' model; hf_vit loads hf_vit, "):
         load_classifier(str(tmp_path))
+    with pytest.raises(
+        ValueError, match=r"config.json is a file: wanted a run, a model folder, or USER/NAME on the Hub"
+    ):
+        model_folder(str(tmp_path / "config.json"))
     with pytest.raises(ValueError, match="holds a 'bert' model; hf_vit loads hf_vit, "):
         build_model(["cat", "dog"], str(tmp_path), None, None, {})
 

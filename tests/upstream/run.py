@@ -1,4 +1,4 @@
-"""Run transformers' own common tests, unmodified, on our three classes in the architectures of testers.py.
+"""Run transformers' own common tests, unmodified, on our four classes in the architectures of testers.py.
 
     make upstream        (or python tests/upstream/run.py)
 
@@ -10,6 +10,7 @@ text model or a package that is not installed skip themselves.
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -80,9 +81,7 @@ def table(report: Path) -> str:
     """Counts of outcomes, a line for each architecture."""
     counts = {}
     for case in ElementTree.parse(report).iter("testcase"):
-        architecture = (
-            case.get("classname").rpartition(".")[2].removesuffix("ModelTests").removesuffix("BackboneTests")
-        )
+        architecture = re.sub(r"(Model|Autoencoder|Backbone)Tests$", "", case.get("classname").rpartition(".")[2])
         counts.setdefault(architecture, Counter())[outcome(case)] += 1
     columns = ["passed", "failed", "excepted", "skipped"]
     lines = [f"{'architecture':14}" + "".join(f"{column:>10}" for column in columns)]

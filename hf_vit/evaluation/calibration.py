@@ -1,0 +1,56 @@
+"""Probabilities that mean something: a temperature that is fitted on validation images and folded into the head."""
+
+import contextlib
+import math
+from functools import partial
+
+import torch
+from torch import nn
+
+from hf_vit.evaluation.prediction import classification_head
+
+
+FEWEST_IMAGES = 100  # to fit one number on; the authors fit it on 5,000 and more
+COLDEST, HOTTEST = 0.05, 20.0
+
+
+def fit_temperature(logits: torch.Tensor, labels: torch.Tensor) -> float:
+    """The temperature T for which logits / T have the least cross-entropy (arXiv 1706.04599, section 4.2), or, of several labels
+    an image, binary cross-entropy.
+
+    It is 1 for fewer than `FEWEST_IMAGES`, and where the least loss lies outside `COLDEST` to `HOTTEST`: that is where all
+    predictions are right, or no better than chance.
+
+    Args:
+        logits: (n, L), of images that were not trained on.
+        labels: (n,) class indices, or (n, L) of 0 and 1.
+    """
+    if len(labels) < FEWEST_IMAGES:
+        return 1.0
+    logits = logits.double()
+    probabilities = torch.sigmoid if labels.ndim == 2 else partial(torch.softmax, dim=1)
+    truth = labels if labels.ndim == 2 else nn.functional.one_hot(labels, logits.shape[1])
+    of_labels = (logits * truth).sum(dim=1).mean()
+    low, high = math.log(1 / HOTTEST), math.log(1 / COLDEST)
+    slope = lambda scale: (probabilities(logits * scale) * logits).sum(dim=1).mean() - of_labels
+    if slope(math.exp(low)) >= 0 or slope(math.exp(high)) <= 0:
+        return 1.0
+    for _ in range(50):  # the loss is convex in 1 / T: bisect its slope
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(math.exp(middle)) < 0 else (low, middle)
+    return math.exp(-low)
+
+
+@contextlib.contextmanager
+def folded_temperature(model, temperature: float):
+    """Within the block, the head gives logits / temperature, in whatever form the model is saved or exported."""
+    head = classification_head(model)
+    before = [parameter.data.clone() for parameter in head.parameters()]
+    try:
+        with torch.no_grad():
+            for parameter in head.parameters():
+                parameter.div_(temperature)
+        yield
+    finally:
+        for parameter, values in zip(head.parameters(), before, strict=True):
+            parameter.data.copy_(values)

@@ -1,0 +1,81 @@
+"""A student that learns a larger model's features of unlabelled images.
+
+The student's features, through a linear projection, are to be the teacher's of the same pixels, by mean squared error, as in
+LightlyTrain's distillation (docs.lightly.ai/train, "Distillation"). That teacher and student see the same crop, augmented alike,
+is "function matching" (arXiv 2106.05237). The teacher's features are first normalised without learned numbers, so that
+no few channels decide the loss ("whitening", arXiv 2205.14141).
+
+Letters of the shapes: B batch, C channels, H W image height and width, h w rows and columns of patches, N = h * w, D channels.
+"""
+
+import torch
+from torch import nn
+
+from hf_vit.data.image_spec import ImageSpec
+from hf_vit.model.modeling_hf_vit import HFViTModel
+from hf_vit.training.losses import TeacherImages
+
+
+def patch_features(model: HFViTModel, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The pooled vector (B, D) and the features of the patches as a map (B, D, h, w)."""
+    outputs = model(pixel_values)
+    patches = outputs.last_hidden_state[:, model.config.num_prefix_tokens :]  # (B, T, D) -> (B, N, D)
+    grid = model.embeddings.patch_embeddings.grid_size(pixel_values)
+    return outputs.pooler_output, patches.transpose(1, 2).unflatten(2, grid)  # (B, N, D) -> (B, D, h, w)
+
+
+class FeatureTeacher:
+    """A frozen model, of any format that `HFViTModel.from_pretrained` reads, given the student's own pixels.
+
+    Args:
+        checkpoint: Hub id or folder.
+        spec: of the student's images.
+
+    Raises:
+        ValueError: if its image processor does more than resize and normalise, or it looks at other channels.
+    """
+
+    def __init__(self, checkpoint: str, spec: ImageSpec, device):
+        self.model = (
+            HFViTModel.from_pretrained(checkpoint, dtype=torch.float32).to(device).eval().requires_grad_(False)
+        )
+        self.images = TeacherImages(checkpoint, self.model.config, spec)
+
+    @torch.no_grad()
+    def __call__(self, pixel_values):
+        """The student's normalised pixels (B, C, H, W) -> the teacher's pooled vector (B, D) and map (B, D, h, w), normalised."""
+        pooled, features = patch_features(self.model, self.images(pixel_values))
+        features = nn.functional.layer_norm(features.movedim(1, 3), features.shape[1:2]).movedim(3, 1)
+        return nn.functional.layer_norm(pooled, pooled.shape[1:]), features
+
+
+class FeatureDistillation(nn.Module):
+    """A student and the two linear projections of its features to the width of the teacher's.
+
+    Args:
+        student: the model to train.
+        teacher_widths: channels of the teacher's pooled vector, and of its patches.
+    """
+
+    def __init__(self, student: HFViTModel, teacher_widths: tuple[int, int]):
+        super().__init__()
+        self.vit, self.config = student, student.config
+        self.pooled_projection = nn.Linear(student.config.pooled_size, teacher_widths[0])
+        self.patch_projection = nn.Linear(student.config.hidden_size, teacher_widths[1])
+
+    def forward(self, pixel_values, teacher_pooled, teacher_patches):
+        """The loss (), the mean of two mean squared errors: of the pooled vector, and of the patches.
+
+        Args:
+            pixel_values: (B, C, H, W).
+            teacher_pooled: (B, D) of the teacher.
+            teacher_patches: (B, D, h, w); another grid than the student's is resampled to it, bilinear and antialiased.
+        """
+        pooled, patches = patch_features(self.vit, pixel_values)
+        if teacher_patches.shape[2:] != patches.shape[2:]:
+            teacher_patches = nn.functional.interpolate(
+                teacher_patches, size=patches.shape[2:], mode="bilinear", antialias=True
+            )
+        patches = self.patch_projection(patches.movedim(1, 3)).movedim(3, 1)  # (B, D, h, w) of the teacher's width
+        of_pooled = nn.functional.mse_loss(self.pooled_projection(pooled).float(), teacher_pooled.float())
+        return (of_pooled + nn.functional.mse_loss(patches.float(), teacher_patches.float())) / 2

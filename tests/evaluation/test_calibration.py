@@ -1,0 +1,103 @@
+"""Claims about temperatures: what is fitted, when nothing is, and how the head takes it in."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import ViTConfig, ViTForImageClassification
+
+from hf_vit.evaluation.calibration import FEWEST_IMAGES, fit_temperature, folded_temperature
+from hf_vit.evaluation.scores import compute_metrics
+
+
+TRAIN = Path(__file__).parents[2] / "recipes" / "train.py"
+
+
+def draw(count, temperature, seed=0):
+    """Logits (n, 4) whose probabilities are right, times `temperature`; and labels drawn from these probabilities."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(count, 4, generator=generator)
+    labels = torch.multinomial(logits.softmax(dim=1), 1, generator=generator).flatten()
+    return logits * temperature, labels
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 3.0])
+def test_the_temperature_that_spoilt_the_probabilities_is_found(temperature):
+    assert fit_temperature(*draw(20_000, temperature)) == pytest.approx(temperature, rel=0.03)
+
+
+def test_of_several_labels_an_image_the_temperature_of_the_yes_and_no_is_found():
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(20_000, 4, generator=generator)
+    labels = torch.bernoulli(logits.sigmoid(), generator=generator)
+    assert fit_temperature(logits * 3, labels) == pytest.approx(3, rel=0.03)
+    assert fit_temperature(logits * 3, torch.zeros_like(labels)) == 1.0
+
+
+def test_no_other_temperature_has_a_smaller_loss():
+    logits, labels = draw(500, 2.5)
+    best = fit_temperature(logits, labels)
+    loss = lambda temperature: torch.nn.functional.cross_entropy(logits.double() / temperature, labels)
+    assert loss(best) <= min(loss(best * factor) for factor in (0.9, 0.999, 1.001, 1.1))
+
+
+def test_accuracy_stays_and_the_calibration_error_falls():
+    logits, labels = draw(5_000, 3.0)
+    unseen, of_unseen = draw(5_000, 3.0, seed=1)
+    before = compute_metrics(unseen, of_unseen)
+    after = compute_metrics(unseen / fit_temperature(logits, labels), of_unseen)
+    assert after["accuracy"] == before["accuracy"]
+    assert after["calibration_error"] < 0.02 < before["calibration_error"]
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels"),
+    [
+        (draw(FEWEST_IMAGES - 1, 3.0)),
+        (10 * torch.eye(4).repeat(50, 1), torch.arange(4).repeat(50)),  # all right
+        (-10 * torch.eye(4).repeat(50, 1), torch.arange(4).repeat(50)),  # all wrong
+        (torch.zeros(200, 4), torch.arange(4).repeat(50)),
+    ],
+)
+def test_what_says_nothing_about_the_temperature_leaves_it_at_1(logits, labels):
+    assert fit_temperature(logits, labels) == 1.0
+
+
+def test_the_head_is_divided_while_it_is_saved_and_then_is_what_it_was(tiny_model, tiny_fields, pixels):
+    for model in (tiny_model(), ViTForImageClassification(ViTConfig(**tiny_fields)).eval()):
+        inputs = pixels()
+        before = model(inputs).logits
+        with folded_temperature(model, math.pi):
+            torch.testing.assert_close(model(inputs).logits, before / math.pi)
+        assert torch.equal(model(inputs).logits, before)
+
+
+def test_a_run_with_validation_images_is_saved_calibrated(tmp_path):
+    """`--train_split test` leaves no split to evaluate on: 200 of its 2,000 images are held out for validation."""
+    results, weights = {}, {}
+    for name in ("true", "false"):
+        run = tmp_path / name
+        flags = ["--max_train_steps=20", "--eval_steps=10", "--learning_rate=0.02", "--train_split=test"]
+        tiny = (
+            "image_size=28,patch_size=7,hidden_size=32,num_hidden_layers=1,num_attention_heads=2,intermediate_size=64"
+        )
+        line = [sys.executable, "-W", "ignore", TRAIN, "--config=demo", *flags, f"--config_overrides={tiny}"]
+        subprocess.run(
+            [*line, f"--output_dir={run}", f"--calibrate={name}"], check=True, capture_output=True, timeout=200
+        )
+        results[name] = json.loads((run / "results.json").read_text())
+        weights[name] = load_file(run / "model" / "model.safetensors")
+    temperature = results["true"]["temperature"]
+    assert temperature != 1
+    assert results["false"]["temperature"] == 1
+    metrics = {name: each["metrics"] for name, each in results.items()}
+    assert metrics["true"]["accuracy"] == metrics["false"]["accuracy"]
+    assert metrics["true"]["loss"] < metrics["false"]["loss"]
+    for name, values in weights["false"].items():
+        scale = temperature if name.startswith("classifier.") else 1
+        torch.testing.assert_close(weights["true"][name] * scale, values)

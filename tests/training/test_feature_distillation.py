@@ -1,0 +1,118 @@
+"""A student learns the pooled vector and the patches of a larger model, whatever its width, grid and format."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import Dinov2Config, Dinov2Model, ViTImageProcessorPil
+
+from hf_vit import HFViTModel
+from hf_vit.data.image_spec import ImageSpec
+from hf_vit.training.feature_distillation import FeatureDistillation, FeatureTeacher
+
+
+SPEC = ImageSpec(16, 16, 3, 2, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def teacher_folder(randomize, tmp_path):
+    """A DINOv2 with random weights, of 6 x 6 patches, and the folder it is saved in."""
+    sizes = dict(image_size=24, patch_size=4, hidden_size=48, num_hidden_layers=2, num_attention_heads=4)
+    native = randomize(Dinov2Model(Dinov2Config(**sizes)))
+    native.save_pretrained(tmp_path)
+    processor = ViTImageProcessorPil(size={"height": 24, "width": 24}, image_mean=[0.4] * 3, image_std=[0.2] * 3)
+    processor.save_pretrained(tmp_path)
+    return native, str(tmp_path)
+
+
+@pytest.fixture
+def student(tiny_config, randomize):
+    return lambda **overrides: randomize(HFViTModel(tiny_config(**overrides)))
+
+
+@torch.no_grad()
+def test_a_teacher_gives_its_features_of_the_students_pixels_whitened(teacher_folder, pixels):
+    native, folder = teacher_folder
+    images = pixels()
+    pooled, patches = FeatureTeacher(folder, SPEC, CPU)(images)
+    seen = (nn.functional.interpolate(images * 0.5 + 0.5, (24, 24), mode="bilinear", antialias=True) - 0.4) / 0.2
+    tokens = native(seen).last_hidden_state  # (2, 37, 48)
+    tokens = (tokens - tokens.mean(dim=2, keepdim=True)) / (
+        tokens.var(dim=2, keepdim=True, correction=0) + 1e-5
+    ).sqrt()
+    torch.testing.assert_close(pooled, tokens[:, 0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(patches[:, :, 1, 2], tokens[:, 1 + 6 + 2], rtol=1e-4, atol=1e-4)
+
+
+def test_the_loss_is_that_of_a_slow_restatement(student, pixels):
+    model = FeatureDistillation(student(num_register_tokens=1), (48, 40))
+    images, pooled, patches = pixels(), torch.randn(2, 48), torch.randn(2, 40, 4, 4)
+    tokens = model.vit(images).last_hidden_state
+    errors = []
+    for image in range(2):
+        for row in range(4):
+            for column in range(4):
+                found = model.patch_projection(tokens[image, 2 + 4 * row + column])
+                errors.append((found - patches[image, :, row, column]).square().mean())
+    of_pooled = (model.pooled_projection(tokens[:, 0]) - pooled).square().mean()
+    wanted = (of_pooled + torch.stack(errors).mean()) / 2
+    torch.testing.assert_close(model(images, pooled, patches), wanted)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        dict(pooling="mean", use_class_token=False),
+        dict(pooling="cls_mean"),
+        dict(pooling="map"),
+        dict(pooler_act="tanh"),
+    ],
+)
+def test_every_weight_of_the_student_learns_and_none_of_the_teacher(student, teacher_folder, pixels, fields):
+    teacher, images = FeatureTeacher(teacher_folder[1], SPEC, CPU), pixels()
+    pooled, patches = teacher(images)
+    assert (pooled.shape, patches.shape) == ((2, 48), (2, 48, 6, 6))  # resampled to the student's 4 x 4
+    model = FeatureDistillation(student(**fields).train(), (48, 48))
+    model(images, pooled, patches).backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+    assert all(parameter.grad is None for parameter in teacher.model.parameters())
+
+
+def test_resampling_keeps_what_is_the_same_everywhere(student, pixels):
+    model, images, pooled = FeatureDistillation(student(), (48, 40)), pixels(), torch.randn(2, 48)
+    flat = torch.randn(2, 40, 1, 1)
+    losses = [
+        model(images, pooled, flat.expand(-1, -1, *grid).contiguous()) for grid in ((4, 4), (6, 6), (3, 5), (1, 1))
+    ]
+    torch.testing.assert_close(torch.stack(losses), losses[0].expand(4))
+
+
+def test_a_student_that_is_its_teacher_has_nothing_to_learn(student, pixels, tmp_path):
+    network, images = HFViTModel(student().config), pixels()  # fresh: its final norm whitens
+    network.save_pretrained(tmp_path)
+    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(tmp_path)
+    model = FeatureDistillation(network.eval(), (32, 32))
+    for projection in (model.pooled_projection, model.patch_projection):
+        nn.init.eye_(projection.weight)
+        nn.init.zeros_(projection.bias)
+    assert model(images, *FeatureTeacher(str(tmp_path), SPEC, CPU)(images)) < 1e-4
+    assert model(images, *FeatureTeacher(str(tmp_path), SPEC, CPU)(images.flip(3))) > 1e-3
+
+
+def test_a_student_learns(student, teacher_folder, pixels):
+    images = pixels(8)
+    targets = FeatureTeacher(teacher_folder[1], SPEC, CPU)(images)
+    model = FeatureDistillation(HFViTModel(student().config).train(), (48, 48))
+    optimizer, losses = torch.optim.AdamW(model.parameters(), 3e-3), []
+    for _ in range(40):
+        losses.append(model(images, *targets))
+        losses[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_teacher_of_other_channels_is_refused(teacher_folder):
+    with pytest.raises(ValueError, match="looks at 3 channels, the student at 1"):
+        FeatureTeacher(teacher_folder[1], ImageSpec(16, 16, 1, 2, (0.5,), (0.5,)), CPU)
