@@ -55,6 +55,14 @@ def _width(text: str) -> int:
     return sum(1 + (unicodedata.east_asian_width(sign) in "WF") for sign in text)
 
 
+def _picture_panels(figure: Figure, rows: int, columns: int) -> np.ndarray:
+    """Panels (rows, columns) without axes. The title of each must say its height (y=1): to find it takes as long as to draw all."""
+    panels = figure.subplots(rows, columns, squeeze=False, subplot_kw={"xticks": (), "yticks": ()})
+    for panel in panels.flat:
+        panel.axis("off")
+    return panels
+
+
 def curves(lines: list[dict]) -> Figure:
     """Loss, accuracy, learning rate, gradient norm and speed over the steps of a run, a panel for each that was logged.
 
@@ -203,8 +211,7 @@ def predictions(
     )
     said = "class and its probability; red where it is wrong, with the true class" if thresholds is None else "labels"
     figure.supxlabel(f"predicted {said}", fontsize=7)
-    for panel in figure.subplots(rows, columns, squeeze=False).flat:
-        panel.axis("off")
+    _picture_panels(figure, rows, columns)
     if thresholds is None:
         chances, predicted = logits.softmax(dim=1).max(dim=1)
         chosen = zip(predicted.tolist(), chances.tolist(), strict=True)
@@ -217,7 +224,7 @@ def predictions(
     for number, (panel, image, answer, truth, right) in enumerate(shown):
         panel.imshow(as_picture(image), interpolation="nearest")
         said = answer if right else f"{answer}\nis {truth}"
-        panel.set_title(said, fontsize=7.5, color=GREEN if right else RED)
+        panel.set_title(said, fontsize=7.5, color=GREEN if right else RED, y=1)
         if sources:
             panel.text(0.5, -0.04, shorten(legible_text(sources[number]), 27), fontsize=6, ha="center", va="top", transform=panel.transAxes)  # fmt: skip
     return figure
@@ -307,20 +314,18 @@ def attention(images: torch.Tensor, maps: torch.Tensor, columns: list[str], rows
     side = WIDTH / (beside + 1)
     height = count * lines * (side * images.shape[2] / images.shape[3] + 0.22) + 0.2
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    panels = figure.subplots(count * lines, beside + 1, squeeze=False)
-    for panel in panels.flat:
-        panel.axis("off")
+    panels = _picture_panels(figure, count * lines, beside + 1)
     for number, (image, of_image, caption) in enumerate(zip(images, maps, rows, strict=True)):
         first = panels[number * lines, 0]
         first.imshow(as_picture(image), interpolation="nearest")
-        first.set_title(caption, fontsize=7, loc="left")
+        first.set_title(caption, fontsize=7, loc="left", y=1)
         for kind, (heat, title) in enumerate(zip(of_image, columns, strict=True)):
             panel = panels[number * lines + kind // beside, 1 + kind % beside]
             panel.imshow(overlay(image, heat), interpolation="nearest")
             if is_flat(heat):
                 panel.text(0.5, 0.5, "flat", fontsize=7, ha="center", va="center", transform=panel.transAxes, bbox={"facecolor": "white", "pad": 1.5})  # fmt: skip
             if number == 0 or lines > 1:
-                panel.set_title(title, fontsize=7)
+                panel.set_title(title, fontsize=7, y=1)
     return figure
 
 
@@ -490,10 +495,9 @@ def augmentations(images: torch.Tensor, versions: list[torch.Tensor], titles: li
         figsize=(WIDTH, len(images) * (WIDTH / (len(versions) + 1) * images.shape[2] / images.shape[3] + 0.25) + 0.3),
         layout="constrained",
     )
-    panels = figure.subplots(len(images), len(versions) + 1, squeeze=False)
+    panels = _picture_panels(figure, len(images), len(versions) + 1)
     for column, (pictures, texts) in enumerate(zip([images, *versions], titles, strict=True)):
         for panel, picture, text in zip(panels[:, column], pictures, texts, strict=True):
             panel.imshow(as_picture(picture), interpolation="nearest")
-            panel.set_title(text, fontsize=6.5)
-            panel.axis("off")
+            panel.set_title(text, fontsize=6.5, y=1)
     return figure

@@ -4,7 +4,6 @@ import atexit
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -16,7 +15,8 @@ assert "transformers" not in sys.modules, "the environment below must be set bef
 HOUSE = Path(__file__).parents[1]
 HOME = tempfile.mkdtemp(prefix="hf_vit-tests-")
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
-os.environ |= {"HF_HOME": HOME, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+# passive: threads that wait leave the cores to other tests
+os.environ |= {"HF_HOME": HOME, "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "passive", "TRANSFORMERS_OFFLINE": "1"}
 if "PYTEST_XDIST_WORKER" in os.environ:  # of several: the cores are busy without threads
     os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -119,6 +119,8 @@ def shrunk_to(monkeypatch):
 @pytest.fixture(scope="session")
 def demo_run(tmp_path_factory):
     """A finished run of recipes/train.py on the embedded images: three steps of a tiny model that has a native twin."""
+    import forked
+
     home = tmp_path_factory.mktemp("demo")
     tiny = (
         "image_size=28,patch_size=7,hidden_size=32,num_hidden_layers=2,num_attention_heads=4,intermediate_size=64,"
@@ -126,7 +128,6 @@ def demo_run(tmp_path_factory):
     )
     train, preset = HOUSE / "recipes" / "train.py", HOUSE / "recipes" / "configs" / "demo.yaml"
     flags = ["--output_dir", "demo", "--max_train_steps=3", "--train_fraction=0.05", "--config_overrides", tiny]
-    line = [sys.executable, "-W", "ignore", train, "--config", preset, *flags]
-    subprocess.run(line, cwd=home, check=True, capture_output=True, timeout=200)
+    forked.run([sys.executable, "-W", "ignore", train, "--config", preset, *flags], cwd=home, check=True)
     shutil.rmtree(home / "demo" / "checkpoints")
     return home / "demo"

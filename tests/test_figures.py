@@ -3,11 +3,11 @@
 import itertools
 import re
 import runpy
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 
+import forked
 import matplotlib
 import numpy as np
 import pytest
@@ -389,9 +389,7 @@ def test_visualize_writes_the_pictures_in_its_docstring(demo_run, photos, visual
     visualize(demo_run, "--images", "rgb.png", "grey.png", "--output_dir", tmp_path / "of images", write=True)
     check(tmp_path / "of images", OF_IMAGES)
     command = [sys.executable, "-W", "ignore", RECIPE, demo_run, "--dataset", "fashion-mnist-mini", "--count", "2"]
-    done = subprocess.run(
-        [*command, "--output_dir", "of data"], cwd=tmp_path, capture_output=True, text=True, timeout=200
-    )
+    done = forked.run([*command, "--output_dir", "of data"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "of 2,000 images" in done.stdout
     check(tmp_path / "of data", OF_IMAGES | OF_DATA)

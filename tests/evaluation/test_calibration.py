@@ -2,10 +2,10 @@
 
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -87,9 +87,7 @@ def test_a_run_with_validation_images_is_saved_calibrated(tmp_path):
             "image_size=28,patch_size=7,hidden_size=32,num_hidden_layers=1,num_attention_heads=2,intermediate_size=64"
         )
         line = [sys.executable, "-W", "ignore", TRAIN, "--config=demo", *flags, f"--config_overrides={tiny}"]
-        subprocess.run(
-            [*line, f"--output_dir={run}", f"--calibrate={name}"], check=True, capture_output=True, timeout=200
-        )
+        forked.run([*line, f"--output_dir={run}", f"--calibrate={name}"], check=True)
         results[name] = json.loads((run / "results.json").read_text())
         weights[name] = load_file(run / "model" / "model.safetensors")
     temperature = results["true"]["temperature"]

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import export
+import forked
 import onnx
 import pytest
 import torch
@@ -124,7 +125,7 @@ def test_the_program_loads_with_torch_alone(exported, pixels, tmp_path):
         "torch.save(logits, 'logits.pt')\n"
         "assert 'hf_vit' not in sys.modules and 'transformers' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-W", "ignore", "-c", script], cwd=tmp_path, check=True)
+    forked.run([sys.executable, "-W", "ignore", "-c", script], cwd=tmp_path, check=True)
     torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), model(images).logits)
 
 
@@ -191,7 +192,7 @@ def run(tmp_path_factory):
         "--eval_fraction", "0.2", "--per_device_train_batch_size", "16", "--seed", "3", "--num_workers", "0",
     ]  # fmt: skip
     line = [sys.executable, "-W", "ignore", str(HOUSE / "recipes" / "train.py"), *flags]
-    subprocess.run(line, cwd=folder, check=True, capture_output=True)
+    forked.run(line, cwd=folder, check=True)
     return folder / "run"
 
 

@@ -3,10 +3,10 @@
 import json
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import yaml
 from loopback_hub import Hub
@@ -41,7 +41,7 @@ def private(tmp_path_factory, demo_run):
         "--teacher_name_or_path": home / "base" / "model", "--label_names": home / "names.txt", "--output_dir": home / "run",
     }  # fmt: skip
     line = [sys.executable, "-W", "ignore", HOUSE / "recipes" / "train.py", *(f"{k}={v}" for k, v in flags.items())]
-    subprocess.run(line, cwd=home, check=True, capture_output=True, timeout=200)
+    forked.run(line, cwd=home, check=True)
     return home, home / "run"
 
 
@@ -60,7 +60,7 @@ def pushed(private, tmp_path_factory):
         "--output_dir",
         "exported/export",
     ]
-    subprocess.run(line, cwd=home, check=True, capture_output=True, timeout=200)
+    forked.run(line, cwd=home, check=True)
     cache = tmp_path_factory.mktemp("cache")
     with Hub() as hub, talking_to(hub.url, cache):
         recipe(home / "exported", "--repo", "alice/model", "--push")

@@ -8,13 +8,13 @@ import random
 import re
 import resource
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 
+import forked
 import pytest
 import torch
 import yaml
@@ -85,7 +85,7 @@ def run_scripts(lines, cwd, **environment):
     lines = [[str(HOUSE / "recipes" / script), *map(str, flags)] for script, *flags in lines]
     command = [sys.executable, "-W", "ignore", "-c", RUN_EACH, json.dumps(lines)]
     environment = {**os.environ, **environment}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=200, env=environment)
+    done = forked.run(command, cwd=cwd, env=environment)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -169,7 +169,7 @@ def test_a_date_as_licence_of_the_data_ends_in_the_card(tmp_path):
     )
     flags += ("--output_dir", "run", "--num_workers", "0", "--per_device_train_batch_size", "4")
     line = [sys.executable, "-W", "ignore", HOUSE / "recipes" / "train.py", *flags]
-    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, timeout=200)
+    done = forked.run(line, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "\x1b[2J" not in done.stdout + done.stderr
     assert "b\\x1b[2J" in done.stdout

@@ -2,11 +2,10 @@
 
 import copy
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from transformers import ViTForImageClassification
@@ -288,7 +287,7 @@ def test_evaluate_scores_with_merging_and_refuses_models_that_cannot(demo_run, t
         flags = ["--dataset_name", "fashion-mnist-mini", "--split", "test", "--num_workers", "0"]
         flags += ["--output_file", tmp_path / f"{model.name}-{r}.json", "--token_merging", str(r)]
         line = [sys.executable, "-W", "ignore", HOUSE / "recipes" / "eval.py", "--model_name_or_path", model]
-        done = subprocess.run([*line, *flags], cwd=tmp_path, capture_output=True, text=True, env=os.environ)
+        done = forked.run([*line, *flags], cwd=tmp_path)
         return done.returncode, done.stderr
 
     model, native = demo_run / "model", tmp_path / "native"

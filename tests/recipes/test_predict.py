@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import embed
+import forked
 import numpy as np
 import pandas as pd
 import predict
@@ -37,7 +38,7 @@ def command(script, model, data, output, *flags, launcher=()):
 def run(*line, cwd, **how):
     """What a command prints; it takes no more than one process for images."""
     line = [*command(*line, **how), "--num_workers", "1"]
-    result = subprocess.run(line, cwd=cwd, capture_output=True, text=True, timeout=200)
+    result = forked.run(line, cwd=cwd)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 

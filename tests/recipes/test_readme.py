@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 from loopback_hub import Hub
@@ -106,13 +107,7 @@ def test_commands_run_in_their_order(commands, desk, hub, tmp_path):
             }
         if "train.py" in script:
             flags += ["--max_train_steps", "1", "--per_device_train_batch_size", "4"]
-        result = subprocess.run(
-            [sys.executable, "-W", "ignore", script, *flags],
-            cwd=desk,
-            capture_output=True,
-            text=True,
-            env=environment,
-        )
+        result = forked.run([sys.executable, "-W", "ignore", script, *flags], cwd=desk, env=environment)
         assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
 
 

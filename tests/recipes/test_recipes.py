@@ -10,6 +10,7 @@ import tarfile
 from io import BytesIO
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -33,9 +34,7 @@ TINY = "image_size=16,patch_size=4,hidden_size=32,num_hidden_layers=2,num_attent
 def recipe(script, *flags, cwd, fails=False):
     """Run a recipe as a user would; what it printed."""
     command = [sys.executable, "-W", "ignore", str(HOUSE / "recipes" / script), *map(str, flags)]
-    result = subprocess.run(
-        command, capture_output=True, text=True, cwd=cwd, env={**os.environ, "HF_HUB_OFFLINE": "1"}
-    )
+    result = forked.run(command, cwd=cwd)
     assert (result.returncode != 0) is fails, result.stdout + result.stderr
     return result.stdout + result.stderr
 
@@ -344,10 +343,7 @@ def head(base, photos, tmp_path_factory):
             "--eval_fraction", 0.2, "--log_steps", 3, "--ema_decay", 0.9, "--checkpointing_steps", 5, "--learning_rate", 0.01,
             "--mixed_precision", "no", *flags,
         ]  # fmt: skip
-        result = subprocess.run(
-            list(map(str, command)), capture_output=True, text=True, cwd=home,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(HOUSE)},
-        )  # fmt: skip
+        result = forked.run(command, cwd=home)
         assert result.returncode == 0, result.stdout + result.stderr
         (line,) = [line for line in result.stdout.splitlines() if line.startswith("images seen by the backbone:")]
         return home / name, json.loads(line.partition(":")[2])
@@ -512,9 +508,7 @@ def test_a_run_whose_pictures_cannot_be_drawn_is_finished(photos, tmp_path):
         f"sys.argv = {['train.py', *flags]!r}; sys.path.insert(0, {str(HOUSE / 'recipes')!r}); "
         f"runpy.run_path({str(HOUSE / 'recipes' / 'train.py')!r}, run_name='__main__')"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", sabotage], capture_output=True, text=True, timeout=200
-    )
+    done = forked.run([sys.executable, "-W", "ignore", "-c", sabotage])
     assert done.returncode == 0, done.stderr
     assert "not all pictures could be drawn (IndexError" in done.stdout + done.stderr
     assert json.loads((tmp_path / "run" / "results.json").read_text())["calibration"]

@@ -3,10 +3,10 @@
 import csv
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from transformers import AutoModelForImageClassification
 
@@ -26,7 +26,7 @@ FLAGS = (
 
 def run(script, *flags, cwd, launcher=()):
     line = [sys.executable, "-W", "ignore", *launcher, HOUSE / "recipes" / script, *map(str, flags)]
-    result = subprocess.run(line, cwd=cwd, capture_output=True, text=True, timeout=200)
+    result = forked.run(line, cwd=cwd)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -108,8 +108,6 @@ def test_publish_keeps_problem_type_and_thresholds_in_the_native_layout(trained)
 
 def test_a_model_of_one_label_does_not_score_several(trained, demo_run):
     line = [sys.executable, "-W", "ignore", HOUSE / "recipes" / "eval.py", "--model_name_or_path", demo_run]
-    result = subprocess.run(
-        [*line, "--dataset_name", "pairs"], cwd=trained, capture_output=True, text=True, timeout=200
-    )
+    result = forked.run([*line, "--dataset_name", "pairs"], cwd=trained)
     assert result.returncode == 1
     assert "the images have several labels each, and the model gives one label" in result.stderr

@@ -5,13 +5,13 @@ import json
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import tarfile
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -89,9 +89,6 @@ from hf_vit.data.streaming import ImageStream
 real_read, ImageStream._read_shards = ImageStream._read_shards, read
 real_prepare, accelerate.Accelerator.prepare = accelerate.Accelerator.prepare, prepare
 hardware.use_all_cores = lambda: None  # threads that wait for each other starve on a busy machine
-sys.argv = sys.argv[1:]
-sys.path.insert(0, os.path.dirname(sys.argv[0]))  # as Python does for a script
-runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
@@ -108,16 +105,14 @@ def notes_of(folder):
 def start(folder, launcher, *flags, output_dir=None, **environment):
     """train.py through `launcher`, words that stand before the script; notes go beside `folder`."""
     script = folder.with_name("watched.py")
-    script.write_text(WATCHED)
+    script.write_text(WATCHED + forked.THEN_THE_SCRIPT)
     flags = [*FLAGS, *flags] if "--dataset_name" not in flags else flags
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", *launcher, str(script), str(TRAIN), *map(str, flags), "--output_dir", str(output_dir or folder)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={
-            **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "ACCELERATE_USE_CPU": "true",
-            "NOTES": str(notes_of(folder)), **environment,
-        },
-    )  # fmt: skip
+    line = [sys.executable, "-W", "ignore", *launcher, script, TRAIN, *flags, "--output_dir", output_dir or folder]
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "ACCELERATE_USE_CPU": "true",
+        "NOTES": str(notes_of(folder)), **environment,
+    }  # fmt: skip
+    return forked.Forked(line, env=environment, together=True)
 
 
 def finish(processes, code=0):

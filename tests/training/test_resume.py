@@ -15,6 +15,7 @@ from multiprocessing import active_children
 from pathlib import Path
 from types import SimpleNamespace
 
+import forked
 import numpy as np
 import psutil
 import pytest
@@ -55,43 +56,6 @@ FLAGS = (
     "--checkpointing_steps", "3", "--checkpoints_total_limit", "4",
 )  # fmt: skip
 
-# passive: threads that wait leave the cores to other tests that may run beside
-ENVIRONMENT = {"PYTHONPATH": str(HOUSE), "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "passive"}
-
-# A start of train.py is mostly imports. This process imports once; then each line it reads becomes a process of its own, forked
-# off, that runs some code ("before"), and the script, if there are arguments. It tells the process's number, and its exit code.
-STARTER = """
-import json, os, runpy, sys, traceback
-import accelerate, datasets, evaluate, torch, transformers
-from hf_vit.training import run_folder
-from hf_vit.hub import card
-
-for line in sys.stdin:
-    before, argv, cwd, log = json.loads(line)
-    child = os.fork()
-    if child == 0:
-        code, file = 0, os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(file, 1), os.dup2(file, 2)
-        try:
-            os.chdir(cwd)
-            sys.argv = argv
-            exec(before, {})
-            if argv:
-                sys.path.insert(0, os.path.dirname(argv[0]))  # as Python does for a script
-                runpy.run_path(argv[0], run_name="__main__")
-        except SystemExit as leaving:
-            code = leaving.code or 0
-            if isinstance(code, str):
-                print(code, file=sys.stderr)
-                code = 1
-        except BaseException:
-            traceback.print_exc()
-            code = 1
-        sys.stdout.flush(), sys.stderr.flush()
-        os._exit(code)
-    print(child, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
 SLOW = """
 import sys, time
 import importlib
@@ -131,40 +95,22 @@ def photos(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    """start(before, argv, cwd, code, then) -> what the process printed; `then(process)` is called while it runs."""
-    log = tmp_path_factory.mktemp("logs") / "printed"
-    command = [sys.executable, "-W", "ignore", "-c", STARTER]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **ENVIRONMENT}
-    ) as starter:
-
-        def start(before="", argv=(), cwd=".", code=0, then=None):
-            log.unlink(missing_ok=True)
-            starter.stdin.write(json.dumps([before, [str(part) for part in argv], str(cwd), str(log)]) + "\n")
-            starter.stdin.flush()
-            process = SimpleNamespace(number=int(starter.stdout.readline()))
-            process.printed = lambda: log.read_text() if log.exists() else ""
-            process.send = lambda signal_number: os.kill(process.number, signal_number)
-            try:
-                if then is not None:
-                    then(process)
-                until(lambda: not psutil.pid_exists(process.number), seconds=120)
-            except BaseException:
-                if psutil.pid_exists(process.number):
-                    process.send(signal.SIGKILL)
-                starter.stdout.readline()
-                raise
-            left = int(starter.stdout.readline())
-            assert left == code, f"exit code {left}: {process.printed()}"
-            return process.printed()
-
-        yield start
+def start(before="", argv=(), cwd=".", code=0, then=None):
+    """What a process printed that runs some code, and then the script that `argv` names; `then(process)` is called while it runs."""
+    line = [sys.executable, "-W", "ignore", "-c", before + forked.THEN_THE_SCRIPT, *argv]
+    process = forked.Forked(line, cwd, together=True)
+    try:
+        if then is not None:
+            then(process)
+        process.wait(120)
+    finally:
+        process.kill()
+    assert process.returncode == code, f"exit code {process.returncode}: {process.printed()}"
+    return process.printed()
 
 
 @pytest.fixture(scope="module")
-def train(start, photos):
+def train(photos):
     """train(run, *flags) -> what the run of FLAGS in that folder printed, in the folder of the photos."""
 
     def train(run, *flags, cwd=photos.parent, **how):
@@ -178,7 +124,7 @@ def until(condition, process=None, seconds=60):
     """Wait for something that a process does."""
     end = time.monotonic() + seconds
     while not condition():
-        assert process is None or psutil.pid_exists(process.number), f"it left before: {process.printed()}"
+        assert process is None or psutil.pid_exists(process.pid), f"it left before: {process.printed()}"
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)
 
@@ -187,12 +133,8 @@ def until(condition, process=None, seconds=60):
 def whole(photos):
     """A run that nothing interrupted, by the real command: 12 steps, checkpoints at 3, 6, 9, 12, scorings at 4, 8, 12."""
     run = photos.parent / "whole"
-    command = [sys.executable, "-W", "ignore", HOUSE / "recipes" / "train.py", *FLAGS, "--output_dir", run]
-    environment = {**os.environ, **ENVIRONMENT}
-    result = subprocess.run(
-        list(map(str, command)), capture_output=True, text=True, cwd=photos.parent, env=environment
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    line = [sys.executable, "-W", "ignore", HOUSE / "recipes" / "train.py", *FLAGS, "--output_dir", run]
+    forked.run(line, cwd=photos.parent, check=True)
     return run
 
 
@@ -649,14 +591,12 @@ def test_the_real_command_leaves_with_75_at_sigterm_and_its_checkpoint_is_good(p
     run = tmp_path / "run"
     command = [sys.executable, "-W", "ignore", HOUSE / "recipes" / "train.py", *FLAGS, "--output_dir", run]
     command += ["--max_train_steps", 100_000, "--checkpointing_steps", 20, "--eval_steps", 100_000]
-    environment = {**os.environ, **ENVIRONMENT}
     with subprocess.Popen(
         list(map(str, command)),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         cwd=photos.parent,
-        env=environment,
     ) as process:
         try:
             until(lambda: list_checkpoints(run) or process.poll() is not None)
@@ -678,7 +618,7 @@ def test_a_run_stopped_by_each_signal_in_turn_ends_as_if_nothing_had_happened(tr
         def stop(process, number=number, step=step):
             until(lambda: (run / "metrics.jsonl").exists() and log_of(run)[-1:] != [], process)
             until(lambda: log_of(run)[-1]["step"] >= step, process)
-            process.send(number)
+            process.send_signal(number)
 
         printed = train(run, before=SLOW.format(seconds=0.1), code=STOPPED, then=stop)
         lives.append(step_of(newest_checkpoint(run)))
@@ -701,7 +641,7 @@ sources.load_splits = load_splits
 
     def stop(process):
         until(lambda: "reads" in process.printed(), process)
-        process.send(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
 
     printed = train(tmp_path / "run", before=reading, code=STOPPED, then=stop)
     assert "stopped by SIGTERM before the first step" in printed
@@ -724,7 +664,7 @@ ImageSpec.normalize = slow
 
     def stop(process):
         until(lambda: "scores" in process.printed(), process)
-        process.send(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
 
     printed = train(run, "--per_device_eval_batch_size", 1, before=scoring, code=STOPPED, then=stop)
     assert printed.count("scores") == 1
@@ -761,10 +701,10 @@ def test_a_second_ctrl_c_leaves_at_once(train, tmp_path):
 
     def stop(process):
         until(lambda: "a step" in process.printed(), process)
-        process.send(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
         time.sleep(0.3)
-        assert psutil.pid_exists(process.number)
-        process.send(signal.SIGINT)
+        assert psutil.pid_exists(process.pid)
+        process.send_signal(signal.SIGINT)
 
     train(tmp_path / "run", before=SLOW.format(seconds=600), code=-signal.SIGINT, then=stop)
 
@@ -809,7 +749,7 @@ def test_one_bad_step_too_many_stops_the_run_and_says_where_to_look(train, tmp_p
 # One run a folder
 
 
-def test_a_second_run_is_refused_until_the_first_ends_however_it_ends(start, tmp_path, monkeypatch):
+def test_a_second_run_is_refused_until_the_first_ends_however_it_ends(tmp_path, monkeypatch):
     """a second run in the folder of one that is at work | refused, with the number of its process; after a SIGKILL the folder is free at once, even while a worker of the dead run lives on."""
     holding = f"""
 import os, time
@@ -829,10 +769,10 @@ time.sleep(600)
     def second(process):
         until(lambda: process.printed().endswith("\n"), process)
         worker = int(process.printed().split()[-1])
-        with pytest.raises(ValueError, match=rf"another run is at work in .*\(process {process.number} on .*wait for"):
+        with pytest.raises(ValueError, match=rf"another run is at work in .*\(process {process.pid} on .*wait for"):
             lock(tmp_path / "run")
         try:
-            process.send(signal.SIGKILL)
+            process.send_signal(signal.SIGKILL)
             lock(tmp_path / "run")
             assert psutil.Process(worker).status() != psutil.STATUS_ZOMBIE
         finally:

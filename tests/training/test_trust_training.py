@@ -5,10 +5,10 @@ import math
 import os
 import shutil
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -326,16 +326,13 @@ FLAGS = [
     "--dataset_name", "photos", "--preset", "tiny-patch16-224", "--config_overrides", TINY, "--max_train_steps", "6",
     "--per_device_train_batch_size", "4", "--checkpointing_steps", "2", "--eval_steps", "6", "--checkpoints_total_limit", "9",
 ]  # fmt: skip
-ALONE = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(HOUSE)}
+ALONE = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
 
 
 def started(cwd, before, *argv, **environment):
     """A process that runs some code, and then the script that `argv` names, if any."""
-    code = f"{before}\nimport os, runpy, sys\nif sys.argv[1:]:\n    del sys.argv[0]\n    sys.path.insert(0, os.path.dirname(sys.argv[0]))\n    runpy.run_path(sys.argv[0], run_name='__main__')\n"
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", code, *map(str, argv)], cwd=cwd, text=True, env={**os.environ, **ALONE, **environment},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    line = [sys.executable, "-W", "ignore", "-c", before + forked.THEN_THE_SCRIPT, *argv]
+    return forked.Forked(line, cwd, {**os.environ, **ALONE, **environment}, together=True)
 
 
 def ended(processes, codes):
