@@ -95,7 +95,7 @@ DUPLICATES = (
 
 
 def read_rows(args) -> tuple[datasets.Dataset, list[str]]:
-    """All images as rows with the columns `image`, `label`, `row` and `split`, and the class names."""
+    """All images as rows with the columns `image`, `label`, `row`, `file` and `split`, and the class names."""
     loaded = load_splits(args.dataset_name, args.dataset_config)
     wanted = args.splits.split(",") if args.splits else list(loaded)
     if unknown := [name for name in wanted if name not in loaded]:
@@ -104,8 +104,11 @@ def read_rows(args) -> tuple[datasets.Dataset, list[str]]:
     columns = (*columns, args.label_separator, args.label_columns)
     chosen = {name: loaded[name] for name in wanted}
     splits, labels = select_and_encode(chosen, dict(zip(wanted, wanted, strict=True)), *columns)
-    rows = [data.add_column("split", [name] * len(data)) for name, data in splits.items()]
-    return datasets.concatenate_datasets(rows), labels
+    parts = []
+    for name, data in splits.items():
+        _, files = ThumbnailDataset(data).sources(torch.arange(len(data)))
+        parts.append(data.add_column("file", files).add_column("split", [name] * len(data)))
+    return datasets.concatenate_datasets(parts), labels
 
 
 def read_images(images: ThumbnailDataset, labels: list[str], num_workers: int) -> tuple[pd.DataFrame, torch.Tensor]:
@@ -120,12 +123,9 @@ def read_images(images: ThumbnailDataset, labels: list[str], num_workers: int) -
     if not read["index"]:
         raise ValueError(f"none of the {len(images)} images can be read; {next(iter(images.skipped))}")
     index = torch.cat(read["index"])
-    rows, files = images.sources(index)
     given = images.labels[index]
     names = [join_labels(one, labels) for one in given.bool()] if given.ndim == 2 else [labels[one] for one in given]
-    table = pd.DataFrame(
-        {"split": images.rows.select(index)["split"][:], "row": rows, "file": files, "label": names}, index
-    )
+    table = images.rows.select_columns(["split", "row", "file"]).to_pandas().iloc[index.tolist()].assign(label=names)
     table[["width", "height"]] = torch.cat(read["sizes"]).numpy()
     table["digest"] = [digest for digests in read["digests"] for digest in digests]
     return table, torch.cat(read["vectors"])
@@ -195,7 +195,8 @@ def render_page(name: str, summary: list[str], images, labels: list[str], table,
     """The page as HTML; arguments as of `summarize` and `find_duplicates`."""
     splits = pd.Series(images.rows["split"][:])
     counts = {
-        split: count_labels(images.labels[rows], len(labels)) for split, rows in splits.groupby(splits, sort=False).indices.items()
+        split: count_labels(images.labels[rows], len(labels))
+        for split, rows in splits.groupby(splits, sort=False).indices.items()
     }
     counts = pd.DataFrame(counts, [printable(label) for label in labels])
     sizes = table.groupby("split", sort=False)[["width", "height"]].agg(["min", "median", "max"])

@@ -120,6 +120,8 @@ def find_scored_duplicates(data: RunData, print_main):
     scored, trained = data.eval_images.cache, data.train_images.cache
     if scored is None or trained is None or len(scored) * len(trained) > MAX_PAIRS:
         return
+    if data.spec.resize != data.train_spec.resize:  # only the scored images lose their borders
+        return
     data.scored_duplicates = int(also_in(thumbnail_vectors(scored), thumbnail_vectors(trained)).sum())
     if data.scored_duplicates:
         print_main(

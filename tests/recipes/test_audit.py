@@ -1,16 +1,18 @@
 """Claims about recipes/audit.py: what is planted in a data set is found, and little else."""
 
-import io
 import re
 
 import audit
 import numpy as np
 import pandas as pd
 import pytest
-from datasets import Dataset, Features, Image, List, ClassLabel
+import torch
+from datasets import DatasetDict
 from PIL import Image as PILImage
 
+from hf_vit.data.duplicates import also_in, duplicate_groups, thumbnail_vectors
 from hf_vit.data.sources import load_splits
+from hf_vit.evaluation.label_errors import contradicted_labels, out_of_fold_probabilities
 
 
 def photo(seed, side=64):
@@ -79,10 +81,81 @@ def test_the_page_shows_counts_sizes_broken_files_and_pictures(photos, tmp_path)
 
 
 def test_names_from_strangers_are_text_on_the_page(tmp_path):
-    (tmp_path / "photos" / "<script>").mkdir(parents=True)
-    (tmp_path / "photos" / "dog").mkdir()
     for name in ("<script>/=1.png", "<script>/2.png", "dog/3.png"):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
         photo(len(name)).save(tmp_path / "photos" / name)
-    photo(len("dog/3.png")).save(tmp_path / "photos" / "<script>" / "=1.png")
+    photo(3).save(tmp_path / "photos" / "<script>" / "=1.png")
+    photo(3).save(tmp_path / "photos" / "dog" / "3.png")
     start(tmp_path / "photos", tmp_path / "page.html")
     assert "<script>" not in (tmp_path / "page.html").read_text()
+    assert "&lt;script&gt;" in (tmp_path / "page.html").read_text()
+
+
+def test_planted_wrong_labels_are_named_first(demo_run, tmp_path):
+    """With the features of a network that was hardly trained; the handbook says what those of a finished run find."""
+    rows = load_splits("fashion-mnist-mini")["train"].select(range(600))
+    labels, wrong = np.array(rows["label"]), np.arange(0, 600, 30)
+    labels[wrong] = (labels[wrong] + 5) % 10
+    rows = rows.remove_columns("label").add_column("label", labels, feature=rows.features["label"])
+    DatasetDict(train=rows).save_to_disk(tmp_path / "data")
+    start(tmp_path / "data", tmp_path / "page.html", "--model_name_or_path", demo_run)
+    table = pd.read_csv(tmp_path / "page.labels.csv")
+    assert list(table.columns) == ["split", "row", "file", "label", "predicted", "margin"]
+    assert table["margin"].is_monotonic_decreasing
+    assert np.isin(table["row"][:30], wrong).sum() >= 12
+    assert "rather" in (tmp_path / "page.html").read_text()
+
+
+def test_a_prediction_does_not_know_the_label_of_its_image():
+    generator = torch.Generator().manual_seed(0)
+    features, labels = torch.randn(100, 8, generator=generator), torch.arange(100) % 2
+    before = out_of_fold_probabilities(features, labels, 2)
+    for place in (3, 50):
+        changed = labels.clone()
+        changed[place] = 1 - changed[place]
+        torch.testing.assert_close(out_of_fold_probabilities(features, changed, 2)[place], before[place])
+
+
+def test_labels_are_ranked_by_how_much_likelier_another_class_is():
+    probabilities = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8], [0.5, 0.5]])
+    places, classes, margins = contradicted_labels(probabilities, torch.tensor([0, 0, 0, 1]))
+    assert (places.tolist(), classes.tolist()) == ([2, 1], [1, 1])
+    torch.testing.assert_close(margins, torch.tensor([0.6, 0.2]))
+
+
+def test_blocks_do_not_change_the_groups(monkeypatch):
+    vectors = torch.rand(40, 64, generator=torch.Generator().manual_seed(0)) * 255
+    vectors[[7, 21, 39]] = vectors[2].clone()
+    digests = [str(place) for place in range(38)] + ["5", "6"]
+    wanted = [[2, 7, 21], [5, 38], [6, 39]]
+    assert duplicate_groups(vectors, digests) == wanted
+    monkeypatch.setattr("hf_vit.data.duplicates.BLOCK", 3)
+    assert duplicate_groups(vectors, digests) == wanted
+    assert also_in(vectors[:10], vectors[20:]).nonzero().flatten().tolist() == [2, 7]
+
+
+def test_brightness_and_faint_differences_tell_images_apart():
+    photos = [photo(seed) for seed in range(8)]
+    brighter = photos[0].point(lambda level: min(255, level + 30))
+    faint = [PILImage.fromarray((np.asarray(one) // 64 + 100).astype(np.uint8)) for one in photos]
+    for images in ([*photos, brighter], faint):
+        pixels = torch.stack([torch.from_numpy(np.array(one)).permute(2, 0, 1) for one in images])
+        assert duplicate_groups(thumbnail_vectors(pixels), list("abcdefghi"[: len(images)])) == []
+
+
+def test_bad_input_is_one_clear_error(photos, demo_run, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "there.html").touch()
+    for label in ("cat", "dog"):
+        (tmp_path / "broken" / label).mkdir(parents=True)
+        (tmp_path / "broken" / label / "1.jpg").write_text("nothing")
+    for data, output, flags, message in (
+        ("empty", "page.html", (), "empty holds no files; wanted a folder per class"),
+        ("broken", "page.html", (), r"none of the 2 images can be read; row 0 \(.*1.jpg\) cannot be read as an image"),
+        (photos, "there.html", (), "there.html exists: name another, or pass --overwrite true to replace it"),
+        (photos, "page.pdf", (), "wanted a name that ends in .html"),
+        (photos, "page.html", ("--splits", "train,val"), "the data set has no split 'val', only train, test"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            start(tmp_path / data, tmp_path / output, *flags)
+    assert {file.name for file in tmp_path.iterdir()} == {"empty", "there.html", "broken"}
