@@ -141,7 +141,8 @@ def find_duplicates(table: pd.DataFrame, vectors: torch.Tensor) -> list[list[pd.
 
 
 def find_suspects(args, images: ThumbnailDataset, table: pd.DataFrame, labels: list[str], accelerator) -> pd.DataFrame:
-    """The part of the table whose labels are contradicted, the most contradicted first, with `predicted` and `margin`."""
+    """The part of the table whose labels are contradicted, the most contradicted first, with `predicted` and `probability`,
+    which is that of the label."""
     folder = model_folder(args.model_name_or_path)
     model, processor = load_classifier(folder).to(accelerator.device), load_processor(folder)
     spec = image_spec_of(processor, model.config)
@@ -149,11 +150,11 @@ def find_suspects(args, images: ThumbnailDataset, table: pd.DataFrame, labels: l
     batches = sequential_batches(len(readable), args.per_device_eval_batch_size, 0, 1)
     loader = data_loader(readable, batches, args.num_workers)
     features = predict(model, loader, spec, accelerator, len(readable), features=True)[0]
-    places, classes, margins = contradicted_labels(
+    places, classes, given = contradicted_labels(
         out_of_fold_probabilities(features, readable.labels, len(labels)), readable.labels
     )
     predicted = [labels[index] for index in classes]
-    return table.iloc[places.tolist()].assign(predicted=predicted, margin=margins.numpy())
+    return table.iloc[places.tolist()].assign(predicted=predicted, probability=given.numpy())
 
 
 def summarize(images: ThumbnailDataset, duplicates: list, suspects: pd.DataFrame | None) -> list[str]:

@@ -7,9 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from datasets import DatasetDict
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List
 from PIL import Image as PILImage
+from transformers import ViTImageProcessorPil
 
+from hf_vit import HFViTConfig, HFViTForImageClassification
 from hf_vit.data.duplicates import also_in, duplicate_groups, thumbnail_vectors
 from hf_vit.data.sources import load_splits
 from hf_vit.evaluation.label_errors import contradicted_labels, out_of_fold_probabilities
@@ -91,36 +93,51 @@ def test_names_from_strangers_are_text_on_the_page(tmp_path):
     assert "&lt;script&gt;" in (tmp_path / "page.html").read_text()
 
 
-def test_planted_wrong_labels_are_named_first(demo_run, tmp_path):
-    """With the features of a network that was hardly trained; the handbook says what those of a finished run find."""
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A network that was not trained, whose features tell clothes apart all the same."""
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    config = HFViTConfig(image_size=28, patch_size=7, num_labels=2, **sizes)
+    HFViTForImageClassification(config).save_pretrained(folder)
+    ViTImageProcessorPil(size={"height": 28, "width": 28}).save_pretrained(folder)
+    return folder
+
+
+def test_planted_wrong_labels_are_named_first(model, tmp_path):
     rows = load_splits("fashion-mnist-mini")["train"].select(range(600))
     labels, wrong = np.array(rows["label"]), np.arange(0, 600, 30)
     labels[wrong] = (labels[wrong] + 5) % 10
     rows = rows.remove_columns("label").add_column("label", labels, feature=rows.features["label"])
     DatasetDict(train=rows).save_to_disk(tmp_path / "data")
-    start(tmp_path / "data", tmp_path / "page.html", "--model_name_or_path", demo_run)
+    start(tmp_path / "data", tmp_path / "page.html", "--model_name_or_path", model)
     table = pd.read_csv(tmp_path / "page.labels.csv")
-    assert list(table.columns) == ["split", "row", "file", "label", "predicted", "margin"]
-    assert table["margin"].is_monotonic_decreasing
+    assert list(table.columns) == ["split", "row", "file", "label", "predicted", "probability"]
+    assert table["probability"].is_monotonic_increasing
     assert np.isin(table["row"][:30], wrong).sum() >= 12
     assert "rather" in (tmp_path / "page.html").read_text()
 
 
 def test_a_prediction_does_not_know_the_label_of_its_image():
-    generator = torch.Generator().manual_seed(0)
-    features, labels = torch.randn(100, 8, generator=generator), torch.arange(100) % 2
-    before = out_of_fold_probabilities(features, labels, 2)
-    for place in (3, 50):
-        changed = labels.clone()
-        changed[place] = 1 - changed[place]
-        torch.testing.assert_close(out_of_fold_probabilities(features, changed, 2)[place], before[place])
+    features = torch.eye(60)  # enough to know each image by heart, and nothing about the others
+    labels = torch.rand(60, generator=torch.Generator().manual_seed(0)).round().long()
+    given = out_of_fold_probabilities(features, labels, 2).gather(1, labels[:, None])
+    assert (given - 0.5).abs().max() < 0.2
 
 
-def test_labels_are_ranked_by_how_much_likelier_another_class_is():
-    probabilities = torch.tensor([[0.9, 0.1], [0.4, 0.6], [0.2, 0.8], [0.5, 0.5]])
-    places, classes, margins = contradicted_labels(probabilities, torch.tensor([0, 0, 0, 1]))
-    assert (places.tolist(), classes.tolist()) == ([2, 1], [1, 1])
-    torch.testing.assert_close(margins, torch.tensor([0.6, 0.2]))
+def test_the_least_likely_labels_come_first():
+    probabilities = torch.tensor([[0.9, 0.1, 0.0], [0.35, 0.6, 0.05], [0.2, 0.8, 0.0], [0.4, 0.3, 0.3]])
+    places, classes, given = contradicted_labels(probabilities, torch.tensor([0, 0, 0, 1]))
+    assert (places.tolist(), classes.tolist()) == ([2, 3, 1], [1, 0, 1])
+    torch.testing.assert_close(given, torch.tensor([0.2, 0.3, 0.35]))
+
+
+def test_the_only_image_of_a_class_is_no_suspect_and_one_class_is_refused():
+    features, labels = torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1] * 4 + [2])
+    assert out_of_fold_probabilities(features, labels, 4)[8].tolist() == [0, 0, 1, 0]
+    with pytest.raises(ValueError, match="8 images tell nothing about wrong labels: wanted two classes or more"):
+        out_of_fold_probabilities(features[:8], torch.zeros(8, dtype=torch.long), 4)
 
 
 def test_blocks_do_not_change_the_groups(monkeypatch):
@@ -143,7 +160,7 @@ def test_brightness_and_faint_differences_tell_images_apart():
         assert duplicate_groups(thumbnail_vectors(pixels), list("abcdefghi"[: len(images)])) == []
 
 
-def test_bad_input_is_one_clear_error(photos, demo_run, tmp_path):
+def test_bad_input_is_one_clear_error(photos, model, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "there.html").touch()
     for label in ("cat", "dog"):
@@ -159,3 +176,13 @@ def test_bad_input_is_one_clear_error(photos, demo_run, tmp_path):
         with pytest.raises(ValueError, match=message):
             start(tmp_path / data, tmp_path / output, *flags)
     assert {file.name for file in tmp_path.iterdir()} == {"empty", "there.html", "broken"}
+
+
+def test_several_labels_are_counted_and_compared_and_not_judged(model, tmp_path):
+    rows = [{"image": photo(seed % 5), "label": [seed % 2] if seed < 5 else [0, 1]} for seed in range(6)]
+    features = Features(image=Image(), label=List(ClassLabel(names=["cat", "dog"])))
+    DatasetDict(train=Dataset.from_list(rows, features)).save_to_disk(tmp_path / "data")
+    start(tmp_path / "data", tmp_path / "page.html")
+    assert duplicates(tmp_path / "page.html") == {frozenset({" cat", " cat;dog"})}
+    with pytest.raises(ValueError, match="--model_name_or_path is for images with one label, and these have several"):
+        start(tmp_path / "data", tmp_path / "other.html", "--model_name_or_path", model)
