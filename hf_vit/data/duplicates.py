@@ -69,48 +69,49 @@ def thumbnail_vectors(images: torch.Tensor) -> torch.Tensor:
     return torch.cat(vectors).flatten(1)
 
 
-def distances(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Root mean squares (m, n) of what thumbnails (m, D) and (n, D) differ by, in levels; infinite where they are not similar.
+def closeness(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Scores (m, n) of which the largest of each row is that of the nearest of `others` (n, D) to `some` (m, D)."""
+    return torch.addmm(-others.square().sum(dim=1) / 2, some, others.T)  # (|some|^2 - distance^2) / 2
 
-    Args:
-        some, others: from `thumbnail_vectors`, minus the mean of all.
-    """
-    products = some @ others.T
-    norms, other_norms = some.norm(dim=1, keepdim=True), others.norm(dim=1)
-    squares = (norms**2 + other_norms**2 - 2 * products) / some.shape[1]
-    similar = (squares <= LEVELS**2) & (products >= CORRELATION * norms * other_norms)
-    return squares.clamp(min=0).sqrt().where(similar, torch.inf)
+
+def are_similar(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Whether pairs of thumbnails (m, D), from `thumbnail_vectors` minus the mean of all, show the same picture: (m,)."""
+    differences, products = (some - others).square().mean(dim=1), (some * others).sum(dim=1)
+    return (differences <= LEVELS**2) & (products >= CORRELATION * some.norm(dim=1) * others.norm(dim=1))
 
 
 def also_in(vectors: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Whether each of the images (m, D) is similar to one of `others` (n, D), from `thumbnail_vectors`: (m,)."""
+    """Whether the nearest of `others` (n, D) is similar to an image, for each of (m, D), from `thumbnail_vectors`: (m,)."""
     mean = torch.cat([vectors, others]).mean(dim=0)
-    found = [distances(some - mean, others - mean).isfinite().any(dim=1) for some in vectors.split(BLOCK)]
-    return torch.cat(found)
+    vectors, others = vectors - mean, others - mean
+    nearest = [closeness(block, others).argmax(dim=1) for block in vectors.split(BLOCK)]
+    return are_similar(vectors, others[torch.cat(nearest)])
 
 
 def duplicate_groups(vectors: torch.Tensor, digests: list[str]) -> list[list[int]]:
     """Groups of places of images that are the same file or similar pictures, rising.
 
-    Each image joins the group of its most similar predecessor, so that memory does not grow with the number of pairs.
+    Each image joins the group of its nearest predecessor, so that memory does not grow with the number of pairs.
 
     Args:
         vectors: (n, D), from `thumbnail_vectors`.
         digests: of the n files.
     """
     vectors = vectors - vectors.mean(dim=0)
-    group, first_of, members = [], {}, defaultdict(list)
+    nearest = []
     for start in range(0, len(vectors), BLOCK):
         block = vectors[start : start + BLOCK]
-        apart = distances(block, vectors[: start + len(block)])  # (b, start + b)
-        apart[torch.arange(len(block))[:, None] <= torch.arange(-start, len(block))] = (
-            torch.inf
-        )  # itself and later ones
-        smallest, nearest = apart.min(dim=1)
-        for place, is_similar, before in zip(
-            range(start, start + len(block)), smallest.isfinite().tolist(), nearest.tolist(), strict=True
-        ):
-            same_file = first_of.setdefault(digests[place], place)
-            group.append(group[same_file] if same_file < place else group[before] if is_similar else place)
-            members[group[place]].append(place)
+        scores = closeness(block, vectors[: start + len(block)])  # (b, start + b)
+        scores[
+            torch.arange(len(block))[:, None] <= torch.arange(-start, len(block))
+        ] = -torch.inf  # itself and later ones
+        nearest.append(scores.argmax(dim=1))
+    nearest = torch.cat(nearest)
+    similar = are_similar(vectors, vectors[nearest]).tolist()
+    similar[0] = False  # it has no predecessor
+    group, first_of, members = [], {}, defaultdict(list)
+    for place, (is_similar, before) in enumerate(zip(similar, nearest.tolist(), strict=True)):
+        same_file = first_of.setdefault(digests[place], place)
+        group.append(group[same_file] if same_file < place else group[before] if is_similar else place)
+        members[group[place]].append(place)
     return [places for places in members.values() if len(places) > 1]
