@@ -29,7 +29,7 @@ class ThumbnailDataset(ImageDataset):
     """Rows of a data set as thumbnails, decoded when they are asked for. `skipped` names those that cannot be read.
 
     Args:
-        rows: columns `image` (undecoded), `label` and `row`, from `splits.select_and_encode`.
+        rows: columns `image` (undecoded), `label` and `row`, from `splits.select_and_encode`, and `split`, for errors.
     """
 
     spec = ImageSpec(SIDE, SIDE, 1, Image.Resampling.BILINEAR, (), (), fast_resize=True)
@@ -49,7 +49,7 @@ class ThumbnailDataset(ImageDataset):
                     size = image.size
                 images.append(decode_image({"bytes": content, "path": None}, self.spec))
             except Exception as error:  # file systems raise anything
-                errors.append(unreadable_message(row, error))
+                errors.append(f"{row['split']}: {unreadable_message(row, error)}")
                 continue
             index.append(place)
             sizes.append(size)

@@ -125,8 +125,7 @@ def find_scored_duplicates(data: RunData, print_main):
     data.scored_duplicates = int(also_in(thumbnail_vectors(scored), thumbnail_vectors(trained)).sum())
     if data.scored_duplicates:
         print_main(
-            f"{data.scored_duplicates:,} of the {len(scored):,} images to score look the same as an image to train on: audit.py "
-            "shows them"
+            f"copies of images to train on among the {len(scored):,} to score: {data.scored_duplicates:,} (audit.py shows them)"
         )
 
 

@@ -77,7 +77,7 @@ def test_the_page_shows_counts_sizes_broken_files_and_pictures(photos, tmp_path)
     page = (tmp_path / "page.html").read_text()
     assert re.search(r"<th>cat</th>\s*<td>31</td>\s*<td>12</td>", page)
     assert re.search(r"<th>train</th>\s*<td>30</td>\s*<td>64</td>\s*<td>64</td>", page)
-    assert re.search(r"<li>row \d+ \(.*broken.jpg\) cannot be read as an image: no known format", page)
+    assert re.search(r"<li>test: row \d+ \(.*broken.jpg\) cannot be read as an image: no known format", page)
     assert page.count('src="data:image/png;base64,') == 8
     assert "http" not in page.replace("https://", "http://").split("<style>")[0]
 
@@ -168,7 +168,12 @@ def test_bad_input_is_one_clear_error(photos, model, tmp_path):
         (tmp_path / "broken" / label / "1.jpg").write_text("nothing")
     for data, output, flags, message in (
         ("empty", "page.html", (), "empty holds no files; wanted a folder per class"),
-        ("broken", "page.html", (), r"none of the 2 images can be read; row 0 \(.*1.jpg\) cannot be read as an image"),
+        (
+            "broken",
+            "page.html",
+            (),
+            r"none of the 2 images can be read; train: row 0 \(.*1.jpg\) cannot be read as an image",
+        ),
         (photos, "there.html", (), "there.html exists: name another, or pass --overwrite true to replace it"),
         (photos, "page.pdf", (), "wanted a name that ends in .html"),
         (photos, "page.html", ("--splits", "train,val"), "the data set has no split 'val', only train, test"),

@@ -36,7 +36,7 @@ def read(tmp_path):
 def test_scored_images_that_are_trained_on_too_are_counted_in_one_line(read):
     data, printed = read(crop="none")
     assert data.scored_duplicates == 3
-    assert printed[1:] == ["3 of the 5 images to score look the same as an image to train on: audit.py shows them"]
+    assert printed[1:] == ["copies of images to train on among the 5 to score: 3 (audit.py shows them)"]
 
 
 def test_images_that_are_not_in_memory_or_too_many_are_not_compared(read, monkeypatch):
