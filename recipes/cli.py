@@ -20,8 +20,8 @@ from pathlib import Path
 RECIPES = Path(__file__).resolve().parent
 COMMANDS = {
     "train": "train or fine-tune a model on images",
-    "audit": "look for duplicates, broken images and wrong labels",
     "eval": "evaluate a model, or probe its features",
+    "audit": "look for duplicates, broken images and wrong labels",
     "predict": "label all images of a folder",
     "embed": "write the features of all images of a folder",
     "classify": "show what a model sees in a few images",
