@@ -21,6 +21,7 @@ RECIPES = Path(__file__).resolve().parent
 COMMANDS = {
     "train": "train or fine-tune a model on images",
     "eval": "evaluate a model, or probe its features",
+    "audit": "look for duplicates, broken images and wrong labels",
     "predict": "label all images of a folder",
     "embed": "write the features of all images of a folder",
     "classify": "show what a model sees in a few images",

@@ -74,10 +74,15 @@ def decode_rows(
             content = read_image_bytes(row["image"], files)
             images.append(decode_image({"bytes": content, "path": None}, spec, params))
         except Exception as error:  # file systems and image processors raise anything
-            path = f" ({row['image']['path']})" if row["image"] and row["image"]["path"] else ""
             images.append(None)
-            errors.append(f"row {row['row']}{path} cannot be read as an image: {error}")
+            errors.append(unreadable_message(row, error))
     return images, errors
+
+
+def unreadable_message(row: dict, error: Exception) -> str:
+    """What is said of a row whose image cannot be read."""
+    path = f" ({row['image']['path']})" if row["image"] and row["image"]["path"] else ""
+    return f"row {row['row']}{path} cannot be read as an image: {error}"
 
 
 def stack_images(images: list[np.ndarray]) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from datasets import DatasetDict
+from datasets import Dataset, DatasetDict
 
 from hf_vit.data.columns import (
     count_labels,
@@ -65,19 +65,8 @@ def prepare_splits(
         if len(data) == 0:
             raise ValueError(f"the split {split_names[key]!r} is empty")
 
-    if label_columns is not None:
-        if label_column is not None or label_names is not None or label_separator is not None:
-            others = "--label_column, --label_names or --label_separator"
-            raise ValueError(
-                f"--label_columns does not go with {others}: they name the labels twice; give one of them"
-            )
-        chosen = {key: join_label_columns(data, label_columns) for key, data in chosen.items()}
-        label_column = "label"
-    columns = find_columns(next(iter(chosen.values())), image_column, label_column, label_separator)
-    chosen = DatasetDict({key: select_image_and_label(data, columns) for key, data in chosen.items()})
-    for key, data in chosen.items():  # errors name a broken image by its row number
-        chosen[key] = data.add_column("row", np.arange(len(data)))
-    chosen, names = encode_labels(chosen, label_names, split_names, label_separator)
+    columns = (image_column, label_column, label_names, label_separator, label_columns)
+    chosen, names = select_and_encode(chosen, split_names, *columns)
     if train_split is None:
         return chosen, names, eval_split
 
@@ -96,6 +85,35 @@ def prepare_splits(
         kept = stratified_subset(label_tensor(chosen["train"]).numpy(), names, train_fraction, shots, seed)
         chosen["train"] = chosen["train"].select(kept)
     return chosen, names, eval_split
+
+
+def select_and_encode(
+    chosen: dict[str, Dataset],
+    split_names: dict[str, str],
+    image_column: str | None,
+    label_column: str | None,
+    label_names: list[str] | None,
+    label_separator: str | None,
+    label_columns: str | None,
+) -> tuple[DatasetDict, list[str]]:
+    """Splits as `load_splits` gives them -> with the columns `image`, `label` and `row`, and the class names: see `prepare_splits`.
+
+    Args:
+        split_names: what errors call each split.
+    """
+    if label_columns is not None:
+        if label_column is not None or label_names is not None or label_separator is not None:
+            others = "--label_column, --label_names or --label_separator"
+            raise ValueError(
+                f"--label_columns does not go with {others}: they name the labels twice; give one of them"
+            )
+        chosen = {key: join_label_columns(data, label_columns) for key, data in chosen.items()}
+        label_column = "label"
+    columns = find_columns(next(iter(chosen.values())), image_column, label_column, label_separator)
+    chosen = DatasetDict({key: select_image_and_label(data, columns) for key, data in chosen.items()})
+    for key, data in chosen.items():  # errors name a broken image by its row number
+        chosen[key] = data.add_column("row", np.arange(len(data)))
+    return encode_labels(chosen, label_names, split_names, label_separator)
 
 
 def _check_split_names(splits: DatasetDict, train_split: str | None, eval_split: str | None):

@@ -58,6 +58,12 @@ def find_faults(args: TrainArguments, log: list[dict], results: dict) -> list[st
             f"No better than chance: the {name.replace('_', ' ')} is {value:.2%} (at least {low:.2%}, with 95% confidence), and "
             f"{chance} gives {share:.2%}. Train for longer, on more images, or look at the labels."
         )
+    duplicates = results["data"]["scored_duplicates"] or 0
+    if duplicates / results["data"]["scored_images"] > value - low:  # more than chance may add
+        found.append(
+            f"Too good to be true: {duplicates:,} of the {results['data']['scored_images']:,} scored images look the same as an image "
+            "that was trained on. Take them out of one of the splits (audit.py lists them), and train again."
+        )
     return found
 
 

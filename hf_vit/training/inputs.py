@@ -12,6 +12,7 @@ from torch import nn
 
 from hf_vit.data.augment import augment, mix
 from hf_vit.data.columns import count_labels, has_several_labels
+from hf_vit.data.duplicates import also_in, thumbnail_vectors
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of, training_image_spec
 from hf_vit.data.loader import data_loader
@@ -24,6 +25,9 @@ from hf_vit.system.hardware import own_cores
 from hf_vit.training.arguments import TrainArguments, parse_overrides, read_label_names
 from hf_vit.training.losses import choose_loss, soft_targets
 from hf_vit.training.model import build_model
+
+
+MAX_PAIRS = 10**9  # of a scored image and one to train on, that are compared before a run
 
 
 @dataclass
@@ -39,6 +43,8 @@ class RunData:
         is_stream: whether training images are read while training.
         license: of the data set, on the main process.
         seconds: spent reading.
+        scored_duplicates: how many of the scored images were trained on too, as `duplicates.also_in` tells; None where the images
+            are not in memory, or too many to compare all.
     """
 
     labels: list[str]
@@ -51,6 +57,7 @@ class RunData:
     is_stream: bool
     license: str | None
     seconds: float
+    scored_duplicates: int | None = None
 
     @property
     def several_labels(self) -> bool:
@@ -103,7 +110,23 @@ def read_data(args: TrainArguments, accelerator, print_main):
     data = RunData(
         labels, scored, train_images, eval_images, spec, train_spec, splits, args.streaming, data_license, seconds
     )
+    if accelerator.is_main_process and not args.streaming:
+        find_scored_duplicates(data, print_main)
     return data, model, processor
+
+
+def find_scored_duplicates(data: RunData, print_main):
+    """Compare the scored images with those to train on, and say so if some are the same."""
+    scored, trained = data.eval_images.cache, data.train_images.cache
+    if scored is None or trained is None or len(scored) * len(trained) > MAX_PAIRS:
+        return
+    if data.spec.resize != data.train_spec.resize:  # only the scored images lose their borders
+        return
+    data.scored_duplicates = int(also_in(thumbnail_vectors(scored), thumbnail_vectors(trained)).sum())
+    if data.scored_duplicates:
+        print_main(
+            f"copies of images to train on among the {len(scored):,} to score: {data.scored_duplicates:,} (audit.py shows them)"
+        )
 
 
 def num_workers(args: TrainArguments) -> int:

@@ -136,6 +136,7 @@ def collect_results(run: Run, state: TrainState, scores: dict, difference: float
             "train_images": None if data.is_stream else len(data.train_images),
             "scored_images": scores["images"],
             "scored": data.scored,
+            "scored_duplicates": data.scored_duplicates,
             "labels": data.labels,
             "skipped_images": len(skipped),
             "skipped_first": skipped[:20],

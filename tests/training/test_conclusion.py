@@ -16,7 +16,7 @@ def results_of(accuracy, low, counts=(50, 30, 20)):
         "metrics": {"accuracy": accuracy},
         "intervals": {"accuracy": [low, 1.0]},
         "per_class": per_class,
-        "data": {"labels": ["cat", "dog", "owl"], "scored_images": sum(counts)},
+        "data": {"labels": ["cat", "dog", "owl"], "scored_images": sum(counts), "scored_duplicates": None},
     }
 
 
@@ -59,6 +59,17 @@ def test_several_labels_are_compared_with_a_random_order_of_the_images():
     results["intervals"] = {"mean_average_precision": [0.33, 0.6]}
     (fault,) = find_faults(args, log_of(0.6), results)
     assert "a random order of the images gives 33.33%" in fault
+
+
+def test_more_scored_duplicates_than_chance_may_add_are_a_fault():
+    results = results_of(0.8, 0.7)
+    results["data"]["scored_duplicates"] = 10
+    assert find_faults(TrainArguments(), GOOD, results) == []
+    results["data"]["scored_duplicates"] = 11
+    (fault,) = find_faults(TrainArguments(), GOOD, results)
+    assert fault.startswith(
+        "Too good to be true: 11 of the 100 scored images look the same as an image that was trained on."
+    )
 
 
 def test_the_loss_of_a_model_that_knows_nothing_follows_from_the_kind_of_loss():

@@ -1,0 +1,263 @@
+"""Look for what is wrong with a data set: broken images, duplicates, rare classes and, with a trained model, wrong labels.
+
+    python recipes/audit.py --dataset_name photos --output_file audit.html
+    python recipes/audit.py --dataset_name photos --model_name_or_path runs/photos --output_file runs/photos/audit.html
+
+It writes one page with pictures, and tables beside it: audit.duplicates.csv and, with a model, audit.labels.csv. Duplicates are
+equal files and similar pictures, within a split and across splits. A label is suspected if a classifier on the model's features that
+was fitted without that image contradicts it. Nothing of the data is changed.
+"""
+
+import argparse
+
+from command_line import Parser
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Parser(__doc__, "--dataset_name DATA --output_file FILE [--flag value ...]", accelerated=True)
+    flag = parser.add_argument_group("data").add_argument
+    flag("--dataset_name", required=True, help="Hub id, local folder or file, or fashion-mnist-mini")
+    flag("--dataset_config", help="configuration of the data set, if it has several")
+    flag("--splits", help="splits to look at, such as train,validation; by default all")
+    flag("--image_column", help="column of images; by default found by its feature type")
+    flag("--label_column", help="column of labels; by default found by its feature type")
+    flag("--label_names", help="text file of class names, one per line, if the labels are bare numbers")
+    flag("--label_separator", help='what stands between several labels of an image, such as ";"')
+    flag("--label_columns", help="columns of 0 and 1, one for each of several labels, such as cat,dog,bird")
+    flag = parser.add_argument_group("model").add_argument
+    features = (
+        "run, model folder or Hub id, whose features tell which labels are suspect; by default none are looked for"
+    )
+    flag("--model_name_or_path", help=features)
+    flag = parser.add_argument_group("output").add_argument
+    flag("--output_file", required=True, help="page to write, .html")
+    flag("--overwrite", type=bool, default=False, help="replace the page and its tables")
+    flag = parser.add_argument_group("hardware").add_argument
+    flag("--per_device_eval_batch_size", type=int, default=256, help="images of a forward pass")
+    flag("--num_workers", type=int, default=4, help="processes that decode images")
+    precision = "auto: bf16 where the hardware is fast at it"
+    flag("--mixed_precision", choices=("auto", "no", "bf16", "fp16"), default="auto", help=precision)
+    args = parser.parse_args(argv)
+    for name, least in (("per_device_eval_batch_size", 1), ("num_workers", 0)):
+        if getattr(args, name) < least:
+            parser.error(f"argument --{name}: {getattr(args, name)} was given, {least} or more was wanted")
+    parser.check_output_file(args.output_file)
+    parser.refuse_mistyped_paths(MODEL=args.model_name_or_path, dataset_name=args.dataset_name)
+    return args
+
+
+if __name__ == "__main__":
+    ARGUMENTS = parse_args()  # before the imports, which take seconds
+
+import base64
+import io
+from pathlib import Path
+
+import datasets
+import pandas as pd
+import torch
+from accelerate import Accelerator
+from jinja2 import Environment
+from transformers.utils import logging
+
+from hf_vit.data.columns import count_labels, has_several_labels
+from hf_vit.data.decoding import open_image
+from hf_vit.data.duplicates import ThumbnailDataset, duplicate_groups, thumbnail_vectors
+from hf_vit.data.image_dataset import ImageDataset
+from hf_vit.data.image_files import read_image_bytes
+from hf_vit.data.image_spec import image_spec_of
+from hf_vit.data.loader import data_loader
+from hf_vit.data.sampling import sequential_batches
+from hf_vit.data.sources import load_splits
+from hf_vit.data.splits import select_and_encode
+from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
+from hf_vit.evaluation.label_errors import contradicted_labels, out_of_fold_probabilities
+from hf_vit.evaluation.prediction import predict
+from hf_vit.evaluation.prediction_table import image_names, join_labels
+from hf_vit.evaluation.result_files import check_output_file
+from hf_vit.system import hardware
+from hf_vit.system.errors import run_script
+from hf_vit.system.escapes import csv_cell, printable
+from hf_vit.system.files import write_text
+from hf_vit.system.progress import progress_bar
+from hf_vit.training.arguments import read_label_names
+
+
+PAGE = Path(__file__).resolve().with_name("audit.html")
+SHOWN = 60  # groups of duplicates of a kind, and suspects, that have pictures on the page; the tables have all
+PICTURE = (224, 112)  # width and height of these, at most
+DUPLICATES = (
+    "Duplicates across splits, with different labels",
+    "Duplicates across splits, with the same label",
+    "Duplicates within a split, with different labels",
+    "Duplicates within a split, with the same label",
+)
+
+
+def read_rows(args) -> tuple[datasets.Dataset, list[str]]:
+    """All images as rows with the columns `image`, `label`, `row`, `file` and `split`, and the class names."""
+    loaded = load_splits(args.dataset_name, args.dataset_config)
+    wanted = args.splits.split(",") if args.splits else list(loaded)
+    if unknown := [name for name in wanted if name not in loaded]:
+        raise ValueError(f"--splits {args.splits}: the data set has no split {unknown[0]!r}, only {', '.join(loaded)}")
+    columns = (args.image_column, args.label_column, read_label_names(args.label_names))
+    columns = (*columns, args.label_separator, args.label_columns)
+    chosen = {name: loaded[name] for name in wanted}
+    splits, labels = select_and_encode(chosen, dict(zip(wanted, wanted, strict=True)), *columns)
+    parts = []
+    for name, data in splits.items():
+        _, files = ThumbnailDataset(data).sources(torch.arange(len(data)))
+        parts.append(data.add_column("file", files).add_column("split", [name] * len(data)))
+    return datasets.concatenate_datasets(parts), labels
+
+
+def read_images(images: ThumbnailDataset, labels: list[str], num_workers: int) -> tuple[pd.DataFrame, torch.Tensor]:
+    """A table of the n images that can be read, by their places in `images`, and their thumbnails, see `thumbnail_vectors`."""
+    read = {"index": [], "vectors": [], "sizes": [], "digests": []}
+    with progress_bar("reading", "images", len(images)) as bar:
+        for batch in data_loader(images, sequential_batches(len(images), 256, 0, 1), num_workers):
+            batch["vectors"] = thumbnail_vectors(batch.pop("images"))
+            for key, values in read.items():
+                values.append(batch[key])
+            bar.update(len(batch["index"]))
+    if not read["index"]:
+        raise ValueError(f"none of the {len(images)} images can be read; {next(iter(images.skipped))}")
+    index = torch.cat(read["index"])
+    given = images.labels[index]
+    names = [join_labels(one, labels) for one in given.bool()] if given.ndim == 2 else [labels[one] for one in given]
+    table = images.rows.select_columns(["split", "row", "file"]).to_pandas().iloc[index.tolist()].assign(label=names)
+    table[["width", "height"]] = torch.cat(read["sizes"]).numpy()
+    table["digest"] = [digest for digests in read["digests"] for digest in digests]
+    return table, torch.cat(read["vectors"])
+
+
+def find_duplicates(table: pd.DataFrame, vectors: torch.Tensor) -> list[list[pd.DataFrame]]:
+    """Groups of duplicates, as parts of the table, for each kind of `DUPLICATES`."""
+    of_kind = [[] for _ in DUPLICATES]
+    for places in duplicate_groups(vectors, list(table["digest"])):
+        group = table.iloc[places]
+        of_kind[2 * (group["split"].nunique() == 1) + (group["label"].nunique() == 1)].append(group)
+    return of_kind
+
+
+def find_suspects(args, images: ThumbnailDataset, table: pd.DataFrame, labels: list[str], accelerator) -> pd.DataFrame:
+    """The part of the table whose labels are contradicted, the most contradicted first, with `predicted` and `probability`,
+    which is that of the label."""
+    folder = model_folder(args.model_name_or_path)
+    model, processor = load_classifier(folder).to(accelerator.device), load_processor(folder)
+    spec = image_spec_of(processor, model.config)
+    readable = ImageDataset(images.rows.select(table.index), spec)
+    batches = sequential_batches(len(readable), args.per_device_eval_batch_size, 0, 1)
+    loader = data_loader(readable, batches, args.num_workers)
+    features = predict(model, loader, spec, accelerator, len(readable), features=True)[0]
+    places, classes, given = contradicted_labels(
+        out_of_fold_probabilities(features, readable.labels, len(labels)), readable.labels
+    )
+    predicted = [labels[index] for index in classes]
+    return table.iloc[places.tolist()].assign(predicted=predicted, probability=given.numpy())
+
+
+def summarize(images: ThumbnailDataset, duplicates: list, suspects: pd.DataFrame | None) -> list[str]:
+    """What was found, a phrase a line.
+
+    Args:
+        duplicates: from `find_duplicates`.
+        suspects: from `find_suspects`; None without a model.
+    """
+    counts = pd.Series(images.rows["split"][:]).value_counts(sort=False)
+    lines = [f"images in {split}: {count:,}" for split, count in counts.items()]
+    if images.skipped:
+        lines.append(f"images that cannot be read: {len(images.skipped):,}")
+    for title, groups in zip(DUPLICATES, duplicates, strict=True):
+        if groups:
+            lines.append(f"{title}: {len(groups):,} ({sum(map(len, groups)):,} images)")
+    if not any(duplicates):
+        lines.append("no duplicates")
+    if suspects is not None:
+        lines.append(f"labels that predictions contradict: {len(suspects):,}")
+    return lines
+
+
+def gallery(images: ThumbnailDataset, table: pd.DataFrame) -> list[dict]:
+    """The rows of a table with `source`, the address of a picture, and `name`."""
+    shown = []
+    for place, row in table.iterrows():
+        content = read_image_bytes(images.rows[place]["image"], images.files)
+        picture, file = open_image({"bytes": content, "path": None}, 3), io.BytesIO()
+        picture.thumbnail(PICTURE)
+        picture.save(file, "PNG")
+        source = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+        (name,) = image_names([row["row"]], [row["file"]])
+        shown.append({**row.map(printable), "source": source, "name": printable(name)})
+    return shown
+
+
+def render_page(name: str, summary: list[str], images, labels: list[str], table, duplicates, suspects) -> str:
+    """The page as HTML; arguments as of `summarize` and `find_duplicates`."""
+    splits = pd.Series(images.rows["split"][:])
+    counts = {
+        split: count_labels(images.labels[rows], len(labels))
+        for split, rows in splits.groupby(splits, sort=False).indices.items()
+    }
+    counts = pd.DataFrame(counts, [printable(label) for label in labels])
+    sizes = table.groupby("split", sort=False)[["width", "height"]].agg(["min", "median", "max"])
+    galleries = [
+        (title, len(groups), [gallery(images, group[:SHOWN]) for group in groups[:SHOWN]])
+        for title, groups in zip(DUPLICATES, duplicates, strict=True)
+    ]
+    if suspects is not None:
+        title = "Labels that predictions contradict, the most contradicted first"
+        galleries.append((title, len(suspects), [gallery(images, suspects[:SHOWN])]))
+    return (
+        Environment(autoescape=True)
+        .from_string(PAGE.read_text(encoding="utf-8"))
+        .render(
+            name=printable(name),
+            summary=summary,
+            tables=[
+                ("Images of each class", counts.to_html()),
+                ("Sizes in pixels", sizes.to_html(float_format="%.0f")),
+            ],
+            unreadable=[printable(message) for message in images.skipped],
+            galleries=galleries,
+        )
+    )
+
+
+def write_csv(file: Path, table: pd.DataFrame):
+    """A table without what only the page needs; an apostrophe keeps a spreadsheet from running a text as a formula."""
+    table = table.drop(columns=["digest", "width", "height"])
+    cells = table.map(lambda value: csv_cell(value) if isinstance(value, str) else value)
+    write_text(file, cells.to_csv(index=False, float_format="%.6f"))
+
+
+def main(args: argparse.Namespace):
+    output = check_output_file(args.output_file, (".html",), args.overwrite)
+    accelerator = Accelerator(mixed_precision=hardware.pick_precision(args.mixed_precision, hardware.device_type()))
+    if accelerator.num_processes > 1:
+        raise ValueError("one process looks at all images: run it without `accelerate launch` or --num_processes")
+    if accelerator.device.type == "cpu":
+        hardware.use_all_cores()
+        hardware.keep_memory()
+    datasets.disable_progress_bars()
+    logging.disable_progress_bar()
+    rows, labels = read_rows(args)
+    if args.model_name_or_path is not None and has_several_labels(rows):
+        raise ValueError("--model_name_or_path is for images with one label, and these have several: leave it out")
+    images = ThumbnailDataset(rows)
+    table, vectors = read_images(images, labels, args.num_workers)
+    duplicates, suspects = find_duplicates(table, vectors), None
+    if args.model_name_or_path is not None:
+        suspects = find_suspects(args, images, table, labels, accelerator)
+    summary = summarize(images, duplicates, suspects)
+    write_text(output, render_page(args.dataset_name, summary, images, labels, table, duplicates, suspects))
+    groups = [group for groups in duplicates for group in groups]
+    numbered = [group.assign(group=number) for number, group in enumerate(groups, 1)]
+    write_csv(output.with_suffix(".duplicates.csv"), pd.concat(numbered) if groups else table[:0].assign(group=0))
+    if suspects is not None:
+        write_csv(output.with_suffix(".labels.csv"), suspects)
+    print("\n".join([*map(printable, summary), f"the page: {output}"]))
+
+
+if __name__ == "__main__":
+    run_script(lambda: main(ARGUMENTS))

@@ -1,0 +1,193 @@
+"""Claims about recipes/audit.py: what is planted in a data set is found, and little else."""
+
+import re
+
+import audit
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List
+from PIL import Image as PILImage
+from transformers import ViTImageProcessorPil
+
+from hf_vit import HFViTConfig, HFViTForImageClassification
+from hf_vit.data.duplicates import also_in, duplicate_groups, thumbnail_vectors
+from hf_vit.data.sources import load_splits
+from hf_vit.evaluation.label_errors import contradicted_labels, out_of_fold_probabilities
+
+
+def photo(seed, side=64):
+    """Smooth shapes and colours, which a smaller or a compressed copy keeps."""
+    noise = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    return PILImage.fromarray(noise).resize((side, side), PILImage.Resampling.BICUBIC)
+
+
+def start(data, output, *flags):
+    words = ["--dataset_name", data, "--output_file", output, "--num_workers", 0, *flags]
+    audit.main(audit.parse_args(list(map(str, words))))
+
+
+def duplicates(output):
+    """{names of a group and their labels, "split/file label"} for each group of the table of duplicates."""
+    table = pd.read_csv(output.with_suffix(".duplicates.csv"), keep_default_na=False)
+    return {frozenset(f"{row.file} {row.label}" for row in rows.itertuples()) for _, rows in table.groupby("group")}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """60 photos to train on and 20 to score, with copies across and within splits, and a broken file."""
+    folder = tmp_path_factory.mktemp("audit") / "photos"
+    for split, seeds in (("train", range(60)), ("test", range(60, 80))):
+        for seed in seeds:
+            file = folder / split / ("cat", "dog")[seed % 2] / f"{seed}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            photo(seed).save(file)
+    photo(0).resize((40, 40)).save(folder / "test" / "cat" / "small.png")
+    photo(2).save(folder / "test" / "cat" / "again.jpg", quality=75)
+    photo(4).resize((150, 90)).save(folder / "test" / "dog" / "wide.jpg")
+    photo(6).save(folder / "train" / "cat" / "same.png")
+    PILImage.new("RGB", (30, 30), "red").save(folder / "train" / "dog" / "red.png")
+    PILImage.new("RGB", (30, 30), "blue").save(folder / "train" / "dog" / "blue.png")
+    (folder / "test" / "dog" / "broken.jpg").write_bytes(b"no image")
+    return folder
+
+
+def test_copies_are_found_also_resized_or_saved_again_and_nothing_else_is(photos, tmp_path, capsys):
+    start(photos, tmp_path / "page.html")
+    assert duplicates(tmp_path / "page.html") == {
+        frozenset({"train/cat/0.png cat", "test/cat/small.png cat"}),
+        frozenset({"train/cat/2.png cat", "test/cat/again.jpg cat"}),
+        frozenset({"train/cat/4.png cat", "test/dog/wide.jpg dog"}),
+        frozenset({"train/cat/6.png cat", "train/cat/same.png cat"}),
+    }
+    assert capsys.readouterr().out.splitlines() == [
+        "images in train: 63",
+        "images in test: 24",
+        "images that cannot be read: 1",
+        "Duplicates across splits, with different labels: 1 (2 images)",
+        "Duplicates across splits, with the same label: 2 (4 images)",
+        "Duplicates within a split, with the same label: 1 (2 images)",
+        f"the page: {tmp_path / 'page.html'}",
+    ]
+
+
+def test_the_page_shows_counts_sizes_broken_files_and_pictures(photos, tmp_path):
+    start(photos, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert re.search(r"<th>cat</th>\s*<td>31</td>\s*<td>12</td>", page)
+    assert re.search(r"<th>train</th>\s*<td>30</td>\s*<td>64</td>\s*<td>64</td>", page)
+    assert re.search(r"<li>test: row \d+ \(.*broken.jpg\) cannot be read as an image: no known format", page)
+    assert page.count('src="data:image/png;base64,') == 8
+    assert "http" not in page.replace("https://", "http://").split("<style>")[0]
+
+
+def test_names_from_strangers_are_text_on_the_page(tmp_path):
+    for name in ("<script>/=1.png", "<script>/2.png", "dog/3.png"):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        photo(len(name)).save(tmp_path / "photos" / name)
+    photo(3).save(tmp_path / "photos" / "<script>" / "=1.png")
+    photo(3).save(tmp_path / "photos" / "dog" / "3.png")
+    start(tmp_path / "photos", tmp_path / "page.html")
+    assert "<script>" not in (tmp_path / "page.html").read_text()
+    assert "&lt;script&gt;" in (tmp_path / "page.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A network that was not trained, whose features tell clothes apart all the same."""
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    config = HFViTConfig(image_size=28, patch_size=7, num_labels=2, **sizes)
+    HFViTForImageClassification(config).save_pretrained(folder)
+    ViTImageProcessorPil(size={"height": 28, "width": 28}).save_pretrained(folder)
+    return folder
+
+
+def test_planted_wrong_labels_are_named_first(model, tmp_path):
+    rows = load_splits("fashion-mnist-mini")["train"].select(range(600))
+    labels, wrong = np.array(rows["label"]), np.arange(0, 600, 30)
+    labels[wrong] = (labels[wrong] + 5) % 10
+    rows = rows.remove_columns("label").add_column("label", labels, feature=rows.features["label"])
+    DatasetDict(train=rows).save_to_disk(tmp_path / "data")
+    start(tmp_path / "data", tmp_path / "page.html", "--model_name_or_path", model)
+    table = pd.read_csv(tmp_path / "page.labels.csv")
+    assert list(table.columns) == ["split", "row", "file", "label", "predicted", "probability"]
+    assert table["probability"].is_monotonic_increasing
+    assert np.isin(table["row"][:30], wrong).sum() >= 12
+    assert "rather" in (tmp_path / "page.html").read_text()
+
+
+def test_a_prediction_does_not_know_the_label_of_its_image():
+    features = torch.eye(60)  # enough to know each image by heart, and nothing about the others
+    labels = torch.rand(60, generator=torch.Generator().manual_seed(0)).round().long()
+    given = out_of_fold_probabilities(features, labels, 2).gather(1, labels[:, None])
+    assert (given - 0.5).abs().max() < 0.2
+
+
+def test_the_least_likely_labels_come_first():
+    probabilities = torch.tensor([[0.9, 0.1, 0.0], [0.35, 0.6, 0.05], [0.2, 0.8, 0.0], [0.4, 0.3, 0.3]])
+    places, classes, given = contradicted_labels(probabilities, torch.tensor([0, 0, 0, 1]))
+    assert (places.tolist(), classes.tolist()) == ([2, 3, 1], [1, 0, 1])
+    torch.testing.assert_close(given, torch.tensor([0.2, 0.3, 0.35]))
+
+
+def test_the_only_image_of_a_class_is_no_suspect_and_one_class_is_refused():
+    features, labels = torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1] * 4 + [2])
+    assert out_of_fold_probabilities(features, labels, 4)[8].tolist() == [0, 0, 1, 0]
+    with pytest.raises(ValueError, match="8 images tell nothing about wrong labels: wanted two classes or more"):
+        out_of_fold_probabilities(features[:8], torch.zeros(8, dtype=torch.long), 4)
+
+
+def test_blocks_do_not_change_the_groups(monkeypatch):
+    vectors = torch.rand(40, 64, generator=torch.Generator().manual_seed(0)) * 255
+    vectors[[7, 21, 39]] = vectors[2].clone()
+    digests = [str(place) for place in range(38)] + ["5", "6"]
+    wanted = [[2, 7, 21], [5, 38], [6, 39]]
+    assert duplicate_groups(vectors, digests) == wanted
+    monkeypatch.setattr("hf_vit.data.duplicates.BLOCK", 3)
+    assert duplicate_groups(vectors, digests) == wanted
+    assert also_in(vectors[:10], vectors[20:]).nonzero().flatten().tolist() == [2, 7]
+
+
+def test_brightness_and_faint_differences_tell_images_apart():
+    photos = [photo(seed) for seed in range(8)]
+    brighter = photos[0].point(lambda level: min(255, level + 30))
+    faint = [PILImage.fromarray((np.asarray(one) // 64 + 100).astype(np.uint8)) for one in photos]
+    for images in ([*photos, brighter], faint):
+        pixels = torch.stack([torch.from_numpy(np.array(one)).permute(2, 0, 1) for one in images])
+        assert duplicate_groups(thumbnail_vectors(pixels), list("abcdefghi"[: len(images)])) == []
+
+
+def test_bad_input_is_one_clear_error(photos, model, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "there.html").touch()
+    for label in ("cat", "dog"):
+        (tmp_path / "broken" / label).mkdir(parents=True)
+        (tmp_path / "broken" / label / "1.jpg").write_text("nothing")
+    for data, output, flags, message in (
+        ("empty", "page.html", (), "empty holds no files; wanted a folder per class"),
+        (
+            "broken",
+            "page.html",
+            (),
+            r"none of the 2 images can be read; train: row 0 \(.*1.jpg\) cannot be read as an image",
+        ),
+        (photos, "there.html", (), "there.html exists: name another, or pass --overwrite true to replace it"),
+        (photos, "page.pdf", (), "wanted a name that ends in .html"),
+        (photos, "page.html", ("--splits", "train,val"), "the data set has no split 'val', only train, test"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            start(tmp_path / data, tmp_path / output, *flags)
+    assert {file.name for file in tmp_path.iterdir()} == {"empty", "there.html", "broken"}
+
+
+def test_several_labels_are_counted_and_compared_and_not_judged(model, tmp_path):
+    rows = [{"image": photo(seed % 5), "label": [seed % 2] if seed < 5 else [0, 1]} for seed in range(6)]
+    features = Features(image=Image(), label=List(ClassLabel(names=["cat", "dog"])))
+    DatasetDict(train=Dataset.from_list(rows, features)).save_to_disk(tmp_path / "data")
+    start(tmp_path / "data", tmp_path / "page.html")
+    assert duplicates(tmp_path / "page.html") == {frozenset({" cat", " cat;dog"})}
+    with pytest.raises(ValueError, match="--model_name_or_path is for images with one label, and these have several"):
+        start(tmp_path / "data", tmp_path / "other.html", "--model_name_or_path", model)

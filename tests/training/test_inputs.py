@@ -1,0 +1,45 @@
+"""Claims about the images of a run before its first step."""
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+from datasets import DatasetDict, concatenate_datasets
+from image_data import dataset
+
+from hf_vit.training import inputs
+from hf_vit.training.arguments import TrainArguments
+
+
+@pytest.fixture
+def read(tmp_path):
+    """read(**flags) -> (RunData, what was printed) of 20 noisy images to train on and 5 to score, three of which are the same."""
+    images = dataset([0, 1] * 12)
+    scored = concatenate_datasets([images.select([3, 8, 11]), images.select([20, 21])])
+    DatasetDict(train=images.select(range(20)), test=scored).save_to_disk(tmp_path / "data")
+    sizes = "image_size=16,patch_size=8,hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=16"
+    accelerator = SimpleNamespace(is_main_process=True, main_process_first=contextlib.nullcontext)
+
+    def read(**flags):
+        printed = []
+        flags = {
+            "dataset_name": str(tmp_path / "data"),
+            "preset": "tiny-patch16-224",
+            "config_overrides": sizes,
+            **flags,
+        }
+        return inputs.read_data(TrainArguments(**flags), accelerator, printed.append)[0], printed
+
+    return read
+
+
+def test_scored_images_that_are_trained_on_too_are_counted_in_one_line(read):
+    data, printed = read(crop="none")
+    assert data.scored_duplicates == 3
+    assert printed[1:] == ["copies of images to train on among the 5 to score: 3 (audit.py shows them)"]
+
+
+def test_images_that_are_not_in_memory_or_too_many_are_not_compared(read, monkeypatch):
+    assert read(crop="resized", crop_scale=0.5)[0].scored_duplicates is None
+    monkeypatch.setattr(inputs, "MAX_PAIRS", 99)
+    assert read(crop="none")[0].scored_duplicates is None
