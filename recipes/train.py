@@ -257,6 +257,7 @@ def report(run: Run, state: TrainState):
     if not run.accelerator.is_main_process:
         return
     scores, folder, data = reports.publish_model(run), run.folder / "model", run.data
+    reports.write_confusion_matrix(run, scores)
     model, difference = reports.check_saved_model(run)
     samples, log = load_file(run.folder / SAMPLES), reports.read_log(run.folder)
     has_examples = not (data.is_stream or run.args.cache_features or data.spec.processor is not None)
@@ -266,7 +267,8 @@ def report(run: Run, state: TrainState):
     except Exception as error:  # hours of training are worth more than their pictures
         run.print(f"not all pictures could be drawn ({type(error).__name__}: {error})")
     reports.save_example(samples, data.spec, folder)
-    results = reports.collect_results(run, state, scores, difference, skipped)
+    answers = reports.describe_answers(run, scores, difference)
+    results = reports.collect_results(run, state, scores, answers, skipped)
     results["seconds"]["report"] = round(time.monotonic() - began, 1)
     results["warnings"] = find_faults(run.args, log, results)
     write_card(folder, TEMPLATE, results, to_yaml(run.args))
