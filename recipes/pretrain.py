@@ -5,13 +5,12 @@
     python recipes/pretrain.py --config pretrain-fashion-mnist
     python recipes/pretrain.py --dataset_name photos --preset tiny-patch16-224 --teacher_name_or_path facebook/dinov2-base --output_dir runs/distilled
 
-The first two commands belong together: what was learned from all photos is the start of a classifier of those with labels. Data,
-flags, resuming, processes and the run folder are those of train.py (see its --help), without what is of labels
-(`hf_vit.training.pretrain_arguments`). Images need none: any folder of images will do. Where each image has one, an evaluation
-also says how often the k nearest neighbours of an image, by the encoder's features, are of its class. model/ opens as
-`HFViTForPreTraining`, `HFViTModel`, `HFViTForImageClassification` and `HFViTBackbone`; its card shows a few images, what the
-encoder saw of them, and the decoder's answer. Usage and exit codes of pretrain.py
-are those of train.py.
+The first two commands belong together: what was learned from all photos is the start of a classifier of those with labels.
+
+Data, flags, resuming, processes, run folder and exit codes are those of train.py (see its --help), without what is of labels. Images
+need none: any folder of images will do. Where each image has one, an evaluation also gives the accuracy of its k nearest
+neighbours by the encoder's features. model/ opens as `HFViTForPreTraining`, and as `HFViTModel`, `HFViTForImageClassification` and
+`HFViTBackbone`; its card shows a few images, what the encoder sees of them, and the decoder's answer.
 """
 
 import json

@@ -138,33 +138,40 @@ class PreTraining:
     def score(self, run, model) -> Scored | None:
         """The mean loss of the scored images, each with the same mask every time, and the k-NN accuracy of their features."""
         model.eval()
-        answers = self.answer(run, model, self.data.eval_images)
-        votes = None if self.voters is None else self.answer(run, model, self.voters)
-        if answers is None or (self.voters is not None and votes is None):
+        data, voters = self.data, self.voters
+
+        def mean_loss(pixel_values, batch):  # (b, 1), the same for all
+            return self.loss(model, Batch(0, pixel_values, None, batch))[0].expand(len(pixel_values), 1)
+
+        def pooled(pixel_values, _batch):  # (b, D)
+            return model.vit(pixel_values).pooler_output
+
+        questions = [(mean_loss, data.eval_images)]
+        if voters is not None:
+            questions += [(pooled, data.eval_images), (pooled, voters)]
+        answers = [self.ask(run, *question) for question in questions]
+        if any(answer is None for answer in answers):
             return None
-        values, rows = answers  # (n, 1 + D), (n,)
-        metrics = {"loss": values[:, 0].double().mean().item()}
-        if votes is not None:
-            labels = self.data.eval_images.labels[rows], self.voters.labels[votes[1]]
-            metrics["knn_accuracy"] = knn_accuracy(votes[0][:, 1:], labels[1], values[:, 1:], labels[0])
+        losses, rows = answers[0]  # (n, 1), (n,)
+        metrics = {"loss": losses.double().mean().item()}
+        if voters is not None:
+            (_, (features, _), (train, of_train)) = answers
+            labels = data.eval_images.labels[rows]
+            metrics["knn_accuracy"] = knn_accuracy(train, voters.labels[of_train], features, labels)
         return Scored(metrics, rows)
 
-    def answer(self, run, model, images: ImageDataset):
-        """Loss and, with labels, pooled features of all images, (n, 1 + D), and their rows (n,); see `gather_rows`."""
+    def ask(self, run, question, images: ImageDataset):
+        """What `question` gives to all images, (n, K), and their rows (n,); None if a signal came, see `gather_rows`."""
         accelerator = self.accelerator
 
-        def answer_batch(batch):
+        def answer(batch):
             pixel_values = self.data.spec.normalize(batch["images"].to(accelerator.device, non_blocking=True))
             with accelerator.autocast():
-                loss, _ = self.loss(model, Batch(0, pixel_values, None, batch))
-                values = [loss.float().expand(len(pixel_values), 1)]  # (b, 1), the mean of the batch
-                if self.voters is not None:
-                    values.append(model.vit(pixel_values).pooler_output.float())  # (b, D)
-            return torch.cat(values, dim=1)
+                return question(pixel_values, batch).float()
 
         stopped = lambda: run.signals.asked is not None
         batches = own_batches(self.args, accelerator, images)
-        return gather_rows(answer_batch, batches, accelerator, len(images), stopped, self.data.scored)
+        return gather_rows(answer, batches, accelerator, len(images), stopped, self.data.scored)
 
     def merit(self, metrics: dict) -> float:
         return -metrics["loss"]
