@@ -76,6 +76,8 @@ def run(home):
 
     def pretrained(name, *flags, data="photos"):
         words = ["--dataset_name", home / data, "--output_dir", home / name, *FLAGS, *flags]
+        if "--model_name_or_path" in flags:
+            words = [word for word in words if word not in FLAGS[:4]]
         pretrain.main(parse_args([*map(str, words)]), PreTraining, pretrain.report)
         return home / name
 
@@ -122,7 +124,7 @@ def order_of(steps, count=48, size=8):
 def test_a_run_is_a_plain_loop_over_images_and_masks(run, home, tiny_config):
     start = HFViTForPreTraining(tiny_config(decoder_hidden_size=24, decoder_num_attention_heads=2))
     start.save_pretrained(home / "start")
-    folder = run("loop", *PLAIN, "--preset", "", "--model_name_or_path", home / "start")
+    folder = run("loop", *PLAIN, "--model_name_or_path", home / "start")
     model, (images, _), losses = start.train(), pixels_of(home), []
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, betas=(0.9, 0.95), weight_decay=0)
     for epoch, ids in order_of(6):
