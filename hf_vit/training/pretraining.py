@@ -58,7 +58,7 @@ class PreTraining:
         self.teacher = self.voters = self.data = None
 
     def load_rows(self, print_main):
-        """As `load_rows`; images that cannot be read with labels are read without, unless a flag names labels."""
+        """As `load_rows`; what cannot be read with labels is read without, unless a flag names labels, or splits of a folder."""
         args = self.args
         try:
             return load_rows(args)
@@ -66,13 +66,15 @@ class PreTraining:
             if args.streaming or any(getattr(args, flag) is not None for flag in LABEL_FLAGS):
                 raise
             why = error
-        load = lambda split, flag: (
-            load_unlabelled(args.dataset_name, args.dataset_config, split, args.image_column, flag).rows
-        )
-        scored = None if args.eval_split is None else load(args.eval_split, "--eval_split")
-        train = load(args.train_split, "--train_split")
+        source = (args.dataset_name, args.dataset_config)
+        train = load_unlabelled(*source, args.train_split, args.image_column, "--train_split")
+        if "split" not in train.source and (args.eval_split is not None or args.train_split != "train"):
+            raise why  # a folder of images or a list of them, which is one split
+        scored = None
+        if args.eval_split is not None:
+            scored = load_unlabelled(*source, args.eval_split, args.image_column, "--eval_split").rows
         print_main(f"labels are left out, and with them the k-NN accuracy: {why}")
-        splits = prepare_unlabelled(train, scored, args.eval_fraction, args.train_fraction, args.seed)
+        splits = prepare_unlabelled(train.rows, scored, args.eval_fraction, args.train_fraction, args.seed)
         return splits, None, [], args.eval_split or f"part of {args.train_split}"
 
     def build_model(self, labels: list[str], eval_rows):
