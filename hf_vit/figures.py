@@ -56,12 +56,11 @@ def _width(text: str) -> int:
 
 
 def curves(lines: list[dict], unit: str = "nats") -> Figure:
-    """Loss, accuracy, learning rate, gradient norm and speed over the steps of a run, a panel for each that was logged.
+    """Loss in `unit`, accuracy, learning rate, gradient norm and speed over the steps of a run, a panel for each that was logged.
 
     Args:
         lines: of metrics.jsonl: `step` and any of `loss`, `accuracy`, `learning_rate`, `gradient_norm`, `images_per_second`, and
             in the lines of a scoring `eval_loss`, `eval_accuracy`. Accuracies in [0, 1].
-        unit: of the loss.
     """
     known = (
         ("loss", f"loss ({unit})", "loss", "eval_loss"),

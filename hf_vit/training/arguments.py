@@ -14,7 +14,7 @@ from typing import Literal, get_args, get_origin
 
 import yaml
 
-from hf_vit.system.command_line import Parser
+from hf_vit.system.command_line import Parser, RefusedFlag
 from hf_vit.system.recipes_folder import RECIPES
 
 
@@ -331,13 +331,6 @@ DERIVED = (
     "num_train_epochs", "per_device_train_batch_size", "learning_rate", "head_learning_rate", "layer_decay", "eval_epochs",
     "loss", "crop_scale",
 )  # fmt: skip
-
-
-class RefusedFlag(argparse.Action):
-    """A flag of another script: an error, whose reason is `const`."""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        parser.error(f"{option_string} {self.const}")
 
 
 def build_parser(text: str | None = None, kind: type[TrainArguments] = TrainArguments) -> Parser:

@@ -167,6 +167,7 @@ def teacher(home, tiny_config, randomize):
 
 def test_a_teachers_features_are_learned_as_by_a_plain_loop(run, home, teacher):
     flags = (*PLAIN, "--teacher_name_or_path", teacher, "--max_train_steps", "24", "--checkpoints_total_limit", "99")
+    flags += ("--gradient_checkpointing", "true")
     folder = run("distilled", *flags)
     losses = [value for _, value in lines_of(folder)]
     assert np.mean(losses[-4:]) < 0.95 * np.mean(losses[:4])
@@ -267,6 +268,12 @@ def test_images_in_no_class_folders_are_learned_from_too(run, capsys):
     assert results_of(folder)["data"]["labels"] == []
 
 
+def test_a_stream_is_learned_from_and_its_neighbours_are_not_asked(run):
+    folder = run("stream", "--streaming", "true", "--stream_lanes", "1")
+    assert set(results_of(folder)["metrics"]) == {"loss", "step", "epoch"}
+    assert len(lines_of(folder)) == 6
+
+
 def test_a_folder_opens_as_every_model_and_has_a_card(plain, run, capsys):
     encoder = load_file(plain / "model" / "model.safetensors")["vit.layers.1.mlp.fc1.weight"]
     for kind in (HFViTForPreTraining, HFViTForImageClassification, HFViTBackbone, HFViTModel):
@@ -320,7 +327,7 @@ def test_a_flag_that_is_of_labels_is_refused(flags, sentence, capsys, tmp_path):
     [
         (["--mask_ratio", "0"], "leaves 16 of 16 patches visible; wanted at least one visible and one masked"),
         (["--mask_ratio", "0.99"], "leaves 0 of 16 patches visible"),
-        (["--image_size", "18"], "18"),
+        (["--image_size", "18"], "patch_size 4 does not divide image_size 18"),
         (["--label_column", "nowhere"], "there is no such column"),
         (["--train_split", "nowhere"], "the data set has no split 'nowhere'; it has train, validation"),
     ],
