@@ -28,6 +28,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--run", type=Path, required=True, help="folder of a finished run of pretrain.py, from scratch")
     flag("--sizes", nargs="+", type=int, default=[250, 1000, 5000], help="labelled images, as many of each class")
     flag("--epochs", nargs="+", type=int, default=[50, 200], help="passes over them")
+    flag("--batch_size", type=int, default=50, help="images a step")
     flag("--learning_rates", nargs="+", type=float, default=[5e-4, 1e-3, 2e-3], help="of AdamW")
     flag("--seeds", type=int, default=3, help="runs of each")
     flag("--output_file", type=Path, required=True, help="JSON file of the runs; those in it are kept")
@@ -67,8 +68,8 @@ def main(args: argparse.Namespace):
         what = {"start": start, "size": size, "num_train_epochs": epochs, "learning_rate": rate, "seed": seed}
         if any(what.items() <= run.items() for run in runs):
             continue
-        how = {"learning_rate": rate, "num_train_epochs": epochs, "seed": seed, "shots": size // classes}
-        result = fine_tune(**data, **starts[start], **how)
+        how = {"learning_rate": rate, "num_train_epochs": epochs, "per_device_train_batch_size": args.batch_size}
+        result = fine_tune(**data, **starts[start], **how, seed=seed, shots=size // classes)
         date = datetime.date.today().isoformat()
         runs.append({**what, **result, "date": date, **environment_info(DEVICE.type, 1, result["mixed_precision"])})
         print(json.dumps(runs[-1]), flush=True)
