@@ -23,7 +23,7 @@ from hf_vit.data.sampling import epoch_batches
 from hf_vit.data.sources import load_splits
 from hf_vit.evaluation.probes import knn_accuracy
 from hf_vit.system import hardware
-from hf_vit.training import arguments, inputs
+from hf_vit.training import arguments, inputs, run_folder
 from hf_vit.training.defaults import fill_defaults
 from hf_vit.training.masking import masking_noise
 from hf_vit.training.pretrain_arguments import parse_args
@@ -75,6 +75,8 @@ def run(home):
     yield pretrained
     for number, handler in handlers.items():
         signal.signal(number, handler)
+    for file in run_folder._locked:
+        file.close()
 
 
 @pytest.fixture(scope="module")
