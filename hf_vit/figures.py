@@ -25,7 +25,7 @@ NAMED, COUNTED = 40, 12  # classes up to which a confusion matrix names them all
 LONGEST = 18  # characters of a class name; those of Chinese, Japanese and Korean count twice
 FLAT = 0.01  # a map whose numbers differ by less, relative to the largest, says nothing
 BESIDE = 6  # maps beside an image; more go into further lines
-SHARES = ("accuracy", "mean average precision")  # panels of the curves whose values lie in [0, 1]
+SHARES = ("accuracy", "k-NN accuracy", "mean average precision")  # panels of the curves whose values lie in [0, 1]
 METHODS = {  # those of `attention_maps` with one map an image
     "mean": "attention, last layer",
     "rollout": "rollout",
@@ -63,16 +63,17 @@ def _picture_panels(figure: Figure, rows: int, columns: int) -> np.ndarray:
     return panels
 
 
-def curves(lines: list[dict]) -> Figure:
-    """Loss, accuracy, learning rate, gradient norm and speed over the steps of a run, a panel for each that was logged.
+def curves(lines: list[dict], unit: str = "nats") -> Figure:
+    """Loss in `unit`, accuracy, learning rate, gradient norm and speed over the steps of a run, a panel for each that was logged.
 
     Args:
         lines: of metrics.jsonl: `step` and any of `loss`, `accuracy`, `learning_rate`, `gradient_norm`, `images_per_second`, and
             in the lines of a scoring `eval_loss`, `eval_accuracy`. Accuracies in [0, 1].
     """
     known = (
-        ("loss", "loss (nats)", "loss", "eval_loss"),
+        ("loss", f"loss ({unit})", "loss", "eval_loss"),
         ("accuracy", "accuracy", "accuracy", "eval_accuracy"),
+        ("k-NN accuracy", "accuracy", None, "eval_knn_accuracy"),
         ("mean average precision", "mAP", None, "eval_mean_average_precision"),
         ("learning rate", "learning rate", "learning_rate", None),
         ("gradient norm", "norm before clipping", "gradient_norm", None),

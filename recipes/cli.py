@@ -20,6 +20,7 @@ from pathlib import Path
 RECIPES = Path(__file__).resolve().parent
 COMMANDS = {
     "train": "train or fine-tune a model on images",
+    "pretrain": "learn from images without labels",
     "eval": "evaluate a model, or probe its features",
     "audit": "look for duplicates, broken images and wrong labels",
     "predict": "label all images of a folder",

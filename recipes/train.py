@@ -30,20 +30,11 @@ import sys
 import time
 from pathlib import Path
 
-
-def leave_at_once(*_):
-    os.write(2, b"stopped before anything was begun\n")
-    os._exit(75)
+from command_line import Parser, answer_signals, import_light
 
 
 if __name__ == "__main__":  # the imports take seconds
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, leave_at_once)
-
-from command_line import Parser, import_light
-
-
-if __name__ == "__main__":
+    answer_signals()
     ARGUMENTS = import_light("hf_vit.training.arguments").parse_args(sys.argv[1:], __doc__)
     paths = ("dataset_name", "model_name_or_path", "teacher_name_or_path")
     Parser.refuse_mistyped_paths(**{flag: getattr(ARGUMENTS, flag) for flag in paths})
@@ -59,6 +50,7 @@ from hf_vit.system.files import write_text
 from hf_vit.system.run_files import SAMPLES
 from hf_vit.training import report as reports
 from hf_vit.training.arguments import TrainArguments, to_yaml
+from hf_vit.training.classification import Classification
 from hf_vit.training.conclusion import closing_lines, find_faults
 from hf_vit.training.defaults import keep_defaults
 from hf_vit.training.distributed import (
@@ -70,7 +62,6 @@ from hf_vit.training.distributed import (
     watch_for_failures,
 )
 from hf_vit.training.inputs import Prefetcher, seed_micro_batch
-from hf_vit.training.losses import count_correct
 from hf_vit.training.optimizers import clip_gradients, is_finite, learning_rate, set_learning_rate
 from hf_vit.training.progress import ProgressBar
 from hf_vit.training.run import Run, build_run, print_main, start_or_resume
@@ -85,7 +76,13 @@ TEMPLATE = Path(__file__).resolve().with_name("model_card.md")
 SECONDS_BETWEEN_CHECKPOINTS = 300
 
 
-def main(args: TrainArguments):
+def main(args: TrainArguments, task, report):
+    """A run, from its start or its last checkpoint to its report.
+
+    Args:
+        task: the class of what is learned, such as `Classification`.
+        report: called with the trained run and its state.
+    """
     signals, began = Signals(), time.monotonic()
     refuse_nested_folders(args.dataset_name, args.output_dir)
     accelerator = set_up_accelerator(args)
@@ -99,7 +96,7 @@ def main(args: TrainArguments):
 
     if saved is not None:
         keep_defaults(args, saved["config"])
-    run = build_run(args, accelerator, signals, began)
+    run = build_run(args, task(args, accelerator), accelerator, signals, began)
     state = start_or_resume(run, saved, tensors)
     del tensors  # as large as the model and its optimizers
     if not run.data.selects_best:
@@ -186,20 +183,21 @@ def forward_backward(run: Run, state: TrainState, batches: Prefetcher):
     sums, ids = torch.zeros(3, device=device), []
     for number in range(run.batches.accumulation):
         waited = time.monotonic()
-        state.epoch, inputs, targets, rows = next(batches)
+        batch = next(batches)
+        state.epoch = batch.epoch
         state.seconds["input"] += time.monotonic() - waited
-        ids.append(rows["index"])
+        ids.append(batch.rows["index"])
         other_size = {"interpolate_pos_encoding": True} if state.step < run.batches.first_stage_steps else {}
         seed_micro_batch(args.seed, state.step, number, run.accelerator.process_index)
         with run.accelerator.accumulate(run.model):
-            loss, logits = run.criterion(run.model, inputs, targets, **other_size)
+            loss, outputs = run.task.loss(run.model, batch, **other_size)
             run.accelerator.backward(loss)
         if device.type == "cuda":  # read and augment while the device works
             batches.prefetch()
         with torch.no_grad():
-            correct = count_correct(logits, rows["labels"])
-            count = torch.full_like(correct, len(targets))
-            sums += torch.stack([loss.detach().float() * len(targets), correct, count])
+            correct = run.task.count_correct(outputs, batch)
+            count = torch.full_like(correct, len(batch.inputs))
+            sums += torch.stack([loss.detach().float() * len(batch.inputs), correct, count])
     return sums, clip_gradients(run.accelerator, run.model, args.max_grad_norm), torch.cat(ids)
 
 
@@ -259,6 +257,7 @@ def report(run: Run, state: TrainState):
     if not run.accelerator.is_main_process:
         return
     scores, folder, data = reports.publish_model(run), run.folder / "model", run.data
+    reports.write_confusion_matrix(run, scores)
     model, difference = reports.check_saved_model(run)
     samples, log = load_file(run.folder / SAMPLES), reports.read_log(run.folder)
     has_examples = not (data.is_stream or run.args.cache_features or data.spec.processor is not None)
@@ -268,7 +267,8 @@ def report(run: Run, state: TrainState):
     except Exception as error:  # hours of training are worth more than their pictures
         run.print(f"not all pictures could be drawn ({type(error).__name__}: {error})")
     reports.save_example(samples, data.spec, folder)
-    results = reports.collect_results(run, state, scores, difference, skipped)
+    answers = reports.describe_answers(run, scores, difference)
+    results = reports.collect_results(run, state, scores, answers, skipped)
     results["seconds"]["report"] = round(time.monotonic() - began, 1)
     results["warnings"] = find_faults(run.args, log, results)
     write_card(folder, TEMPLATE, results, to_yaml(run.args))
@@ -290,6 +290,6 @@ def leave(run: Run, stop_watching, code: int):
 
 if __name__ == "__main__":
     try:
-        main(ARGUMENTS)
+        main(ARGUMENTS, Classification, report)
     except Exception as error:
         exit_with_error(error)

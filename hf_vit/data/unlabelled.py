@@ -5,9 +5,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import torch
-from datasets import Dataset, DatasetInfo, Features, Image
+from datasets import ClassLabel, Dataset, DatasetDict, DatasetInfo, Features, Image
 
 from hf_vit.data.columns import find_image_column
 from hf_vit.data.decoding import decode_rows, stack_images
@@ -16,6 +17,7 @@ from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_files import AllowedFiles, RestrictedImage, allowed_files
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.sources import EMBEDDED, FILE_FORMATS, TABLES, load_splits
+from hf_vit.data.splits import stratified_holdout, stratified_subset
 
 
 FIND_SUFFIXES = {*IMAGE_SUFFIXES, *UNREAD_SUFFIXES}  # those that are not read are named as unreadable
@@ -71,8 +73,35 @@ class UnlabelledImages(ImageDataset):
         return {"images": images, "index": index, "unreadable": unreadable, "errors": []}
 
 
+def prepare_unlabelled(
+    train: Dataset, scored: Dataset | None, eval_fraction: float, train_fraction: float, seed: int
+) -> DatasetDict:
+    """The splits "train" and "eval" as `prepare_splits` gives them, of images without labels: all are of one class.
+
+    Args:
+        train, scored: a column `image`, undecoded; of `scored` None, `eval_fraction` of the others is held out.
+    """
+    as_one_class = lambda rows: rows.add_column(
+        "label", np.zeros(len(rows), int), feature=ClassLabel(names=["image"])
+    ).add_column("row", np.arange(len(rows)))
+    train = as_one_class(train)
+    if scored is None:
+        held_out = stratified_holdout(np.zeros(len(train), int), eval_fraction, seed)
+        train, scored = train.select(np.setdiff1d(np.arange(len(train)), held_out)), train.select(held_out)
+    else:
+        scored = as_one_class(scored)
+    if train_fraction < 1:
+        kept = stratified_subset(np.zeros(len(train), int), ["image"], train_fraction, None, seed)
+        train = train.select(kept)
+    return DatasetDict(train=train, eval=scored)
+
+
 def load_unlabelled(
-    name: str, config: str | None = None, split: str | None = None, image_column: str | None = None
+    name: str,
+    config: str | None = None,
+    split: str | None = None,
+    image_column: str | None = None,
+    flag: str = "--split",
 ) -> UnlabelledRows:
     """The images that `name` stands for; labels are ignored.
 
@@ -80,6 +109,7 @@ def load_unlabelled(
         name: a folder with images in it or below it; an image file; a text file that names an image file a line, whose
             relative paths start at the text file's folder; or a data set, as `load_splits` takes it.
         split: of a data set; needed if it has several.
+        flag: what errors call it.
 
     Raises:
         ValueError: if there are no images, or the data set, its split or its column of images cannot be found.
@@ -98,13 +128,13 @@ def load_unlabelled(
             raise ValueError(f"{path} holds no images: wanted files such as .jpg or .png in it or in folders below it")
     splits = load_splits(name, config)
     if split is None and len(splits) > 1:
-        raise ValueError(f"{name} has the splits {', '.join(splits)}: name one with --split")
+        raise ValueError(f"{name} has the splits {', '.join(splits)}: name one with {flag}")
     split = next(iter(splits)) if split is None else split
     if split not in splits:
-        raise ValueError(f"{name} has no split {split!r}; it has {', '.join(splits)}: name one of them with --split")
+        raise ValueError(f"{name} has no split {split!r}; it has {', '.join(splits)}: name one of them with {flag}")
     rows = splits[split]
     if len(rows) == 0:
-        raise ValueError(f"{name} has no images in its split {split!r}: name another with --split")
+        raise ValueError(f"{name} has no images in its split {split!r}: name another with {flag}")
     files = [(file["filename"], os.stat(file["filename"])) for file in rows.cache_files]
     source = {
         "dataset": name if name in EMBEDDED or not path.exists() else str(path.resolve()),

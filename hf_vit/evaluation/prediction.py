@@ -91,33 +91,45 @@ def _layer_mean(model, hidden_states, layer: int, pixel_values: torch.Tensor) ->
     return layers[layer][:, -num_patches:].mean(dim=1)
 
 
-@torch.no_grad()
 def predict(
     model, batches, spec, accelerator, count: int, features: bool = False, stopped=lambda: False, split: str = ""
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Logits (n, L) in float32, or the features (n, D) that the head reads, and the row number of each, (n,) rising.
+    """Logits (n, L) in float32, or the features (n, D) that the head reads, and the row number of each: see `gather_rows`.
+
+    Args:
+        spec: the `ImageSpec` of the model's images.
+    """
+    with BatchPredictor(model, spec, accelerator, features) as predict_batch:
+        answer = lambda batch: predict_batch(batch["images"])  # (b, L or D)
+        return gather_rows(answer, batches, accelerator, count, stopped, split)
+
+
+@torch.no_grad()
+def gather_rows(
+    answer, batches, accelerator, count: int, stopped=lambda: False, split: str = ""
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """What a model answers to images, (n, K), and the row number of each, (n,) rising.
 
     Every process gets all of them, each row once, however the rows are shared out. n is `count` unless images were skipped.
 
     Args:
+        answer: gives the answers (b, K) to a batch, in float32.
         batches: this process's share, dicts of `images` uint8 (b, C, H, W) and `index` (b,); shares do not overlap.
-        spec: the `ImageSpec` of the model's images.
         stopped: asked before each batch; if it is True on any process, None is returned.
         split: what the images are, for the error.
 
     Raises:
-        ValueError: if no image can be read, or if a logit or feature is not finite.
+        ValueError: if no image can be read, or if an answer is not finite.
     """
     table, seen = None, torch.zeros(count, device=accelerator.device)
-    with BatchPredictor(model, spec, accelerator, features) as predict_batch:
-        for batch in batches:
-            if stopped():
-                break
-            values = predict_batch(batch["images"])  # (b, L or D)
-            if table is None:
-                table = torch.zeros(count, values.shape[1], device=accelerator.device)
-            index = batch["index"].to(accelerator.device)
-            table[index], seen[index] = values, 1.0
+    for batch in batches:
+        if stopped():
+            break
+        values = answer(batch)  # (b, K)
+        if table is None:
+            table = torch.zeros(count, values.shape[1], device=accelerator.device)
+        index = batch["index"].to(accelerator.device)
+        table[index], seen[index] = values, 1.0
     if accelerator.reduce(torch.tensor(float(stopped()), device=accelerator.device), reduction="sum") > 0:
         return None
     if accelerator.num_processes > 1:

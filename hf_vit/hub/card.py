@@ -119,6 +119,31 @@ def write_card(
     return folder / "README.md"
 
 
+def write_pretraining_card(folder: Path, template: Path, results: dict, config: str) -> Path:
+    """Write README.md beside a model that was trained without labels; see `write_card`."""
+    results, config = without_paths(results, config)
+    title = f"Vision Transformer pre-trained on {printable(Path(results['data']['name']).name) or 'images'}"
+    metadata = ModelCardData(
+        library_name="transformers", pipeline_tag="image-feature-extraction", tags=["hf_vit", "vision"]
+    )
+    settings = yaml.safe_load(config)
+    card = ModelCard.from_template(
+        metadata,
+        template_path=str(template),
+        title=inline(title),
+        results=inline_all(results),
+        settings=inline_all(settings),
+        command=printable(results["command"]),
+        source=json.dumps(str(folder)),
+        checksum=checksum(weights_file(folder)),
+        pictures={file.stem for file in (folder / "figures").glob("*.png")},
+        versions=inline(", ".join(f"{package} {number}" for package, number in results["versions"].items())),
+        config=config,
+    )
+    (folder / "README.md").write_text(card.content, encoding="utf-8")
+    return folder / "README.md"
+
+
 def _percentages(row: dict) -> dict:
     """A row of `per_class` of several labels an image, as the card shows it."""
     percent = lambda value: "-" if value is None else f"{value:.2%}"

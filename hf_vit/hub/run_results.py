@@ -63,6 +63,10 @@ def read_run(run: Path) -> tuple[dict, str]:
     if (run / "config.json").is_file():
         raise ValueError(f"{run} is the folder of a model: wanted that of its run, such as {run.resolve().parent}")
     missing = [name for name in (*TRAINING_FILES, "model/config.json") if not (run / name).is_file()]
+    if missing and (run / "config.yaml").is_file() and "\nmask_ratio: " in read_redacted(run / "config.yaml"):
+        raise ValueError(
+            f"{run} was trained without labels, and has no classifier to share: fine-tune it with train.py"
+        )
     if missing:
         unfinished = "is not finished (the command that began it resumes it)"
         state = unfinished if (run / "config.yaml").is_file() else "is not a run"

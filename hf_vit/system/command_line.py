@@ -197,6 +197,13 @@ class Parser(argparse.ArgumentParser):
                 sys.exit(f"error: {name} {wrong}")
 
 
+class RefusedFlag(argparse.Action):
+    """A flag of another script: an error, whose reason is `const`."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        parser.error(f"{option_string} {self.const}")
+
+
 def number(text: str) -> float:
     with contextlib.suppress(ValueError):
         if math.isfinite(value := float(text)):

@@ -14,7 +14,7 @@ from typing import Literal, get_args, get_origin
 
 import yaml
 
-from hf_vit.system.command_line import Parser
+from hf_vit.system.command_line import Parser, RefusedFlag
 from hf_vit.system.recipes_folder import RECIPES
 
 
@@ -38,6 +38,9 @@ def argument(default, help):
 @dataclass
 class TrainArguments:
     """Every number of a run. The architecture has its own home, HFViTConfig; `preset` and `config_overrides` reach it."""
+
+    groups = GROUPS
+    refused = {}  # fields that are no flags of a script, and why
 
     dataset_name: str | None = argument(
         None, "Hub id, local folder or file, or `fashion-mnist-mini`, which lies in recipes/data"
@@ -330,24 +333,28 @@ DERIVED = (
 )  # fmt: skip
 
 
-def build_parser(text: str | None = None) -> Parser:
-    """The flags of `recipes/train.py`, whose docstring `text` is; those of TrainArguments in their groups."""
+def build_parser(text: str | None = None, kind: type[TrainArguments] = TrainArguments) -> Parser:
+    """The flags of a script, whose docstring `text` is; the fields of `kind` in their groups."""
     parser = Parser(text, "[--config PRESET] [--flag value ...]; --help lists the flags", accelerated=True)
     group = parser
     group.add_argument(
         "--config", metavar="PRESET", help="preset of recipes/configs, such as demo, or a YAML file of flags"
     )
-    for field_ in dataclasses.fields(TrainArguments):
-        if field_.name in GROUPS:
-            group = parser.add_argument_group(GROUPS[field_.name])
-        kind = field_.type
-        literal = next((part for part in (kind, *get_args(kind)) if get_origin(part) is Literal), None)
+    for field_ in dataclasses.fields(kind):
+        if field_.name in kind.groups:
+            group = parser.add_argument_group(kind.groups[field_.name])
+        if field_.name in kind.refused:
+            reason = dict(const=kind.refused[field_.name], nargs="?", default=field_.default, help=argparse.SUPPRESS)
+            parser.add_argument(f"--{field_.name}", action=RefusedFlag, **reason)
+            continue
+        of_value = field_.type
+        literal = next((part for part in (of_value, *get_args(of_value)) if get_origin(part) is Literal), None)
         if literal is not None:  # or `Literal[...] | None`
             options = dict(choices=get_args(literal))
-        elif kind is bool:
+        elif of_value is bool:
             options = dict(type=bool, nargs="?", const=True, metavar="true|false")
         else:
-            options = dict(type=next(iter(get_args(kind)), kind))  # `int | None`, or `int`
+            options = dict(type=next(iter(get_args(of_value)), of_value))  # `int | None`, or `int`
         group.add_argument(f"--{field_.name}", default=field_.default, help=field_.metadata["help"], **options)
         if field_.default is True:
             negation = dict(dest=field_.name, action="store_false", help=argparse.SUPPRESS)
@@ -355,24 +362,28 @@ def build_parser(text: str | None = None) -> Parser:
     return parser
 
 
-def parse_args(argv: list[str], text: str | None = None) -> TrainArguments:
+def parse_args(
+    argv: list[str], text: str | None = None, kind: type[TrainArguments] = TrainArguments
+) -> TrainArguments:
     """Flags of `recipes/train.py` -> TrainArguments. `--config` is read first, so that a flag overrides its line.
 
     The YAML goes through the same parser as the flags, so `3e-4` is a float in both and a choice is checked in both.
 
     Args:
         text: for --help.
+        kind: of another script.
 
     Raises:
         SystemExit: with a message that names the key, for an unknown or ill-typed one.
     """
-    parser = build_parser(text)
+    parser = build_parser(text, kind)
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     config, flags = first.parse_known_args(parser.with_underscores(argv))
-    values = vars(parser.parse_args([*read_yaml(config.config, parser), *flags]))
+    known = {field_.name for field_ in dataclasses.fields(kind)}
+    values = vars(parser.parse_args([*read_yaml(config.config, parser, known), *flags]))
     del values["config"]
-    args = TrainArguments(**values)
+    args = kind(**values)
     if args.dataset_name is None or args.output_dir is None:
         missing = [f"--{name}" for name in ("dataset_name", "output_dir") if getattr(args, name) is None]
         parser.error(f"{' and '.join(missing)} must be given, as a flag or in --config")
@@ -426,7 +437,7 @@ def preset_file(name: str, parser: Parser) -> Path:
     parser.error(f"--config {name}: no such file, and no preset of that name; {meant}")
 
 
-def read_yaml(name: str | None, parser: Parser) -> list[str]:
+def read_yaml(name: str | None, parser: Parser, known: set[str]) -> list[str]:
     """A flat YAML mapping, a file or a preset -> the same as flags, `["--seed=1", ...]`; null leaves the default."""
     if name is None:
         return []
@@ -440,7 +451,6 @@ def read_yaml(name: str | None, parser: Parser) -> list[str]:
         parser.error(
             f"--config {path}: wanted flat `key: value` lines, but found {nested if nested is not True else preset!r}"
         )
-    known = {field_.name for field_ in dataclasses.fields(TrainArguments)}
     for key in map(str, preset):
         if key.replace("-", "_") not in known:
             meant = re.sub(r"--(\w+)", r"'\1'", parser.meant_by(key))
@@ -450,14 +460,15 @@ def read_yaml(name: str | None, parser: Parser) -> list[str]:
 
 def to_yaml(args: TrainArguments) -> str:
     """Every key that decides the run, as a preset file holds it; `--config` on it gives the same run."""
-    resolved = {key: value for key, value in dataclasses.asdict(args).items() if value is not None}
+    values = dataclasses.asdict(args)
+    resolved = {key: value for key, value in values.items() if value is not None and key not in args.refused}
     del resolved["overwrite"], resolved["resume"]  # consent to replace one folder, once; and where to go on this time
     return yaml.safe_dump(resolved, sort_keys=False)
 
 
 def changed_arguments(saved: dict, args: TrainArguments) -> list[str]:
     """How `args` differ from those of a run, as `to_yaml` wrote them, a sentence each; what is `RESUME_MUTABLE` may differ."""
-    defaults, now, found = dataclasses.asdict(TrainArguments()), yaml.safe_load(to_yaml(args)), []
+    defaults, now, found = dataclasses.asdict(type(args)()), yaml.safe_load(to_yaml(args)), []
     for name in dict.fromkeys((*saved, *now)):
         was, value = saved.get(name, defaults.get(name)), now.get(name)
         derived = name in DERIVED and value is None  # the run chose it itself

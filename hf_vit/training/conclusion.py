@@ -8,6 +8,7 @@ from hf_vit.data.splits import describe_scored
 from hf_vit.evaluation.scores import headline
 from hf_vit.system.command_line import from_here, shell_line
 from hf_vit.training.arguments import TrainArguments
+from hf_vit.training.pretrain_arguments import PretrainArguments
 from hf_vit.training.run import Run
 
 
@@ -85,13 +86,43 @@ def next_command(run: Run, script: str) -> str:
 def closing_lines(run: Run, results: dict, script: str) -> str:
     """The last lines of a run: its accuracy or mean average precision, the card, the pictures, and what to do next; before them, its faults."""
     name, value = headline(results["metrics"])
-    folder, (low, high) = run.folder / "model", results["intervals"][name]
-    pictures, seconds = len(list((folder / "figures").glob("*.png"))), results["seconds"]["report"]
+    low, high = results["intervals"][name]
+    scored = f"{name.replace('_', ' ')} on {describe_scored(run.data.scored)}"
+    said = f"{scored}: {value:.2%} (95% interval {low:.2%} to {high:.2%})"
+    return _closing_lines(run, results, said, next_command(run, script))
+
+
+def _closing_lines(run: Run, results: dict, said: str, following: str) -> str:
+    folder, seconds = run.folder / "model", results["seconds"]["report"]
+    pictures = len(list((folder / "figures").glob("*.png")))
     lines = [
         *(f"WARNING: {fault}" for fault in results["warnings"]),
-        f"{name.replace('_', ' ')} on {describe_scored(run.data.scored)}: {value:.2%} (95% interval {low:.2%} to {high:.2%}); "
-        f"the model is in {folder}",
+        f"{said}; the model is in {folder}",
         f"its card is {folder / 'README.md'}, with {pictures} pictures in {folder / 'figures'}; {seconds:.0f} s to check and draw",
-        f"next: {next_command(run, script)}",
+        f"next: {following}",
     ]
     return "\n".join(lines)
+
+
+def find_pretraining_faults(args: PretrainArguments, results: dict) -> list[str]:
+    """A sentence for each reason not to go on from a model that was trained without labels."""
+    loss = results["metrics"]["loss"]
+    if not (args.norm_pix_loss or args.teacher_name_or_path) or loss < 1:
+        return []
+    return [
+        f"Nothing was learned: the loss is {loss:.3g}, and 1 for an answer that is always 0. Train for longer, or with another "
+        f"--learning_rate than {args.learning_rate:g}."
+    ]
+
+
+def pretraining_lines(run: Run, results: dict, script: str) -> str:
+    """The last lines of a run without labels: what was scored, and the command that fine-tunes the model.
+
+    Args:
+        script: the path of pretrain.py.
+    """
+    words = ["--dataset_name", run.args.dataset_name, "--model_name_or_path", run.folder / "model"]
+    words += ["--output_dir", f"{run.folder}-finetuned"]
+    following = shell_line(Path(script).resolve().with_name("train.py"), *words)
+    said = run.task.describe(results["metrics"], describe_scored(run.data.scored))
+    return _closing_lines(run, results, said, following)

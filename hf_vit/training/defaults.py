@@ -13,16 +13,20 @@ same decay; LoRA's own runs lie between 2e-4 and 5e-4 (arXiv 2106.09685, tables 
 import math
 
 from hf_vit.training.arguments import DERIVED, TrainArguments, check_ranges
+from hf_vit.training.pretrain_arguments import PretrainArguments
 
 
 LOSSES = ("cross_entropy", "binary_cross_entropy", "asymmetric")
 FEWEST_STEPS = 150
 EPOCHS = 10.0
+# Pre-training goes on improving for hundreds of epochs (arXiv 2111.06377, figure 7).
+PRETRAINING_IMAGES, PRETRAINING_EPOCHS = 500_000, 400.0
 # Learning rate, that of the head, and layer decay. The rates are those of a network one unit wide.
 RATES = {
     "full": (0.08, 1.0, 0.75),
     "lora": (0.25, 1.0, 1.0),
     "probe": (1.0, 1.0, 1.0),
+    "pretraining": (0.128, 0.128, 1.0),
 }
 # Below so many images, a backbone and its low-rank updates learn at a rate that falls with the root of their number: at full rates,
 # LoRA on 30 images fell below the probe of the same checkpoint, on both data sets.
@@ -32,7 +36,9 @@ CROP_SCALE = 0.64
 
 
 def training_method(args: TrainArguments) -> str:
-    """ "scratch", "full", "lora" or "probe"."""
+    """ "scratch", "full", "lora", "probe", or "pretraining" without labels."""
+    if isinstance(args, PretrainArguments):
+        return "pretraining"
     if args.model_name_or_path is None:
         return "scratch"
     return "probe" if args.freeze_backbone else "lora" if args.lora_rank > 0 else "full"
@@ -53,7 +59,7 @@ def default_rates(method: str, images: int | None, hidden_size: int) -> tuple[fl
     if method == "scratch":
         return 1e-3, 1e-3, 1.0
     rate, head_rate, layer_decay = RATES[method]
-    if method != "probe" and images is not None:
+    if method in ("full", "lora") and images is not None:
         rate *= min(1.0, math.sqrt(images / FULL_RATE_IMAGES))
     return float(f"{rate / hidden_size:.2g}"), float(f"{head_rate / hidden_size:.2g}"), layer_decay
 
@@ -64,7 +70,7 @@ def default_batch_size(method: str, images: int | None, processes: int = 1) -> i
     Args:
         images: to train on; None for a stream.
     """
-    if method == "scratch" or images is None:
+    if method in ("scratch", "pretraining") or images is None:
         return 64
     per_step = 2 ** int(math.log2(max(images, 512) / 32))
     return max(2, min(64, per_step // processes))  # mixup blends two
@@ -73,8 +79,11 @@ def default_batch_size(method: str, images: int | None, processes: int = 1) -> i
 def default_epochs(method: str, images: int, images_per_step: int) -> float:
     """Passes over the training set: 10, and more where these are few steps.
 
-    From scratch as many, up to 100, as show 20,000 images; else as many as make `FEWEST_STEPS`.
+    From scratch as many, up to 100, as show 20,000 images; without labels as many, up to 400, as show 500,000; else as many as
+    make `FEWEST_STEPS`.
     """
+    if method == "pretraining":
+        return max(EPOCHS, min(PRETRAINING_EPOCHS, float(PRETRAINING_IMAGES // images)))
     if method == "scratch":
         return max(EPOCHS, min(100.0, 20_000 / images))
     return max(EPOCHS, FEWEST_STEPS / max(1, images // images_per_step))
@@ -127,6 +136,7 @@ def keep_defaults(args: TrainArguments, saved: dict):
 def describe_training(args: TrainArguments, steps: int, images_per_step: int) -> str:
     """How the run trains, in a line."""
     what = {"scratch": "from scratch", "full": "fine-tuning", "lora": "LoRA", "probe": "the head alone"}
+    what["pretraining"] = "masked autoencoding" if args.teacher_name_or_path is None else "feature distillation"
     decay = f" (layer decay {args.layer_decay:g})" if args.layer_decay < 1 else ""
     head = f", of the head {args.head_learning_rate:g}" if args.head_learning_rate is not None else ""
     return (

@@ -16,9 +16,9 @@ from hf_vit.model.modeling_hf_vit import HFViTModel
 from hf_vit.training.losses import TeacherImages
 
 
-def patch_features(model: HFViTModel, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def patch_features(model: HFViTModel, pixel_values: torch.Tensor, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
     """The pooled vector (B, D) and the features of the patches as a map (B, D, h, w)."""
-    outputs = model(pixel_values)
+    outputs = model(pixel_values, **kwargs)
     patches = outputs.last_hidden_state[:, model.config.num_prefix_tokens :]  # (B, T, D) -> (B, N, D)
     grid = model.embeddings.patch_embeddings.grid_size(pixel_values)
     return outputs.pooler_output, patches.transpose(1, 2).unflatten(2, grid)  # (B, N, D) -> (B, D, h, w)
@@ -63,7 +63,14 @@ class FeatureDistillation(nn.Module):
         self.pooled_projection = nn.Linear(student.config.pooled_size, teacher_widths[0])
         self.patch_projection = nn.Linear(student.config.hidden_size, teacher_widths[1])
 
-    def forward(self, pixel_values, teacher_pooled, teacher_patches):
+    def gradient_checkpointing_enable(self, options: dict):
+        self.vit.gradient_checkpointing_enable(options)
+
+    def save_pretrained(self, folder):
+        """The student alone."""
+        self.vit.save_pretrained(folder)
+
+    def forward(self, pixel_values, teacher_pooled, teacher_patches, **kwargs):
         """The loss (), the mean of two mean squared errors: of the pooled vector, and of the patches.
 
         Args:
@@ -71,7 +78,7 @@ class FeatureDistillation(nn.Module):
             teacher_pooled: (B, D) of the teacher.
             teacher_patches: (B, D, h, w); another grid than the student's is resampled to it, bilinear and antialiased.
         """
-        pooled, patches = patch_features(self.vit, pixel_values)
+        pooled, patches = patch_features(self.vit, pixel_values, **kwargs)
         if teacher_patches.shape[2:] != patches.shape[2:]:
             teacher_patches = nn.functional.interpolate(
                 teacher_patches, size=patches.shape[2:], mode="bilinear", antialias=True

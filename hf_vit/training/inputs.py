@@ -5,13 +5,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from hf_vit.data.augment import augment, mix
-from hf_vit.data.columns import count_labels, has_several_labels
+from hf_vit.data.augment import augment
+from hf_vit.data.columns import count_labels
 from hf_vit.data.duplicates import also_in, thumbnail_vectors
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of, training_image_spec
@@ -22,9 +23,7 @@ from hf_vit.data.splits import prepare_splits
 from hf_vit.data.streaming import ImageStream, prepare_stream
 from hf_vit.system.escapes import as_license
 from hf_vit.system.hardware import own_cores
-from hf_vit.training.arguments import TrainArguments, parse_overrides, read_label_names
-from hf_vit.training.losses import choose_loss, soft_targets
-from hf_vit.training.model import build_model
+from hf_vit.training.arguments import TrainArguments, read_label_names
 
 
 MAX_PAIRS = 10**9  # of a scored image and one to train on, that are compared before a run
@@ -35,7 +34,7 @@ class RunData:
     """Images and labels of a run.
 
     Args:
-        labels: names of the classes.
+        labels: names of the classes; none of images without labels.
         scored: which images are scored, in words, such as "test".
         train_images, eval_images: an `ImageDataset`, or an `ImageStream` to train on; a `FeatureDataset` if they are cached.
         spec, train_spec: `ImageSpec` of the images that are scored and trained on.
@@ -70,26 +69,44 @@ class RunData:
         return not self.scored.startswith("test")
 
 
-def read_data(args: TrainArguments, accelerator, print_main):
-    """The data, and the model and image processor that decide how images are read: (RunData, model, processor)."""
+class Batch(NamedTuple):
+    """A micro-batch of one process, on its device.
+
+    Args:
+        epoch: from 0.
+        inputs: (B, C, H, W), or cached features (B, D).
+        targets: as the run's task makes them.
+        rows: "labels", and on the CPU "index", the ids of the images.
+    """
+
+    epoch: int
+    inputs: torch.Tensor
+    targets: torch.Tensor | None
+    rows: dict
+
+
+def load_rows(args: TrainArguments):
+    """Labelled images, not yet decoded: (splits, the stream to train on or None, labels, what is scored), see `prepare_splits`."""
     names = ("train_split", "eval_split", "image_column", "label_column", "label_separator", "label_columns")
     columns = {name: getattr(args, name) for name in names}
     columns["label_names"] = read_label_names(args.label_names)
+    splits = load_splits(args.dataset_name, args.dataset_config, args.streaming)
+    if args.streaming:
+        stream, eval_rows, labels, scored = prepare_stream(splits, **columns)
+        return {"eval": eval_rows}, stream, labels, scored
+    sizes = {name: getattr(args, name) for name in ("eval_fraction", "train_fraction", "shots", "seed")}
+    splits, labels, scored = prepare_splits(splits, **columns, **sizes)
+    return splits, None, labels, scored
+
+
+def read_data(args: TrainArguments, task, accelerator, print_main):
+    """The data, and the model and image processor that decide how images are read: (RunData, model, processor)."""
     began = time.monotonic()
     with accelerator.main_process_first():
-        splits = load_splits(args.dataset_name, args.dataset_config, args.streaming)
-        if args.streaming:
-            stream, eval_rows, labels, scored = prepare_stream(splits, **columns)
-            splits = {"eval": eval_rows}
-        else:
-            sizes = {name: getattr(args, name) for name in ("eval_fraction", "train_fraction", "shots", "seed")}
-            splits, labels, scored = prepare_splits(splits, **columns, **sizes)
+        splits, stream, labels, scored = task.load_rows(print_main)
     # Read before training: a licence that the card cannot hold must not end the run after it.
     data_license = as_license(dataset_license(args.dataset_name)) if accelerator.is_main_process else None
-    overrides = parse_overrides(args.config_overrides)
-    checkpoint, preset, several = args.model_name_or_path, args.preset, has_several_labels(splits["eval"])
-    choose_loss(args, several)
-    model, processor = build_model(labels, checkpoint, preset, args.image_size, overrides, args.eval_crop, several)
+    model, processor = task.build_model(labels, splits["eval"])
     spec = image_spec_of(processor, model.config)
     train_rows = None if args.streaming else splits["train"]
     train_spec = training_image_spec(spec, train_rows, args.crop, args.crop_scale)
@@ -103,8 +120,7 @@ def read_data(args: TrainArguments, accelerator, print_main):
         train_images = ImageDataset(train_rows, train_spec, args.on_bad_image, keep_full=True, seed=args.seed)
     seconds = time.monotonic() - began
     counts = count_labels(eval_images.labels, len(labels)).tolist()
-    unscored = [label for label, count in zip(labels, counts, strict=True) if count == 0]
-    if unscored:
+    if unscored := [label for label, count in zip(labels, counts, strict=bool(labels)) if count == 0]:
         more = " ..." if len(unscored) > 5 else ""
         print_main(f"no image of {', '.join(unscored[:5])}{more} is among those that are scored")
     data = RunData(
@@ -148,7 +164,7 @@ class TrainBatches:
     """The micro-batches of one process, in an order that is a function of seed and step.
 
     Args:
-        args, data: of the run.
+        args, data, task: of the run.
         batch_size, accumulation: images of a micro-batch, and micro-batches of a step.
         steps_per_epoch: None for a stream.
         first_stage_steps: steps that are trained at `args.first_image_size`.
@@ -158,6 +174,7 @@ class TrainBatches:
         self,
         args,
         data: RunData,
+        task,
         accelerator,
         batch_size,
         accumulation,
@@ -165,7 +182,7 @@ class TrainBatches:
         total_steps,
         first_stage_steps,
     ):
-        self.args, self.data, self.device = args, data, accelerator.device
+        self.args, self.data, self.task, self.device = args, data, task, accelerator.device
         self.rank, self.world = accelerator.process_index, accelerator.num_processes
         self.batch_size, self.accumulation = batch_size, accumulation
         self.steps_per_epoch, self.total_steps = steps_per_epoch, total_steps
@@ -206,8 +223,8 @@ class TrainBatches:
         for number, rows in enumerate(data_loader(images, order(), num_workers(self.args))):
             yield (first_step + number // self.accumulation) // self.steps_per_epoch, rows
 
-    def augmented(self, rows: dict, epoch: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs (B, C, H, W), or cached features (B, D), and targets (B, L) of these rows."""
+    def augmented(self, rows: dict, epoch: int, step: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Inputs and targets of these rows, see `Batch`."""
         args, data = self.args, self.data
         # The ids of a stream's images differ in each epoch.
         epoch, batch = (0, step) if data.is_stream else (epoch, step % self.steps_per_epoch)
@@ -228,12 +245,10 @@ class TrainBatches:
                 jitter=args.color_jitter,
                 erase=args.erase,
             )
-        targets = soft_targets(rows["labels"], len(data.labels), args.label_smoothing)
-        # All micro-batches of a step are mixed alike, as one large batch would be.
-        return mix(inputs, targets, args.mixup, args.cutmix, args.seed, epoch, batch)
+        return self.task.with_targets(inputs, rows["labels"], epoch, batch)
 
-    def prepared(self, first_step: int) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, dict]]:
-        """Epoch, inputs and targets (B, L) on the device, and rows of each micro-batch up to the last step."""
+    def prepared(self, first_step: int) -> Iterator[Batch]:
+        """Each micro-batch up to the last step."""
         count = (self.total_steps - first_step) * self.accumulation
         for number, (epoch, rows) in enumerate(itertools.islice(self.rows(first_step), count)):
             step = first_step + number // self.accumulation
@@ -243,7 +258,7 @@ class TrainBatches:
             del rows["images"]
             if step < self.first_stage_steps:
                 inputs = resize(inputs, self.args.first_image_size)
-            yield epoch, inputs, targets, rows
+            yield Batch(epoch, inputs, targets, rows)
 
     def examples(self, num_images: int = 4, num_epochs: int = 5):
         """A few training images, (n, C, H, W) uint8, their labels, and what they become in the first epochs.

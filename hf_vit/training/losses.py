@@ -162,31 +162,3 @@ class Teacher:
     def __call__(self, pixel_values):
         """The student's normalised pixels (B, C, H, W) -> the teacher's logits for the student's labels (B, L)."""
         return self.model(self.images(pixel_values)).logits[:, self.columns]
-
-
-class Criterion:
-    """The loss of a micro-batch: classification, and with a teacher distillation.
-
-    Args:
-        args: the run's `TrainArguments`.
-        weights: (L,) of the classes, as `class_weights` gives them, or None.
-        teacher: a `Teacher`, or None.
-        autocast: context manager in which the teacher runs.
-        several: whether an image has several labels.
-    """
-
-    def __init__(self, args, weights: torch.Tensor | None, teacher: Teacher | None, autocast, several: bool = False):
-        self.args, self.weights, self.teacher, self.autocast = args, weights, teacher, autocast
-        self.loss = multi_label_loss if several else classification_loss
-
-    def __call__(self, model, inputs, targets, **kwargs):
-        """The loss () of inputs (B, C, H, W), or of cached features (B, D), with targets (B, L), and the logits (B, L)."""
-        args, outputs = self.args, model(inputs, **kwargs)
-        logits = outputs if args.cache_features else outputs.logits
-        loss = self.loss(logits, targets, args.loss, self.weights)
-        if self.teacher is not None:
-            with self.autocast():
-                teacher_logits = self.teacher(inputs)
-            distillation = distillation_loss(logits, teacher_logits, args.distillation_temperature)
-            loss = (1 - args.distillation_alpha) * loss + args.distillation_alpha * distillation
-        return loss, logits

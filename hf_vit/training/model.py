@@ -36,12 +36,7 @@ def build_model(
     Raises:
         ValueError: if a weight is not finite, or `overrides` ask for another type.
     """
-    if asked := {"dtype", "torch_dtype"} & set(overrides):
-        raise ValueError(
-            f"config_overrides: {asked.pop()} cannot be chosen, weights are trained in float32; --mixed_precision says what "
-            "their products are computed in"
-        )
-    fields = dict(overrides) if image_size is None else {**overrides, "image_size": image_size}
+    fields = config_fields(overrides, image_size)
     fields["id2label"] = dict(enumerate(labels))
     if several:
         fields["problem_type"] = MULTI_LABEL
@@ -60,15 +55,64 @@ def build_model(
             nn.init.zeros_(model.classifier.weight)
             nn.init.zeros_(model.classifier.bias)
         source = load_processor(checkpoint)
-    height, width = as_pair(model.config.image_size)
-    channels = model.config.num_channels
+    return model, build_processor(source, model.config, eval_crop)
+
+
+def build_encoder(
+    model_class, checkpoint: str | None, preset: str | None, image_size: int | None, overrides: dict, eval_crop=None
+):
+    """An `HFViTForPreTraining` or `HFViTModel` in float32, and its image processor: see `build_model`.
+
+    A decoder that the checkpoint does not have is a light one, unless `overrides` say how large it is.
+    """
+    fields = config_fields(overrides, image_size)
+    if checkpoint is None:
+        before, source = HFViTConfig.from_preset(preset, **fields), ViTImageProcessorPil()
+    else:
+        before, source = HFViTConfig.from_pretrained(checkpoint, **fields), load_processor(checkpoint)
+    if not any("ForPreTraining" in name for name in before.architectures or ()):
+        fields = {**light_decoder(before), **fields}
+    if checkpoint is None:
+        model = model_class(HFViTConfig.from_preset(preset, **fields))
+    else:
+        model = model_class.from_pretrained(checkpoint, dtype=torch.float32, **fields)
+        check_weights(model, checkpoint)
+    return model, build_processor(source, model.config, eval_crop)
+
+
+def light_decoder(config: HFViTConfig) -> dict[str, int]:
+    """A decoder in proportion to the encoder as in MAE's ViT-L (arXiv 2111.06377, section 4.1): half its width, a third of its
+    layers, heads of 32 channels."""
+    heads = max(1, round(config.hidden_size / 64))
+    return {
+        "decoder_hidden_size": 32 * heads,
+        "decoder_num_hidden_layers": max(1, round(config.num_hidden_layers / 3)),
+        "decoder_num_attention_heads": heads,
+        "decoder_intermediate_size": 128 * heads,
+    }
+
+
+def config_fields(overrides: dict, image_size: int | None) -> dict:
+    """`overrides` and the image size as fields of HFViTConfig; ValueError for a type of weights."""
+    if asked := {"dtype", "torch_dtype"} & set(overrides):
+        raise ValueError(
+            f"config_overrides: {asked.pop()} cannot be chosen, weights are trained in float32; --mixed_precision says what "
+            "their products are computed in"
+        )
+    return dict(overrides) if image_size is None else {**overrides, "image_size": image_size}
+
+
+def build_processor(source, config: HFViTConfig, eval_crop: float | None) -> ViTImageProcessorPil:
+    """The image processor of a model: that of its checkpoint, `source`, in the model's size and channels."""
+    height, width = as_pair(config.image_size)
+    channels = config.num_channels
     per_channel = lambda values: list(values) if len(values) == channels else [sum(values) / len(values)] * channels
     size, center = {"height": height, "width": width}, {}
-    resize = eval_resize(image_spec_of(source, model.config), height, width, eval_crop)
+    resize = eval_resize(image_spec_of(source, config), height, width, eval_crop)
     if resize is not None:
         center = {"do_center_crop": True, "crop_size": size}
         size = {"shortest_edge": resize} if isinstance(resize, int) else dict(zip(size, resize, strict=True))
-    processor = ViTImageProcessorPil(
+    return ViTImageProcessorPil(
         size=size,
         **center,
         resample=source.resample,
@@ -76,7 +120,6 @@ def build_model(
         image_std=per_channel(source.image_std),
         do_convert_rgb=channels == 3,
     )
-    return model, processor
 
 
 def freeze(model: nn.Module, backbone: bool, layers: int):

@@ -32,7 +32,9 @@ class ProgressBar:
         total_loss, correct, seen = run.accelerator.reduce(run.sums, reduction="sum").tolist()
         now = time.monotonic()
         speed = (state.step - self.logged_step) * run.images_per_step / (now - self.logged_at)
-        mean = {} if seen == 0 else {"loss": total_loss / seen, "accuracy": correct / seen}
+        mean = {} if seen == 0 else {"loss": total_loss / seen}
+        if mean and run.task.has_accuracy:
+            mean["accuracy"] = correct / seen
         self.bar.set_postfix(
             **{f"train_{name}": f"{value:.3f}" for name, value in mean.items()},
             images_per_second=f"{speed:,.0f}",

@@ -44,20 +44,24 @@ def skipped_images(run: Run) -> list[str]:
 
 
 def publish_model(run: Run) -> dict:
-    """Copy the best weights to model/ and write confusion_matrix.csv and predictions.csv; what was saved with the scores."""
+    """Copy the best weights to model/, and their samples; what was saved with the scores."""
     if (found := load_best(run.folder)) is None:
         raise OSError("the best weights cannot be read back: the same command scores the last ones again")
     folder, details = found
     details["metrics"] = details.pop("calibrated_metrics", details["metrics"])
     publish_best(folder, run.folder / "model", leave_out=("scores.json", SAMPLES, PREDICTIONS))
     copy_file(folder / SAMPLES, run.folder / SAMPLES)
-    if (folder / PREDICTIONS).is_file():  # a run that began with an earlier version kept none
+    if (folder / PREDICTIONS).is_file():  # a run without labels, or that began with an earlier version, kept none
         copy_file(folder / PREDICTIONS, run.folder / PREDICTIONS)
+    return details
+
+
+def write_confusion_matrix(run: Run, scores: dict):
+    """Write confusion_matrix.csv of what `publish_model` returned."""
     table, names = io.StringIO(), [csv_cell(label) for label in run.data.labels]
-    rows = [[name, *counts] for name, counts in zip(names, details["confusion_matrix"], strict=True)]
+    rows = [[name, *counts] for name, counts in zip(names, scores["confusion_matrix"], strict=True)]
     csv.writer(table).writerows([COUNTS if run.data.several_labels else ["true class", *names], *rows])
     write_text(run.folder / "confusion_matrix.csv", table.getvalue())
-    return details
 
 
 def check_saved_model(run: Run) -> tuple[object, float]:
@@ -81,20 +85,29 @@ def save_example(samples: dict, spec, folder: Path):
         Image.fromarray(example.numpy()).save(folder / "example.png")
 
 
-def collect_results(run: Run, state: TrainState, scores: dict, difference: float, skipped: list[str]) -> dict:
+def describe_answers(run: Run, scores: dict, difference: float) -> dict:
+    """What results.json holds of a classifier's answers; `difference` is that of the saved model's logits."""
+    thresholds = torch.tensor(scores["thresholds"]) if run.data.several_labels else None
+    answer = load_file(run.folder / SAMPLES)["logits"][0]  # to example.png
+    return {
+        "attention_query": run.backbone.attention_query,
+        "answer": format_prediction(answer, run.data.labels, thresholds),
+        "saved_logits_apart": difference,
+    }
+
+
+def collect_results(run: Run, state: TrainState, scores: dict, answers: dict, skipped: list[str]) -> dict:
     """What results.json holds, and the card is made of.
 
     Args:
         scores: what `publish_model` returned.
-        difference: of the saved model's logits.
+        answers: of a classifier, what `describe_answers` gives.
         skipped: names of images that could not be read.
     """
     args, accelerator, data = run.args, run.accelerator, run.data
     apart = ("confusion_matrix", "images", "metrics", "mistakes")  # the last names files of the owner
     details = {name: scores[name] for name in scores if name not in apart}
     world, seconds = accelerator.num_processes, state.seconds
-    samples = load_file(run.folder / SAMPLES)
-    thresholds = torch.tensor(scores["thresholds"]) if data.several_labels else None
     kept = "the best scoring, kept in model/" if data.selects_best else "the last scoring, in model/"
     weights = next(
         path for name in ("model", "adapter_model") if (path := run.folder / "model" / f"{name}.safetensors").exists()
@@ -119,9 +132,7 @@ def collect_results(run: Run, state: TrainState, scores: dict, difference: float
         "image_size": [data.spec.height, data.spec.width],
         "parameters": run.parameters,
         "trained_parameters": run.trainable_parameters,
-        "attention_query": run.backbone.attention_query,
-        "answer": format_prediction(samples["logits"][0], data.labels, thresholds),  # to example.png
-        "saved_logits_apart": difference,
+        **answers,
         "weights_sha256": checksum(weights),
         "seed": args.seed,
         "preset": args.preset or args.model_name_or_path,

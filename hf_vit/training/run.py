@@ -17,7 +17,7 @@ from tqdm import tqdm
 from hf_vit.data.image_dataset import FeatureDataset
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import sequential_batches
-from hf_vit.data.splits import class_weights, describe_scored
+from hf_vit.data.splits import describe_scored
 from hf_vit.evaluation.prediction import classification_head, predict
 from hf_vit.system import hardware, run_files
 from hf_vit.system.escapes import printable_lines
@@ -29,7 +29,6 @@ from hf_vit.training.defaults import describe_training, fill_crop_scale, fill_de
 from hf_vit.training.distributed import run_on_main
 from hf_vit.training.ema import ModelEMA
 from hf_vit.training.inputs import RunData, TrainBatches, num_workers, read_data
-from hf_vit.training.losses import Criterion, Teacher
 from hf_vit.training.model import add_lora, check_first_image_size, compile_model, find_batch_size, freeze, save_model
 from hf_vit.training.optimizers import build_optimizers
 from hf_vit.training.run_folder import STARTED, clear, continue_run
@@ -37,20 +36,12 @@ from hf_vit.training.signals import Signals
 from hf_vit.training.state import TrainState
 
 
-NUMBER = (int, float)
-SCORES_SHAPE = {"metrics": {"accuracy": NUMBER, "loss": NUMBER}, "images": int, "confusion_matrix": list}
-MULTI_LABEL_SHAPE = {
-    **SCORES_SHAPE,
-    "metrics": {"mean_average_precision": NUMBER, "loss": NUMBER},
-    "thresholds": [NUMBER],
-}
-
-
 @dataclass
 class Run:
     """A run in this process. What is saved of it is its `TrainState` and the tensors of model, optimizers and average.
 
     Args:
+        task: what is learned, a `Classification` or a `PreTraining`.
         began: when `main` began, on the monotonic clock.
         unsharded: takes the weights of all processes, to score and save them; the model itself if it is not sharded.
         backbone: the network without its head.
@@ -62,6 +53,7 @@ class Run:
     """
 
     args: TrainArguments
+    task: object
     accelerator: object
     signals: Signals
     began: float
@@ -71,7 +63,6 @@ class Run:
     backbone: torch.nn.Module
     model: torch.nn.Module
     network: torch.nn.Module
-    criterion: Criterion
     optimizers: list
     ema: ModelEMA | None
     batches: TrainBatches
@@ -177,18 +168,23 @@ def print_main(accelerator, text: str):
 
 def predict_images(args, accelerator, model, images, spec, split: str, features=False, stopped=lambda: False):
     """Logits or features of all images; every process predicts its share."""
+    batches = own_batches(args, accelerator, images)
+    return predict(model, batches, spec, accelerator, len(images), features, stopped, split)
+
+
+def own_batches(args: TrainArguments, accelerator, images):
+    """The batches that this process scores."""
     rank, world = accelerator.process_index, accelerator.num_processes
     share = sequential_batches(len(images), args.per_device_eval_batch_size, rank, world)
-    loader = data_loader(images, share, num_workers(args))
-    return predict(model, loader, spec, accelerator, len(images), features, stopped, split)
+    return data_loader(images, share, num_workers(args))
 
 
-def build_run(args: TrainArguments, accelerator, signals: Signals, began: float) -> Run:
+def build_run(args: TrainArguments, task, accelerator, signals: Signals, began: float) -> Run:
     """Read the data and build all that a run works on."""
     say = lambda text: print_main(accelerator, text)
     device, world = accelerator.device, accelerator.num_processes
     fill_crop_scale(args)
-    data, model, processor = read_data(args, accelerator, say)
+    data, model, processor = read_data(args, task, accelerator, say)
     images = None if data.is_stream else len(data.train_images)
     fill_defaults(args, images, model.config.hidden_size, world)
     freeze(model, args.freeze_backbone, args.freeze_layers)
@@ -213,8 +209,8 @@ def build_run(args: TrainArguments, accelerator, signals: Signals, began: float)
         data.train_images = FeatureDataset(data.train_images, *features)
     feature_seconds = time.monotonic() - features_began
 
-    criterion = build_criterion(args, accelerator, data)
-    batch_size, accumulation = fit_batch_size(args, accelerator, data, model, criterion)
+    task.set_up(data, backbone)
+    batch_size, accumulation = fit_batch_size(args, task, accelerator, data, model)
     accelerator.gradient_accumulation_steps = accumulation
     betas = (args.adam_beta1, args.adam_beta2)
     head_scale = (args.head_learning_rate or args.learning_rate) / args.learning_rate
@@ -233,6 +229,7 @@ def build_run(args: TrainArguments, accelerator, signals: Signals, began: float)
     network = accelerator.unwrap_model(model)
     return Run(
         args=args,
+        task=task,
         accelerator=accelerator,
         signals=signals,
         began=began,
@@ -242,11 +239,10 @@ def build_run(args: TrainArguments, accelerator, signals: Signals, began: float)
         backbone=backbone,
         model=model,
         network=network,
-        criterion=criterion,
         optimizers=optimizers,
         ema=ModelEMA(network, args.ema_decay) if args.ema_decay > 0 else None,
         batches=TrainBatches(
-            args, data, accelerator, batch_size, accumulation, steps_per_epoch, total_steps, first_stage_steps
+            args, data, task, accelerator, batch_size, accumulation, steps_per_epoch, total_steps, first_stage_steps
         ),
         warmup_steps=round(args.warmup_ratio * total_steps),
         parameters=parameters,
@@ -256,28 +252,17 @@ def build_run(args: TrainArguments, accelerator, signals: Signals, began: float)
     )
 
 
-def build_criterion(args: TrainArguments, accelerator, data: RunData) -> Criterion:
-    """The loss, with class weights and a teacher if they are asked for."""
-    teacher = weights = None
-    if args.teacher_name_or_path is not None:
-        teacher = Teacher(args.teacher_name_or_path, data.labels, data.spec, accelerator.device)
-    if args.balance == "weights":
-        weights = class_weights(data.train_images.labels, len(data.labels)).to(accelerator.device)
-    return Criterion(args, weights, teacher, accelerator.autocast, data.several_labels)
-
-
-def fit_batch_size(args: TrainArguments, accelerator, data: RunData, model, criterion: Criterion) -> tuple[int, int]:
+def fit_batch_size(args: TrainArguments, task, accelerator, data: RunData, model) -> tuple[int, int]:
     """(images of a micro-batch, micro-batches of a step): as asked for, or smaller ones where memory is short."""
     batch_size, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
     sharded = accelerator.distributed_type == DistributedType.FSDP  # a trial would need the whole model
     if not args.auto_find_batch_size or args.cache_features or sharded:
         return batch_size, accumulation
-    num_labels, device = len(data.labels), accelerator.device
+    device = accelerator.device
 
     def trial_loss(pixel_values):
         with accelerator.autocast():
-            targets = torch.full((len(pixel_values), num_labels), 1 / num_labels, device=device)
-            return criterion(model, pixel_values, targets)[0]
+            return task.loss(model, task.trial_batch(pixel_values))[0]
 
     model.train()
     copies = 2 + (args.ema_decay > 0) + (accelerator.num_processes > 1)  # AdamW's moments, the average, DDP's buckets
@@ -363,7 +348,7 @@ def check_signature(run: Run, saved: dict, signature: dict):
 
 def add_life(run: Run, state: TrainState):
     """Note what this life of the run runs on, and warn of what changed since the last one."""
-    accelerator, teacher = run.accelerator, run.criterion.teacher
+    accelerator, teacher = run.accelerator, run.task.teacher
     life = lives.life(
         state.step,
         accelerator.device.type,
@@ -385,8 +370,7 @@ def open_folder(run: Run, state: TrainState, saved: dict | None) -> dict | None:
     else:
         found = continue_run(Path(saved["folder"]).parents[1], run.folder, state.step, state.scored_step)
         if found is not None:
-            shape = MULTI_LABEL_SHAPE if run.data.several_labels else SCORES_SHAPE
-            run_files.check_shape(found[1], shape, str(found[0] / "scores.json"))
+            run_files.check_shape(found[1], run.task.scores_shape, str(found[0] / "scores.json"))
     write_text(run.folder / STARTED, to_yaml(run.args))
     return found and found[1]["metrics"]
 
@@ -394,7 +378,7 @@ def open_folder(run: Run, state: TrainState, saved: dict | None) -> dict | None:
 def summary(run: Run) -> str:
     """Data, model, length and rates of the run, in four lines."""
     data, batches, accelerator = run.data, run.batches, run.accelerator
-    labels = ", ".join(data.labels[:10]) + (" ..." if len(data.labels) > 10 else "")
+    labels = ", ".join(data.labels[:10]) + (" ..." if len(data.labels) > 10 else "") or "no labels"
     images = "a stream of images" if data.is_stream else f"{len(data.train_images):,} images"
     trainable = f" ({run.trainable_parameters:,} trained)" if run.trainable_parameters < run.parameters else ""
     epochs = "" if data.is_stream else f" in {batches.total_steps / batches.steps_per_epoch:.4g} epochs"

@@ -202,7 +202,7 @@ def continue_run(origin: Path, run: Path, step: int, scored_step: int) -> tuple[
         for line in run_files.read_text(origin / "metrics.jsonl", LARGEST_LOG).splitlines():
             with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):  # half a line, at a kill
                 values = json.loads(line)
-                if values["step"] <= (scored_step if "eval_accuracy" in values else step):
+                if values["step"] <= (scored_step if "eval_loss" in values else step):
                     lines.append(line + "\n")
     write_text(run / "metrics.jsonl", "".join(lines))
     best = load_best(origin)

@@ -59,6 +59,7 @@ from hf_vit.system.environment import environment_info
 from hf_vit.system.errors import run_script
 from hf_vit.system.files import write_text
 from hf_vit.training import arguments
+from hf_vit.training.classification import Classification
 from hf_vit.training.inputs import Prefetcher
 from hf_vit.training.optimizers import learning_rate, set_learning_rate
 from hf_vit.training.run import build_run
@@ -70,7 +71,8 @@ def fine_tune(**flags) -> dict:
     """Train by `flags` of train.py, evaluate the last weights, and say what was chosen."""
     flags |= {"output_dir": "unused", "num_workers": 0, "auto_find_batch_size": "false"}
     args = arguments.parse_args([f"--{name}={value}" for name, value in flags.items()])
-    run = build_run(args, set_up_accelerator(args), None, time.monotonic())
+    accelerator = set_up_accelerator(args)
+    run = build_run(args, Classification(args, accelerator), accelerator, None, time.monotonic())
     state, total = TrainState(), run.batches.total_steps
     batches = Prefetcher(run.batches.prepared(0))
     trained_from = time.monotonic()

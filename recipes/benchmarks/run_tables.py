@@ -45,6 +45,7 @@ def presets(house: Path) -> str:
         preset = yaml.safe_load(file.read_text())
         card = house / "model_cards" / file.stem / "results.json"
         model = f"fine-tuned {preset['model_name_or_path']}" if "model_name_or_path" in preset else "from scratch"
+        model = "pre-trained without labels" if file.stem.startswith("pretrain-") else model
         run = "not run yet | |"
         if card.is_file():
             results = json.loads(card.read_text())

@@ -35,7 +35,7 @@ from hf_vit.system.hub_names import refuse_mistyped_path
 from hf_vit.training import checkpoints, run_folder
 from hf_vit.training.arguments import TrainArguments, to_yaml
 from hf_vit.training.checkpoints import load_best, restore_state, save_checkpoint
-from hf_vit.training.run import SCORES_SHAPE
+from hf_vit.training.classification import SCORES_SHAPE
 from hf_vit.training.run_folder import FOLDERS, continue_run, find_checkpoint, lock, publish_best
 
 

@@ -67,7 +67,7 @@ def test_each_command_answers_help_under_its_own_name(installed, name):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["trian"], "hf-vit: error: trian is not a command; wanted one of train, eval"),
+        (["trian"], "hf-vit: error: trian is not a command; wanted one of train, pretrain"),
         (["train", "--lr", "1"], "--lr is not a flag of hf-vit train: did you mean --learning_rate?"),
         (["train", "--num_processes"], "hf-vit: error: --num_processes has no value"),
     ],

@@ -11,11 +11,12 @@ from datasets import ClassLabel, Dataset, Features, Image
 from PIL import Image as PILImage
 from transformers import ViTConfig, ViTImageProcessorPil, ViTModel
 
-from hf_vit.training.arguments import parse_args
+from hf_vit.training import arguments, pretrain_arguments
 
 
 HOUSE = Path(__file__).parents[2]
 CONFIGS = sorted((HOUSE / "recipes" / "configs").glob("*.yaml"))
+PRETRAINED = [f"runs/{path.stem}/model" for path in CONFIGS if path.stem.startswith("pretrain-")]
 # What the data of each preset look like: columns of images and labels, PIL mode, side, classes, splits.
 FORMS = {
     "ylecun/mnist": ("image", "label", "L", 28, 10, ("train", "test")),
@@ -73,17 +74,18 @@ def checkpoint(tmp_path_factory):
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_a_preset_trains(path, checkpoint, tmp_path):
-    args = parse_args(["--config", str(path)])
+    script = "pretrain" if path.stem.startswith("pretrain-") else "train"
+    args = {"train": arguments, "pretrain": pretrain_arguments}[script].parse_args(["--config", str(path)])
     flags = [
         "--config", path, "--dataset_name", stand_in(args.dataset_name, tmp_path / "data"), "--output_dir", tmp_path / "run",
         "--max_train_steps", 3, "--per_device_train_batch_size", 6, "--log_steps", 1, "--eval_epochs", 1000,
     ]  # fmt: skip
     if args.model_name_or_path is not None:
-        assert args.model_name_or_path == "google/vit-base-patch16-224-in21k"
+        assert args.model_name_or_path in ("google/vit-base-patch16-224-in21k", *PRETRAINED)
         flags += ["--model_name_or_path", checkpoint]
         if args.config_overrides:
             flags += ["--config_overrides", args.config_overrides]
-    done = forked.run([sys.executable, "-W", "ignore", HOUSE / "recipes" / "train.py", *flags], cwd=tmp_path)
+    done = forked.run([sys.executable, "-W", "ignore", HOUSE / "recipes" / f"{script}.py", *flags], cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3]

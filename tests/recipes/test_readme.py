@@ -88,6 +88,7 @@ def test_every_page_has_the_blocks_that_are_run_here():
         "gpu.md": 1,
         "predicting.md": 3,
         "presets.md": 1,
+        "pretraining.md": 3,
         "sharing.md": 5,
         "your-own-images.md": 10,
     }
@@ -105,7 +106,7 @@ def test_commands_run_in_their_order(commands, desk, hub, tmp_path):
                 "HF_HUB_OFFLINE": "0",
                 "HF_HOME": str(tmp_path),
             }
-        if "train.py" in script:
+        if "train.py" in script:  # and pretrain.py
             flags += ["--max_train_steps", "1", "--per_device_train_batch_size", "4"]
         result = forked.run([sys.executable, "-W", "ignore", script, *flags], cwd=desk, env=environment)
         assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"

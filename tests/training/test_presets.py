@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hf_vit.training import arguments
+from hf_vit.training import arguments, pretrain_arguments
 from hf_vit.training.arguments import parse_args, parse_overrides, read_label_names, to_yaml
 
 
@@ -126,9 +126,10 @@ def test_config_overrides_are_typed():
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_preset_parses_and_says_how_it_is_run(path):
-    parse_args(["--config", str(path)])
+    script = "pretrain" if path.stem.startswith("pretrain-") else "train"
+    {"train": parse_args, "pretrain": pretrain_arguments.parse_args}[script](["--config", str(path)])
     head = [line for line in path.read_text().splitlines() if line.startswith("#")]
-    assert any(re.search(rf"(python|--num_processes \d+) recipes/train.py .*{path.name}", line) for line in head)
+    assert any(re.search(rf"(python|--num_processes \d+) recipes/{script}.py .*{path.name}", line) for line in head)
     assert all(isinstance(key, str) for key in yaml.safe_load(path.read_text()))
 
 

@@ -1,0 +1,195 @@
+"""Learning from images without labels, as what a run learns: a masked autoencoder, or a teacher's features."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from hf_vit.data.columns import has_several_labels
+from hf_vit.data.image_dataset import ImageDataset
+from hf_vit.data.image_spec import image_spec_of
+from hf_vit.data.unlabelled import load_unlabelled, prepare_unlabelled
+from hf_vit.evaluation.prediction import gather_rows
+from hf_vit.evaluation.probes import knn_accuracy
+from hf_vit.model.configuration_hf_vit import as_pair
+from hf_vit.model.masked_autoencoder import HFViTForPreTraining
+from hf_vit.model.modeling_hf_vit import HFViTModel
+from hf_vit.system.run_files import SAMPLES
+from hf_vit.training.arguments import parse_overrides
+from hf_vit.training.checkpoints import save_best
+from hf_vit.training.classification import draw_samples
+from hf_vit.training.feature_distillation import FeatureDistillation, FeatureTeacher
+from hf_vit.training.inputs import Batch, RunData, load_rows
+from hf_vit.training.masking import masking_noise
+from hf_vit.training.model import build_encoder
+from hf_vit.training.pretrain_arguments import PretrainArguments
+from hf_vit.training.run import own_batches
+
+
+NUMBER = (int, float)
+DECODER_FLAGS = (
+    "decoder_hidden_size", "decoder_num_hidden_layers", "decoder_num_attention_heads", "decoder_intermediate_size",
+)  # fmt: skip
+LABEL_FLAGS = ("label_column", "label_names")
+MOST_VOTERS = 2000  # training images that vote for the nearest class
+
+
+@dataclass
+class Scored:
+    """An evaluation: metrics, and the rows (n,) of the images."""
+
+    metrics: dict
+    rows: torch.Tensor
+
+
+class PreTraining:
+    """The pixels of masked patches (`HFViTForPreTraining`); with a teacher, its features (`FeatureDistillation`).
+
+    Labels teach nothing. Where each image has one, they say how good the encoder's pooled features are, by k nearest neighbours.
+    The methods are those of `Classification`.
+    """
+
+    has_accuracy = False
+    scores_shape = {"metrics": {"loss": NUMBER}, "images": int}
+
+    def __init__(self, args: PretrainArguments, accelerator):
+        self.args, self.accelerator = args, accelerator
+        self.teacher = self.voters = self.data = None
+
+    def load_rows(self, print_main):
+        """As `load_rows`; what cannot be read with labels is read without, unless a flag names labels, or splits of a folder."""
+        args = self.args
+        try:
+            return load_rows(args)
+        except ValueError as error:
+            if args.streaming or any(getattr(args, flag) is not None for flag in LABEL_FLAGS):
+                raise
+            why = error
+        source = (args.dataset_name, args.dataset_config)
+        train = load_unlabelled(*source, args.train_split, args.image_column, "--train_split")
+        if "split" not in train.source and (args.eval_split is not None or args.train_split != "train"):
+            raise why  # a folder of images or a list of them, which is one split
+        scored = None
+        if args.eval_split is not None:
+            scored = load_unlabelled(*source, args.eval_split, args.image_column, "--eval_split").rows
+        print_main(f"labels are left out, and with them the k-NN accuracy: {why}")
+        splits = prepare_unlabelled(train.rows, scored, args.eval_fraction, args.train_fraction, args.seed)
+        return splits, None, [], args.eval_split or f"part of {args.train_split}"
+
+    def build_model(self, labels: list[str], eval_rows):
+        """(model, image processor), and the teacher.
+
+        Raises:
+            ValueError: for a mask ratio that leaves no patch visible or none masked, an image size that the patch does not
+                divide, or a teacher that sees images of another shape.
+        """
+        args = self.args
+        self.is_labelled = bool(labels) and not has_several_labels(eval_rows) and not args.streaming
+        source = (args.model_name_or_path, args.preset, args.image_size)
+        overrides = parse_overrides(args.config_overrides)
+        if args.teacher_name_or_path is None:
+            decoder = {name: getattr(args, name) for name in DECODER_FLAGS if getattr(args, name) is not None}
+            fields = {"mask_ratio": args.mask_ratio, "norm_pix_loss": args.norm_pix_loss, **decoder, **overrides}
+            return build_encoder(HFViTForPreTraining, *source, fields, args.eval_crop)
+        student, processor = build_encoder(HFViTModel, *source, overrides, args.eval_crop)
+        spec = image_spec_of(processor, student.config)
+        self.teacher = FeatureTeacher(args.teacher_name_or_path, spec, self.accelerator.device)
+        of_teacher, grid = self.teacher.model.config, student.config.grid_size
+        if of_teacher.grid_size[0] * grid[1] != of_teacher.grid_size[1] * grid[0]:
+            as_text = lambda sides: f"{sides[0]} x {sides[1]} patches"
+            raise ValueError(
+                f"--teacher_name_or_path {args.teacher_name_or_path} has {as_text(of_teacher.grid_size)} and the student "
+                f"{as_text(grid)}, of another shape: take another teacher, or another image_size with --config_overrides"
+            )
+        return FeatureDistillation(student, (of_teacher.pooled_size, of_teacher.hidden_size)), processor
+
+    def set_up(self, data: RunData, backbone):
+        """The training images whose features vote in the k-NN accuracy."""
+        self.data, self.patch_size = data, as_pair(backbone.config.patch_size)
+        if self.is_labelled:
+            rows = data.train_images.rows
+            generator = torch.Generator().manual_seed(self.args.seed)
+            drawn = torch.randperm(len(rows), generator=generator)[:MOST_VOTERS].sort().values
+            self.voters = ImageDataset(rows.select(drawn.tolist()), data.spec, self.args.on_bad_image)
+
+    def with_targets(self, inputs, _labels, _epoch: int, _batch: int):
+        return inputs, None
+
+    def noise(self, pixel_values, index, epoch: int) -> torch.Tensor:
+        """Which patches of these images (B, C, H, W) are masked, (B, N). The ids of a stream's images differ in each epoch."""
+        grid = [side // patch for side, patch in zip(pixel_values.shape[2:], self.patch_size, strict=True)]
+        epoch = 0 if self.data.is_stream else epoch
+        return masking_noise(index, self.args.seed, epoch, grid[0] * grid[1])
+
+    def loss(self, model, batch: Batch, **kwargs) -> tuple[torch.Tensor, None]:
+        """The loss ()."""
+        if self.teacher is None:
+            noise = self.noise(batch.inputs, batch.rows["index"], batch.epoch)
+            return model(batch.inputs, noise=noise, **kwargs).loss, None
+        with self.accelerator.autocast():
+            features = self.teacher(batch.inputs)
+        return model(batch.inputs, *features, **kwargs), None
+
+    def count_correct(self, _outputs, batch: Batch) -> torch.Tensor:
+        return torch.zeros((), device=batch.inputs.device)
+
+    def trial_batch(self, pixel_values) -> Batch:
+        return Batch(0, pixel_values, None, {"index": torch.arange(len(pixel_values))})
+
+    def score(self, run, model) -> Scored | None:
+        """The mean loss of the scored images, each with the same mask every time, and the k-NN accuracy of their features."""
+        model.eval()
+        data, voters = self.data, self.voters
+
+        def mean_loss(pixel_values, batch):  # (b, 1), the same for all
+            return self.loss(model, Batch(0, pixel_values, None, batch))[0].expand(len(pixel_values), 1)
+
+        def pooled(pixel_values, _batch):  # (b, D)
+            return model.vit(pixel_values).pooler_output
+
+        questions = [(mean_loss, data.eval_images)]
+        if voters is not None:
+            questions += [(pooled, data.eval_images), (pooled, voters)]
+        answers = [self.ask(run, *question) for question in questions]
+        if any(answer is None for answer in answers):
+            return None
+        losses, rows = answers[0]  # (n, 1), (n,)
+        metrics = {"loss": losses.double().mean().item()}
+        if voters is not None:
+            (_, (features, _), (train, of_train)) = answers
+            labels = data.eval_images.labels[rows]
+            metrics["knn_accuracy"] = knn_accuracy(train, voters.labels[of_train], features, labels)
+        return Scored(metrics, rows)
+
+    def ask(self, run, question, images: ImageDataset):
+        """What `question` gives to all images, (n, K), and their rows (n,); None if a signal came, see `gather_rows`."""
+        accelerator = self.accelerator
+
+        def answer(batch):
+            pixel_values = self.data.spec.normalize(batch["images"].to(accelerator.device, non_blocking=True))
+            with accelerator.autocast():
+                return question(pixel_values, batch).float()
+
+        stopped = lambda: run.signals.asked is not None
+        batches = own_batches(self.args, accelerator, images)
+        return gather_rows(answer, batches, accelerator, len(images), stopped, self.data.scored)
+
+    def merit(self, metrics: dict) -> float:
+        return -metrics["loss"]
+
+    def describe(self, metrics: dict, scored: str) -> str:
+        knn = f", k-NN accuracy {metrics['knn_accuracy']:.2%}" if "knn_accuracy" in metrics else ""
+        return f"loss on {scored} {metrics['loss']:.4f}{knn}"
+
+    def keep_best(self, run, model, metrics: dict, scored: Scored):
+        """Write `checkpoints/best-N`: the model, its scores, and samples of the images."""
+        drawn = scored.rows[draw_samples(len(scored.rows), self.args.seed)]
+        samples = {"images": self.data.eval_images.__getitems__(drawn.tolist())["images"]}
+
+        def write(folder: Path):
+            run.write_model(model, folder)
+            save_file(samples, folder / SAMPLES)
+
+        scores = {"metrics": metrics, "images": len(scored.rows)}
+        save_best(run.folder, metrics["step"], scores, sum(p.nbytes for p in model.parameters()), write)
