@@ -2,6 +2,7 @@
 both.
 
     python recipes/data/make_fashion_pairs.py fashion-pairs
+    python recipes/data/make_fashion_pairs.py ~/data/fashion-pairs
 
 Each image occurs in two pairs, once at the left and once at the right. It writes a Parquet file for each split: pairs of training
 images, of which one in ten is for validation, and pairs of test images. The column `labels` is a list of one or two of the ten classes.

@@ -1,14 +1,15 @@
 """Claims about pretrain.py: what a run without labels learns, that it goes on as any run, and what its folder opens as."""
 
 import json
-import multiprocessing
 import os
 import shlex
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 
+import forked
 import numpy as np
 import pretrain
 import pytest
@@ -22,8 +23,7 @@ from hf_vit import HFViTBackbone, HFViTConfig, HFViTForImageClassification, HFVi
 from hf_vit.data.sampling import epoch_batches
 from hf_vit.data.sources import load_splits
 from hf_vit.evaluation.probes import knn_accuracy
-from hf_vit.system import hardware
-from hf_vit.training import arguments, inputs, run_folder
+from hf_vit.training import arguments, run_folder
 from hf_vit.training.defaults import fill_defaults
 from hf_vit.training.masking import masking_noise
 from hf_vit.training.pretrain_arguments import parse_args
@@ -197,42 +197,33 @@ def test_a_teachers_features_are_learned_as_by_a_plain_loop(run, home, teacher):
 # A run as any other
 
 
-@pytest.fixture(scope="module")
-def forked(home):
-    """forked(name, seconds, *flags, **environment) -> a process at work on that run, `seconds` slower each step.
+SLOWED = """
+import time
+from hf_vit.system import hardware
+from hf_vit.training import inputs
 
-    It is forked off a server that has imported pretrain.py once.
-    """
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(HOUSE), str(HOUSE / "recipes"), before or ""])
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pretrain"])
-
-    def start(name, seconds, *flags, **environment):
-        words = ["--dataset_name", home / "photos", "--output_dir", home / name, *FLAGS, *flags]
-        process = context.Process(target=train_here, args=([*map(str, words)], seconds, environment))
-        process.start()
-        return process
-
-    yield start
-    os.environ["PYTHONPATH"] = before or ""
+hardware.use_all_cores = lambda: None  # threads that wait for each other starve on a busy machine
+real = inputs.augment
+inputs.augment = lambda *args, **kwargs: (time.sleep({seconds}), real(*args, **kwargs))[1]
+"""
 
 
-def train_here(words, seconds, environment):
-    os.environ |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", **environment}
-    hardware.use_all_cores = lambda: None  # threads that wait for each other starve on a busy machine
-    real = inputs.augment
-    inputs.augment = lambda *args, **kwargs: (time.sleep(seconds), real(*args, **kwargs))[1]
-    pretrain.main(parse_args(words), PreTraining, pretrain.report)
+def start(home, name, seconds, *flags, **environment):
+    """A process at work on a run, `seconds` slower each step."""
+    line = [sys.executable, "-W", "ignore", "-c", SLOWED.format(seconds=seconds) + forked.THEN_THE_SCRIPT]
+    line += [HOUSE / "recipes" / "pretrain.py", "--dataset_name", home / "photos", "--output_dir", home / name]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", **environment}
+    return forked.Forked([*line, *FLAGS, *flags], env=environment, together=True)
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(plain, run, forked, home):
-    process = forked("killed", 0.4)
+def test_a_killed_run_goes_on_to_the_same_bits(plain, run, home):
+    process, until = start(home, "killed", 0.4), time.monotonic() + 100
     while not (home / "killed" / "checkpoints" / "step-000002").exists():
-        assert process.exitcode is None
+        assert process.poll() is None, process.printed()
+        assert time.monotonic() < until
         time.sleep(0.02)
     process.kill()
-    process.join()
+    process.wait()
     assert not (home / "killed" / "results.json").exists()
     run("killed")
     assert results_of(home / "killed")["resumed_at_steps"] == [2]
@@ -242,18 +233,16 @@ def test_a_killed_run_goes_on_to_the_same_bits(plain, run, forked, home):
         assert lines_of(home / "killed", key) == lines_of(plain, key)
 
 
-def test_two_processes_train_as_one_does(plain, forked, home):
+def test_two_processes_train_as_one_does(plain, home):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     group["GLOO_SOCKET_IFNAME"] = "lo"
     half = ("--per_device_train_batch_size", "4")
-    processes = [forked("two", 0, *half, **group, RANK=rank, LOCAL_RANK=rank) for rank in ("0", "1")]
-    for process in processes:
-        process.join(150)
-        process.kill()
-    assert [process.exitcode for process in processes] == [0, 0]
+    processes = [start(home, "two", 0, *half, **group, RANK=rank, LOCAL_RANK=rank) for rank in ("0", "1")]
+    printed = [process.communicate(150)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], printed
     for key in ("loss", "eval_loss"):
         assert dict(lines_of(home / "two", key)) == pytest.approx(dict(lines_of(plain, key)), rel=1e-4)
     alone, together = (load_file(folder / "model" / "model.safetensors") for folder in (plain, home / "two"))
