@@ -27,6 +27,11 @@ def pytest_configure(config):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+def pytest_collection_modifyitems(items):
+    """Files that start processes come first, so that of several workers none is left with a long one at the end."""
+    items.sort(key=lambda item: {"forked", "subprocess", "torture"}.isdisjoint(vars(item.module)))
+
+
 @pytest.fixture(autouse=True)
 def no_network(request, monkeypatch):
     """A connection that leaves this machine fails the test, unless it is marked `network`."""

@@ -125,7 +125,7 @@ def test_the_program_loads_with_torch_alone(exported, pixels, tmp_path):
         "torch.save(logits, 'logits.pt')\n"
         "assert 'hf_vit' not in sys.modules and 'transformers' not in sys.modules\n"
     )
-    forked.run([sys.executable, "-W", "ignore", "-c", script], cwd=tmp_path, check=True)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], cwd=tmp_path, check=True)
     torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), model(images).logits)
 
 

@@ -78,7 +78,7 @@ def test_a_preset_trains(path, checkpoint, tmp_path):
     args = {"train": arguments, "pretrain": pretrain_arguments}[script].parse_args(["--config", str(path)])
     flags = [
         "--config", path, "--dataset_name", stand_in(args.dataset_name, tmp_path / "data"), "--output_dir", tmp_path / "run",
-        "--max_train_steps", 3, "--per_device_train_batch_size", 6, "--log_steps", 1, "--eval_epochs", 1000,
+        "--max_train_steps", 3, "--per_device_train_batch_size", 2, "--log_steps", 1, "--eval_epochs", 1000,
     ]  # fmt: skip
     if args.model_name_or_path is not None:
         assert args.model_name_or_path in ("google/vit-base-patch16-224-in21k", *PRETRAINED)
