@@ -339,35 +339,6 @@ def prediction_captions(logits: torch.Tensor, names: list[str], several: bool = 
     ]
 
 
-def model_figures(model, images: torch.Tensor, pixel_values: torch.Tensor, captions: list[str]) -> dict[str, Figure]:
-    """`attention` of a few images, by every method that gives one map, and the `inside` of a model, by their names.
-
-    A head that is all zero, as before training, has no gradient: its methods are then left out.
-
-    Args:
-        model: an `HFViTForImageClassification`.
-        images: uint8 (n, C, H, W), C 1 or 3.
-        pixel_values: (n, C, H, W), the same as the model takes them.
-        captions: n texts.
-    """
-    methods = METHODS if model.classifier.weight.any() else {name: METHODS[name] for name in ("mean", "rollout")}
-    maps = torch.stack(
-        [model.attention_maps(pixel_values, -1, method).cpu() for method in methods], dim=1
-    )  # (n, k, h, w)
-    embeddings, config = model.vit.embeddings, model.config
-    patches = embeddings.patch_embeddings
-    with_table = config.position_embedding not in ("rotary", "none")
-    return {
-        "attention": attention(images, maps, list(methods.values()), captions),
-        "inside": inside(
-            patches.projection.weight if patches.by_convolution else None,
-            embeddings.positions_on_grid(config.grid_size)[1][0] if with_table else None,
-            config.grid_size,
-            model.attention_distances(pixel_values),
-        ),
-    }
-
-
 def _tiles(pictures: np.ndarray, columns: int) -> np.ndarray:
     """Pictures (n, h, w, ...) in rows of `columns`, a pixel or more of NaN between them."""
     count, height, width = pictures.shape[:3]

@@ -60,7 +60,7 @@ from accelerate import Accelerator
 from jinja2 import Environment
 from transformers.utils import logging
 
-from hf_vit.data.columns import count_labels, has_several_labels
+from hf_vit.data.columns import count_labels, has_several_labels, read_label_names
 from hf_vit.data.decoding import open_image
 from hf_vit.data.duplicates import ThumbnailDataset, duplicate_groups, thumbnail_vectors
 from hf_vit.data.image_dataset import ImageDataset
@@ -80,7 +80,6 @@ from hf_vit.system.errors import run_script
 from hf_vit.system.escapes import csv_cell, printable
 from hf_vit.system.files import write_text
 from hf_vit.system.progress import progress_bar
-from hf_vit.training.arguments import read_label_names
 
 
 PAGE = Path(__file__).resolve().with_name("audit.html")

@@ -65,7 +65,7 @@ from accelerate import Accelerator
 from transformers.utils import logging
 
 from hf_vit import HFViTForImageClassification
-from hf_vit.data.columns import has_several_labels, match_labels
+from hf_vit.data.columns import has_several_labels, match_labels, read_label_names
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
@@ -82,7 +82,6 @@ from hf_vit.system import hardware
 from hf_vit.system.errors import run_script
 from hf_vit.system.escapes import printable
 from hf_vit.system.files import write_text
-from hf_vit.training.arguments import read_label_names
 
 
 def read_splits(args) -> tuple[dict, list[str], str]:

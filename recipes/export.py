@@ -62,7 +62,7 @@ import transformers
 from huggingface_hub import try_to_load_from_cache
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_NAME
 
-from hf_vit.data.columns import match_labels
+from hf_vit.data.columns import match_labels, read_label_names
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
@@ -115,7 +115,7 @@ def rows_to_evaluate(args, run: Path | None):
         for name in ("dataset_config", *COLUMN_FLAGS, "label_names", "on_bad_image"):
             setattr(asked, name, getattr(args, name) or getattr(asked, name))
     columns = {name: getattr(asked, name) for name in COLUMN_FLAGS}
-    columns["label_names"] = arguments.read_label_names(asked.label_names)
+    columns["label_names"] = read_label_names(asked.label_names)
     as_trained = args.dataset_name is None and args.split is None
     choice = dict(train_split=None, eval_split=args.split)
     if as_trained:

@@ -79,7 +79,7 @@ from hf_vit.evaluation.multi_label import check_task, thresholds_of
 from hf_vit.evaluation.prediction import predict
 from hf_vit.evaluation.prediction_table import image_names
 from hf_vit.evaluation.scores import classification_report, compute_metrics, headline, surest_mistakes
-from hf_vit.hub.pictures import draw_average_precision
+from hf_vit.hub.pictures import draw_average_precision, model_figures
 from hf_vit.model.attention_maps import GRADIENT_METHODS
 from hf_vit.system import hardware
 from hf_vit.system.errors import run_script
@@ -165,7 +165,7 @@ def draw_attention(model, pixels: torch.Tensor, args, image_spec) -> dict:
     with torch.no_grad():
         several = thresholds_of(config) is not None
         captions = figures.prediction_captions(model(pixel_values).logits, class_names(model), several)
-    drawn = figures.model_figures(model, pictures, pixel_values, captions)
+    drawn = model_figures(model, pictures, pixel_values, captions)
     layers = list(range(config.num_hidden_layers)) if args.layers is None else args.layers
     labels = {} if args.label is None else {"labels": config.label2id[args.label]}
     maps = model.attention_maps(pixel_values, layers, args.method, **labels)  # (n, layers, h, w)

@@ -1,6 +1,7 @@
 """Finds the image and the label column of a data set, and turns labels of any kind into class indices, one or several an image."""
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -304,3 +305,22 @@ def match_labels(labels: torch.Tensor, names: list[str], id2label: dict[int, str
     matched = torch.zeros(len(labels), len(model_names))
     matched[:, places] = labels
     return matched
+
+
+def read_label_names(path: str | None) -> list[str] | None:
+    """The lines of a text file of class names; None for None.
+
+    Raises:
+        ValueError: if there is no such file, or a name is empty or stands twice.
+    """
+    if path is None:
+        return None
+    if not Path(path).is_file():
+        raise ValueError(f"--label_names {path}: no such file")
+    names = Path(path).read_text(encoding="utf-8").splitlines()
+    wrong = [name for name in names if not name.strip() or names.count(name) > 1]
+    if wrong or len(names) < 2:
+        raise ValueError(
+            f"--label_names {path}: wanted two or more lines, each another name, but found {wrong[:1] or names}"
+        )
+    return names

@@ -87,4 +87,37 @@ def run_pictures(log, scores, samples, labels, spec, model, examples) -> Iterato
     captions = figures.prediction_captions(drawn["logits"][:4], labels, thresholds is not None)
     device = next(model.parameters()).device
     few = torch.as_tensor(pixel_values[:4]).to(device)
-    yield from figures.model_figures(model, drawn["images"][:4], few, captions).items()
+    yield from model_figures(model, drawn["images"][:4], few, captions).items()
+
+
+def model_figures(model, images: torch.Tensor, pixel_values: torch.Tensor, captions: list[str]) -> dict[str, Figure]:
+    """`figures.attention` of a few images, by every method that gives one map, and the `figures.inside` of a model, by their names.
+
+    A head that is all zero, as before training, has no gradient: its methods are then left out.
+
+    Args:
+        model: an `HFViTForImageClassification`.
+        images: uint8 (n, C, H, W), C 1 or 3.
+        pixel_values: (n, C, H, W), the same as the model takes them.
+        captions: n texts.
+    """
+    methods = (
+        figures.METHODS
+        if model.classifier.weight.any()
+        else {name: figures.METHODS[name] for name in ("mean", "rollout")}
+    )
+    maps = torch.stack(
+        [model.attention_maps(pixel_values, -1, method).cpu() for method in methods], dim=1
+    )  # (n, k, h, w)
+    embeddings, config = model.vit.embeddings, model.config
+    patches = embeddings.patch_embeddings
+    with_table = config.position_embedding not in ("rotary", "none")
+    return {
+        "attention": figures.attention(images, maps, list(methods.values()), captions),
+        "inside": figures.inside(
+            patches.projection.weight if patches.by_convolution else None,
+            embeddings.positions_on_grid(config.grid_size)[1][0] if with_table else None,
+            config.grid_size,
+            model.attention_distances(pixel_values),
+        ),
+    }

@@ -477,25 +477,6 @@ def changed_arguments(saved: dict, args: TrainArguments) -> list[str]:
     return found
 
 
-def read_label_names(path: str | None) -> list[str] | None:
-    """The lines of a text file of class names; None for None.
-
-    Raises:
-        ValueError: if there is no such file, or a name is empty or stands twice.
-    """
-    if path is None:
-        return None
-    if not Path(path).is_file():
-        raise ValueError(f"--label_names {path}: no such file")
-    names = Path(path).read_text(encoding="utf-8").splitlines()
-    wrong = [name for name in names if not name.strip() or names.count(name) > 1]
-    if wrong or len(names) < 2:
-        raise ValueError(
-            f"--label_names {path}: wanted two or more lines, each another name, but found {wrong[:1] or names}"
-        )
-    return names
-
-
 def parse_overrides(text: str | None) -> dict:
     """`"hidden_size=64,pooling=mean"` -> `{"hidden_size": 64, "pooling": "mean"}`."""
     parts = re.split(r",(?![^\[]*\])", text or "")  # not at the comma of image_size=[32,48]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hf_vit.data.augment import augment
-from hf_vit.data.columns import count_labels
+from hf_vit.data.columns import count_labels, read_label_names
 from hf_vit.data.duplicates import also_in, thumbnail_vectors
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of, training_image_spec
@@ -23,7 +23,7 @@ from hf_vit.data.splits import prepare_splits
 from hf_vit.data.streaming import ImageStream, prepare_stream
 from hf_vit.system.escapes import as_license
 from hf_vit.system.hardware import own_cores
-from hf_vit.training.arguments import TrainArguments, read_label_names
+from hf_vit.training.arguments import TrainArguments
 
 
 MAX_PAIRS = 10**9  # of a scored image and one to train on, that are compared before a run

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hf_vit.data.columns import read_label_names
 from hf_vit.training import arguments, pretrain_arguments
-from hf_vit.training.arguments import parse_args, parse_overrides, read_label_names, to_yaml
+from hf_vit.training.arguments import parse_args, parse_overrides, to_yaml
 
 
 NEEDED = ["--dataset_name", "photos", "--output_dir", "runs/x", "--preset", "tiny-patch16-224"]
