@@ -31,7 +31,15 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--model_name_or_path", help=features)
     flag = parser.add_argument_group("output").add_argument
     flag("--output_file", required=True, help="page to write, .html")
-    flag("--overwrite", type=bool, default=False, help="replace the page and its tables")
+    flag(
+        "--overwrite",
+        type=bool,
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="true|false",
+        help="replace the page and its tables",
+    )
     flag = parser.add_argument_group("hardware").add_argument
     flag("--per_device_eval_batch_size", type=int, default=256, help="images of a forward pass")
     flag("--num_workers", type=int, default=4, help="processes that decode images")

@@ -33,7 +33,15 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--image_column", help="column of images; by default found by its feature type")
     flag = parser.add_argument_group("output").add_argument
     flag("--output_file", required=True, help="file to write, .parquet or .npy")
-    flag("--overwrite", type=bool, default=False, help="replace the output file")
+    flag(
+        "--overwrite",
+        type=bool,
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="true|false",
+        help="replace the output file",
+    )
     flag = parser.add_argument_group("hardware").add_argument
     flag("--per_device_eval_batch_size", type=int, default=128, help="images a process and a forward pass")
     flag("--num_workers", type=int, default=4, help="processes that decode images")

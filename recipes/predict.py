@@ -29,7 +29,15 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--image_column", help="column of images; by default found by its feature type")
     flag = parser.add_argument_group("output").add_argument
     flag("--output_file", required=True, help="file to write, .csv or .parquet")
-    flag("--overwrite", type=bool, default=False, help="replace the output file")
+    flag(
+        "--overwrite",
+        type=bool,
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="true|false",
+        help="replace the output file",
+    )
     flag("--top_k", type=int, default=5, help="labels an image; 0 for the probabilities of all")
     flag = parser.add_argument_group("hardware").add_argument
     flag("--per_device_eval_batch_size", type=int, default=128, help="images a process and a forward pass")

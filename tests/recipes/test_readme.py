@@ -61,7 +61,8 @@ def desk(tmp_path_factory, tiny_fields, demo_run):
             Image.fromarray(rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)).save(
                 desk / "photos" / label / f"{index}.{'png' if index % 2 == 0 else 'jpg'}"
             )
-    (desk / "new_photos").symlink_to(desk / "photos")
+    for name in ("labelled", "new_photos", "unsorted"):
+        (desk / name).symlink_to(desk / "photos")
     return desk
 
 
@@ -83,14 +84,14 @@ def test_python_blocks_run(block, desk, monkeypatch, capsys):
 def test_every_page_has_the_blocks_that_are_run_here():
     assert len(PYTHON) == 7
     assert {name.rpartition("/")[2]: len(commands) for name, commands in COMMANDS.items() if commands} == {
-        "README.md": 5,
+        "README.md": 6,
         "attention-maps.md": 1,
         "gpu.md": 1,
         "predicting.md": 3,
         "presets.md": 1,
         "pretraining.md": 3,
         "sharing.md": 5,
-        "your-own-images.md": 10,
+        "your-own-images.md": 11,
     }
 
 
