@@ -10,45 +10,26 @@ was fitted without that image contradicts it. Nothing of the data is changed.
 
 import argparse
 
-from command_line import Parser
+from command_line import Parser, add_column_flags, add_hardware_flags, add_output_flags, refuse_less
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(__doc__, "--dataset_name DATA --output_file FILE [--flag value ...]", accelerated=True)
-    flag = parser.add_argument_group("data").add_argument
+    group = parser.add_argument_group("data")
+    flag = group.add_argument
     flag("--dataset_name", required=True, help="Hub id, local folder or file, or fashion-mnist-mini")
     flag("--dataset_config", help="configuration of the data set, if it has several")
     flag("--splits", help="splits to look at, such as train,validation; by default all")
-    flag("--image_column", help="column of images; by default found by its feature type")
-    flag("--label_column", help="column of labels; by default found by its feature type")
-    flag("--label_names", help="text file of class names, one per line, if the labels are bare numbers")
-    flag("--label_separator", help='what stands between several labels of an image, such as ";"')
-    flag("--label_columns", help="columns of 0 and 1, one for each of several labels, such as cat,dog,bird")
+    add_column_flags(group)
     flag = parser.add_argument_group("model").add_argument
     features = (
         "run, model folder or Hub id, whose features tell which labels are suspect; by default none are looked for"
     )
     flag("--model_name_or_path", help=features)
-    flag = parser.add_argument_group("output").add_argument
-    flag("--output_file", required=True, help="page to write, .html")
-    flag(
-        "--overwrite",
-        type=bool,
-        nargs="?",
-        const=True,
-        default=False,
-        metavar="true|false",
-        help="replace the page and its tables",
-    )
-    flag = parser.add_argument_group("hardware").add_argument
-    flag("--per_device_eval_batch_size", type=int, default=256, help="images of a forward pass")
-    flag("--num_workers", type=int, default=4, help="processes that decode images")
-    precision = "auto: bf16 where the hardware is fast at it"
-    flag("--mixed_precision", choices=("auto", "no", "bf16", "fp16"), default="auto", help=precision)
+    add_output_flags(parser.add_argument_group("output"), ".html")
+    add_hardware_flags(parser, batch_size=256)
     args = parser.parse_args(argv)
-    for name, least in (("per_device_eval_batch_size", 1), ("num_workers", 0)):
-        if getattr(args, name) < least:
-            parser.error(f"argument --{name}: {getattr(args, name)} was given, {least} or more was wanted")
+    refuse_less(parser, args, per_device_eval_batch_size=1, num_workers=0)
     parser.check_output_file(args.output_file)
     parser.refuse_mistyped_paths(MODEL=args.model_name_or_path, dataset_name=args.dataset_name)
     return args

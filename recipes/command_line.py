@@ -46,3 +46,48 @@ def import_light(name: str) -> ModuleType:
 
 
 Parser = import_light("hf_vit.system.command_line").Parser
+
+
+def add_column_flags(group):
+    """The flags that say where images and labels are in a data set."""
+    flag = group.add_argument
+    flag("--image_column", help="column of images; by default found by its feature type")
+    flag("--label_column", help="column of labels; by default found by its feature type")
+    flag("--label_names", help="text file of class names, one per line, if the labels are bare numbers")
+    flag("--label_separator", help='what stands between several labels of an image, such as ";"')
+    flag("--label_columns", help="columns of 0 and 1, one for each of several labels, such as cat,dog,bird")
+
+
+def add_unlabelled_flags(parser: Parser):
+    """The flags of a script that reads images without labels."""
+    flag = parser.add_argument_group("images").add_argument
+    flag(
+        "--dataset_name", required=True,
+        help="folder of images, image file, text file of image files, table, data file, Hub id, or fashion-mnist-mini",
+    )  # fmt: skip
+    flag("--dataset_config", help="configuration of the data set, if it has several")
+    flag("--split", help="split of the data set, if it has several")
+    flag("--image_column", help="column of images; by default found by its feature type")
+
+
+def add_output_flags(group, endings: str):
+    """The flags of a script whose result is one file, `endings` such as ".csv or .parquet"."""
+    group.add_argument("--output_file", required=True, help=f"file to write, {endings}")
+    switch = dict(type=bool, nargs="?", const=True, default=False, metavar="true|false")
+    group.add_argument("--overwrite", **switch, help="replace the output file")
+
+
+def add_hardware_flags(parser: Parser, batch_size: int):
+    """The flags of a script that computes the answers of a model."""
+    flag = parser.add_argument_group("hardware").add_argument
+    flag("--per_device_eval_batch_size", type=int, default=batch_size, help="images a process and a forward pass")
+    flag("--num_workers", type=int, default=4, help="processes that decode images")
+    precision = "auto: bf16 where the hardware is fast at it"
+    flag("--mixed_precision", choices=("auto", "no", "bf16", "fp16"), default="auto", help=precision)
+
+
+def refuse_less(parser: Parser, args, **least: int):
+    """End the script if a flag is less than its least value."""
+    for name, smallest in least.items():
+        if getattr(args, name) < smallest:
+            parser.error(f"argument --{name}: {getattr(args, name)} was given, {smallest} or more was wanted")

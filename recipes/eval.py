@@ -11,7 +11,7 @@ import argparse
 import json
 from pathlib import Path
 
-from command_line import Parser
+from command_line import Parser, add_column_flags, add_hardware_flags, refuse_less
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -22,7 +22,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--token_merging", type=int, default=0, metavar="R",
         help="patches merged in each layer: faster, a little less accurate (arXiv 2210.09461)",
     )  # fmt: skip
-    flag = parser.add_argument_group("data").add_argument
+    group = parser.add_argument_group("data")
+    flag = group.add_argument
     flag("--dataset_name", required=True, help="Hub id, local folder or file, or fashion-mnist-mini")
     flag("--dataset_config", help="configuration of the data set, if it has several")
     flag("--split", help="split to evaluate on; by default validation, else test")
@@ -31,17 +32,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help="split that trains a k-NN and linear classifiers on the frozen features, from 1, 5 and 10 images per class "
         "(mean of 3 draws); the head is then evaluated only if it knows the labels; by default there is no probe",
     )
-    flag("--image_column", help="column of images; by default found by its feature type")
-    flag("--label_column", help="column of labels; by default found by its feature type")
-    flag("--label_names", help="text file of class names, one per line, if the labels are bare numbers")
-    flag("--label_separator", help='what stands between several labels of an image, such as ";"')
-    flag("--label_columns", help="columns of 0 and 1, one for each of several labels, such as cat,dog,bird")
+    add_column_flags(group)
     flag("--on_bad_image", choices=("stop", "skip"), default="stop", help="what to do with unreadable images")
-    flag = parser.add_argument_group("hardware").add_argument
-    flag("--per_device_eval_batch_size", type=int, default=256, help="images a process and a forward pass")
-    flag("--num_workers", type=int, default=4, help="processes that decode images")
-    precision = "auto: bf16 where the hardware is fast at it"
-    flag("--mixed_precision", choices=("auto", "no", "bf16", "fp16"), default="auto", help=precision)
+    add_hardware_flags(parser, batch_size=256)
     flag = parser.add_argument_group("results").add_argument
     flag(
         "--output_file",
@@ -49,9 +42,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "each image goes into a table beside it: x.json and x.predictions.csv; by default neither is written",
     )
     args = parser.parse_args(argv)
-    for name, least in (("token_merging", 0), ("per_device_eval_batch_size", 1), ("num_workers", 0)):
-        if getattr(args, name) < least:
-            parser.error(f"argument --{name}: {getattr(args, name)} was given, {least} or more was wanted")
+    refuse_less(parser, args, token_merging=0, per_device_eval_batch_size=1, num_workers=0)
     parser.check_output_file(args.output_file)
     parser.refuse_mistyped_paths(MODEL=args.model_name_or_path, dataset_name=args.dataset_name)
     return args

@@ -11,7 +11,7 @@ FILE.unreadable.txt. If the command is stopped, the same command goes on.
 
 import argparse
 
-from command_line import Parser
+from command_line import Parser, add_hardware_flags, add_output_flags, add_unlabelled_flags, refuse_less
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -19,35 +19,13 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(__doc__, usage, accelerated=True)
     flag = parser.add_argument_group("model").add_argument
     flag("--model_name_or_path", required=True, help="run, model folder, Hub id or ONNX file of an image classifier")
-    flag = parser.add_argument_group("images").add_argument
-    flag(
-        "--dataset_name", required=True,
-        help="folder of images, image file, text file of image files, table, data file, Hub id, or fashion-mnist-mini",
-    )  # fmt: skip
-    flag("--dataset_config", help="configuration of the data set, if it has several")
-    flag("--split", help="split of the data set, if it has several")
-    flag("--image_column", help="column of images; by default found by its feature type")
-    flag = parser.add_argument_group("output").add_argument
-    flag("--output_file", required=True, help="file to write, .csv or .parquet")
-    flag(
-        "--overwrite",
-        type=bool,
-        nargs="?",
-        const=True,
-        default=False,
-        metavar="true|false",
-        help="replace the output file",
-    )
-    flag("--top_k", type=int, default=5, help="labels an image; 0 for the probabilities of all")
-    flag = parser.add_argument_group("hardware").add_argument
-    flag("--per_device_eval_batch_size", type=int, default=128, help="images a process and a forward pass")
-    flag("--num_workers", type=int, default=4, help="processes that decode images")
-    precision = "auto: bf16 where the hardware is fast at it"
-    flag("--mixed_precision", choices=("auto", "no", "bf16", "fp16"), default="auto", help=precision)
+    add_unlabelled_flags(parser)
+    group = parser.add_argument_group("output")
+    add_output_flags(group, ".csv or .parquet")
+    group.add_argument("--top_k", type=int, default=5, help="labels an image; 0 for the probabilities of all")
+    add_hardware_flags(parser, batch_size=128)
     args = parser.parse_args(argv)
-    for name, least in (("top_k", 0), ("per_device_eval_batch_size", 1), ("num_workers", 0)):
-        if getattr(args, name) < least:
-            parser.error(f"argument --{name}: {getattr(args, name)} was given, {least} or more was wanted")
+    refuse_less(parser, args, top_k=0, per_device_eval_batch_size=1, num_workers=0)
     parser.refuse_mistyped_paths(MODEL=args.model_name_or_path, dataset_name=args.dataset_name)
     return args
 
