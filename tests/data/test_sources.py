@@ -168,10 +168,10 @@ def test_a_hub_that_cannot_be_reached_is_not_tried_again(online, monkeypatch):
         online(None),
         pytest.raises(
             ValueError,
-            match=r"photos: there is no such folder .*, and the Hub cannot be reached .*its cache has no copy",
+            match=r"nowhere_kept: there is no such folder .*, and the Hub cannot be reached .*its cache has no copy",
         ),
     ):
-        load_splits("photos")
+        load_splits("nowhere_kept")
 
 
 def test_a_table_whose_text_names_no_image_files_is_an_error(tmp_path):

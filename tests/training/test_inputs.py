@@ -9,6 +9,7 @@ from image_data import dataset
 
 from hf_vit.training import inputs
 from hf_vit.training.arguments import TrainArguments
+from hf_vit.training.classification import Classification
 
 
 @pytest.fixture
@@ -28,7 +29,8 @@ def read(tmp_path):
             "config_overrides": sizes,
             **flags,
         }
-        return inputs.read_data(TrainArguments(**flags), accelerator, printed.append)[0], printed
+        args = TrainArguments(**flags)
+        return inputs.read_data(args, Classification(args, accelerator), accelerator, printed.append)[0], printed
 
     return read
 
