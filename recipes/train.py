@@ -1,3 +1,8 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["hf_vit[recipes]"]
+# tool.uv.sources.hf_vit = { path = "..", editable = true }
+# ///
 """Train or fine-tune a Vision Transformer on any image data set: one run, top to bottom.
 
     python recipes/train.py --config demo
@@ -5,8 +10,8 @@
     python recipes/train.py --dataset_name photos --preset tiny-patch16-224 --output_dir runs/scratch
     accelerate launch --config_file recipes/accelerate/ddp.yaml --num_processes 2 recipes/train.py --config cifar10
 
---config names a preset of recipes/configs or a YAML file of flags (`hf_vit.training.arguments.TrainArguments`), and flags override
-it. A run that was killed continues by the same command, as if nothing had happened. The run folder then holds
+--config names a preset of recipes/configs or a YAML file of flags (`hf_vit.training.arguments.TrainArguments`); flags override it.
+A run that was killed continues by the same command, as if nothing had happened. The run folder then holds
 
     config.yaml     the resolved arguments; `--config` on it repeats the run
     metrics.jsonl   a line per log step and per evaluation
@@ -30,10 +35,10 @@ import sys
 import time
 from pathlib import Path
 
-from command_line import Parser, answer_signals, import_light
-
 
 if __name__ == "__main__":  # the imports take seconds
+    from command_line import Parser, answer_signals, import_light
+
     answer_signals()
     ARGUMENTS = import_light("hf_vit.training.arguments").parse_args(sys.argv[1:], __doc__)
     paths = ("dataset_name", "model_name_or_path", "teacher_name_or_path")
@@ -76,14 +81,15 @@ TEMPLATE = Path(__file__).resolve().with_name("model_card.md")
 SECONDS_BETWEEN_CHECKPOINTS = 300
 
 
-def main(args: TrainArguments, task, report):
+def main(args: TrainArguments, task, report, signals: Signals | None = None):
     """A run, from its start or its last checkpoint to its report.
 
     Args:
         task: the class of what is learned, such as `Classification`.
         report: called with the trained run and its state.
+        signals: those of a notebook; if not given, the process ends where a signal stops the run.
     """
-    signals, began = Signals(), time.monotonic()
+    signals, began = signals or Signals(), time.monotonic()
     refuse_nested_folders(args.dataset_name, args.output_dir)
     accelerator = set_up_accelerator(args)
     stop_watching = watch_for_failures()
@@ -139,15 +145,8 @@ def train(run: Run, state: TrainState) -> bool:
                 break
 
             began, input_before = time.monotonic(), state.seconds["input"]
-            rate = learning_rate(
-                state.step,
-                total_steps,
-                run.warmup_steps,
-                args.learning_rate,
-                args.lr_scheduler_type,
-                args.lr_decay_ratio,
-                args.lr_stages,
-            )
+            schedule = args.lr_scheduler_type, args.lr_decay_ratio, args.lr_stages
+            rate = learning_rate(state.step, total_steps, run.warmup_steps, args.learning_rate, *schedule)
             set_learning_rate(run.optimizers, rate)
             sums, norm, ids = forward_backward(run, state, batches)
             finite, stopped, checkpoint_due = agree(run, state, sums, norm, saved_at)
@@ -167,7 +166,7 @@ def train(run: Run, state: TrainState) -> bool:
             run.print(f"stopped in step {state.step + 1:,}: the same command goes on from step {run.saved_step:,}")
         raise
     finally:
-        if not stopped:  # else the process leaves at once, and its decoding workers with it
+        if not stopped or run.signals.in_notebook:  # else the process leaves at once, and its decoding workers with it
             batches.close()
         progress.bar.close()
     state.seconds["training"] += time.monotonic() - run.training_began
@@ -282,7 +281,7 @@ def leave(run: Run, stop_watching, code: int):
     run.signals.answer(signal.SIG_IGN)
     leave_together(run.accelerator, stop_watching)
     run.accelerator.end_training()
-    if run.accelerator.num_processes > 1 or code:  # gloo may hang at its end, a stream while it is read
+    if (run.accelerator.num_processes > 1 or code) and not run.signals.in_notebook:  # gloo may hang, or a stream
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -4,7 +4,7 @@ import sys
 import time
 
 import torch
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from hf_vit.system.hardware import peak_memory
 from hf_vit.training.run import Run
@@ -21,7 +21,9 @@ class ProgressBar:
             total=run.batches.total_steps,
             initial=state.step,
             unit="step",
-            mininterval=1 if sys.stderr.isatty() else 20,  # in a log file, a line now and then
+            mininterval=1
+            if sys.stderr.isatty() or run.signals.in_notebook
+            else 20,  # in a log file, a line now and then
             disable=not run.accelerator.is_main_process,
         )
 

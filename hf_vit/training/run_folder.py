@@ -33,7 +33,7 @@ _locked = []  # open files: a lock lasts as long as its file is open
 
 
 def lock(run: Path):
-    """Keep other runs out of a folder until this process ends, however it ends.
+    """Keep other runs out of a folder until `unlock`, or until this process ends, however it ends.
 
     The lock is the process's own (POSIX), so that decoding workers that outlive a killed run do not hold it.
 
@@ -77,6 +77,12 @@ def lock(run: Path):
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
     file.flush()
     _locked.append(file)
+
+
+def unlock():
+    """Let other runs into the folders that this process locked."""
+    while _locked:
+        _locked.pop().close()
 
 
 def find_checkpoint(run: Path, args: TrainArguments, accelerator) -> tuple[bool, dict | None, dict | None]:

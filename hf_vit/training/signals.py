@@ -9,6 +9,7 @@ from hf_vit.system.hardware import launched
 
 
 STOPPED = 75  # exit code after a signal: EX_TEMPFAIL of sysexits.h, "try again later"
+ANSWERED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class Signals:
@@ -17,10 +18,14 @@ class Signals:
     Before `training` is True there is nothing to save, and the process leaves at once with exit code `STOPPED`. A SIGINT
     after any of them kills it at once. If a launcher started the process, the launcher's end counts as a SIGTERM, because
     `accelerate launch` does not forward signals.
+
+    Args:
+        in_notebook: where any of these would end the process, raise KeyboardInterrupt instead: a kernel outlives its runs.
     """
 
-    def __init__(self):
-        self.asked, self.training = None, False
+    def __init__(self, in_notebook: bool = False):
+        self.asked, self.training, self.in_notebook = None, False, in_notebook
+        self.before = {number: signal.getsignal(number) for number in (*ANSWERED, signal.SIGCHLD)}
         self.answer(self._ask)
         if launched() and sys.platform == "linux":
             PR_SET_PDEATHSIG = 1
@@ -28,11 +33,20 @@ class Signals:
 
     @staticmethod
     def answer(handler):
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        for number in ANSWERED:
             signal.signal(number, handler)
 
+    def restore(self):
+        """Put back the handlers that were there, also that of SIGCHLD, which the data loader takes away."""
+        for number, handler in self.before.items():
+            signal.signal(number, handler or signal.SIG_DFL)  # None: it was not set from Python
+
     def _ask(self, number, frame):
-        if number == signal.SIGINT and self.asked is not None:
+        again = number == signal.SIGINT and self.asked is not None
+        if self.in_notebook and (again or not self.training):
+            self.asked = self.asked or signal.Signals(number).name
+            raise KeyboardInterrupt
+        if again:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
         self.asked = self.asked or signal.Signals(number).name

@@ -82,7 +82,7 @@ def test_python_blocks_run(block, desk, monkeypatch, capsys):
 
 
 def test_every_page_has_the_blocks_that_are_run_here():
-    assert len(PYTHON) == 7
+    assert len(PYTHON) == 8
     assert {name.rpartition("/")[2]: len(commands) for name, commands in COMMANDS.items() if commands} == {
         "README.md": 6,
         "attention-maps.md": 1,

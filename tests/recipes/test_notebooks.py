@@ -1,0 +1,213 @@
+"""A run by a Python call is that of the command, and leaves the process as it was."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import forked
+import nbformat
+import psutil
+import pytest
+from nbclient import NotebookClient
+
+from hf_vit.data import image_dataset
+from hf_vit.hub import pictures
+from hf_vit.training import run_folder
+from hf_vit.training.progress import ProgressBar
+
+
+HOUSE = Path(__file__).parents[2]
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)
+FLAGS = {
+    "config": "demo", "max_train_steps": 4, "train_fraction": 0.02, "per_device_train_batch_size": 32, "eval_steps": 2,
+    "config_overrides": "image_size=28,patch_size=14,hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=32",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder for PYTHONPATH that has the scripts of this checkout under the name that an installation gives them."""
+    site = tmp_path_factory.mktemp("site")
+    (site / "hf_vit_recipes").symlink_to(HOUSE / "recipes")
+    return site
+
+
+@pytest.fixture(scope="module", autouse=True)
+def train(site):
+    """`train`, without the pictures, which take most of the time of a tiny run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(site)
+        patch.setattr(pictures, "draw_run", lambda *_: None)
+        from hf_vit_recipes.notebooks import train
+
+        yield train
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def called(train, home):
+    return train(**FLAGS, output_dir=home / "called")
+
+
+@pytest.fixture(autouse=True)
+def process_is_as_before():
+    """After every call, whatever its end: handlers, child processes and locks."""
+    forked.server()
+    state = lambda: ([signal.getsignal(number) for number in SIGNALS], psutil.Process().children(), sys.argv)
+    before = state()
+    yield
+    assert state() == before
+    assert run_folder._locked == []
+
+
+@pytest.fixture
+def at_step(monkeypatch):
+    """at_step(number, act) calls `act` after that step of a run."""
+    update = ProgressBar.update
+
+    def patch(number, act):
+        def acting(self, run, state, *numbers):
+            update(self, run, state, *numbers)
+            if state.step == number:
+                act()
+
+        monkeypatch.setattr(ProgressBar, "update", acting)
+
+    return patch
+
+
+def test_a_call_returns_the_results_of_the_command(called, home):
+    flags = [f"--{name}={value}" for name, value in FLAGS.items()]
+    script = [HOUSE / "recipes" / "train.py", *flags, "--output_dir", home / "command"]
+    forked.run([sys.executable, "-W", "ignore", "-c", forked.THEN_THE_SCRIPT, *script], check=True)
+    command = json.loads((home / "command" / "results.json").read_text())
+    assert called == json.loads((home / "called" / "results.json").read_text())
+    assert called.keys() == command.keys()
+    for key in ("weights_sha256", "metrics", "intervals", "per_class"):
+        assert called[key] == command[key]
+    assert called["command"] == f"hf-vit train {' '.join(flags)} --output_dir={home / 'called'}"
+
+
+def test_a_finished_run_gives_its_results_at_once(train, called, at_step, home):
+    at_step(1, lambda: pytest.fail("it trains"))
+    assert train(**FLAGS, output_dir=home / "called") == called
+
+
+def test_an_interrupt_saves_and_the_same_call_goes_on_to_the_same_weights(train, called, at_step, monkeypatch, home):
+    monkeypatch.setattr(image_dataset, "CACHE_BYTES", 0)  # so that there are decoding workers
+    flags = {**FLAGS, "num_workers": 1, "output_dir": home / "stopped"}
+    at_step(1, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt, match="stopped by SIGINT: the same call goes on from there"):
+        train(**flags)
+    (saved,) = (home / "stopped" / "checkpoints").glob("step-*")
+    assert saved.name == "step-000002"
+    results = train(**flags)
+    assert results["resumed_at_steps"] == [2]
+    assert results["weights_sha256"] == called["weights_sha256"]
+
+
+@pytest.mark.parametrize("where", ["before the first step", "twice in a step"])
+def test_an_interrupt_with_nothing_to_wait_for_leaves_at_once(where, train, at_step, monkeypatch, tmp_path):
+    interrupt = lambda *_: signal.raise_signal(signal.SIGINT)
+    if where == "before the first step":
+        monkeypatch.setattr("hf_vit_recipes.train.build_run", interrupt)
+    else:
+        at_step(2, lambda: [interrupt(), interrupt()])
+    with pytest.raises(KeyboardInterrupt):
+        train(**FLAGS, output_dir=tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_signal_to_end_saves_and_then_reaches_the_kernel(train, at_step, tmp_path):
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    try:
+        at_step(1, lambda: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(KeyboardInterrupt, match="stopped by SIGTERM"):
+            train(**FLAGS, output_dir=tmp_path)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert received == [signal.SIGTERM]
+    assert (tmp_path / "checkpoints" / "step-000002").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"lr": 1e-3}, "^lr is not a flag of hf-vit train: did you mean learning_rate[?]$"),
+        ({"learning_rate": "fast"}, "^argument learning_rate: 'fast' was given, a number was wanted$"),
+        ({"config": "dmeo"}, "^config dmeo: no such file, and no preset of that name; did you mean config demo[?]$"),
+        ({"dataset_name": "runs/photo"}, "^dataset_name runs/photo"),
+    ],
+)
+def test_a_wrong_flag_is_a_value_error_that_names_it(flags, sentence, train, tmp_path, capsys):
+    with pytest.raises(ValueError, match=sentence):
+        train(**{**FLAGS, "output_dir": tmp_path, **flags})
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_folder_that_another_run_holds_is_left_alone(train, monkeypatch, tmp_path):
+    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 0.2)
+    holding = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX)"
+    line = [sys.executable, "-c", f"{holding}; print('held', flush=True); input()", tmp_path / ".lock"]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match=r"another run is at work in .* wait for its end"):
+            train(**FLAGS, output_dir=tmp_path)
+        other.communicate("\n")
+
+
+LAUNCHED = """
+import sys
+from accelerate import notebook_launcher
+from hf_vit.hub import pictures
+from hf_vit_recipes.notebooks import train
+
+pictures.draw_run = lambda *_: None
+folder, port, flags = sys.argv[1], sys.argv[2], eval(sys.argv[3])
+notebook_launcher(lambda: train(**flags, output_dir=folder), num_processes=2, use_port=port)
+"""
+
+
+def test_notebook_launcher_runs_it_in_several_processes(site, home):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = {**FLAGS, "per_device_train_batch_size": 16}
+    path = os.pathsep.join([str(site), str(HOUSE)])
+    process = forked.Forked(
+        [sys.executable, "-W", "ignore", "-c", f"import sys\nsys.path[:0] = {path.split(os.pathsep)}\n{LAUNCHED}",
+         home / "two", port, repr(flags)],
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+    )  # fmt: skip
+    output = "".join(process.communicate(timeout=120))
+    assert process.returncode == 0, output
+    results = json.loads((home / "two" / "results.json").read_text())
+    assert results["command"].startswith("hf-vit train --num_processes 2 --config=demo")
+
+
+def test_the_notebook_goes_from_photos_to_a_card_with_pictures(site, tmp_path, monkeypatch):
+    notebook = nbformat.read(HOUSE / "recipes" / "fine_tune.ipynb", as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.outputs for cell in code] == [[]] * len(code)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(HOUSE)]))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    client = NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()
+    printed = "".join(output.get("text", "") for cell in code for output in cell.outputs)
+    shown = [output for cell in code for output in cell.outputs if "image/png" in output.get("data", {})]
+    card = tmp_path / "runs" / "photos" / "model" / "README.md"
+    drawn = list(card.parent.glob("figures/*.png"))
+    assert len(drawn) > 5
+    assert len(shown) == 9 + len(drawn)
+    assert all(f"figures/{picture.name}" in card.read_text() for picture in drawn)
+    assert "accuracy" in printed
+    assert "USER/photos" in printed
