@@ -17,13 +17,12 @@ class ProgressBar:
     def __init__(self, run: Run, state: TrainState):
         self.log_steps = run.args.log_steps or max(1, min(10, run.batches.total_steps // 20))
         self.logged_step, self.logged_at = state.step, time.monotonic()
+        watched = sys.stderr.isatty() or run.signals.in_notebook  # in a log file, a line now and then
         self.bar = tqdm(
             total=run.batches.total_steps,
             initial=state.step,
             unit="step",
-            mininterval=1
-            if sys.stderr.isatty() or run.signals.in_notebook
-            else 20,  # in a log file, a line now and then
+            mininterval=1 if watched else 20,
             disable=not run.accelerator.is_main_process,
         )
 
