@@ -105,7 +105,8 @@ def notes_of(folder):
 def start(folder, launcher, *flags, output_dir=None, **environment):
     """train.py through `launcher`, words that stand before the script; notes go beside `folder`."""
     script = folder.with_name("watched.py")
-    script.write_text(WATCHED + forked.THEN_THE_SCRIPT)
+    if not script.exists():  # written again, it would be empty for a moment, when the process before may read it
+        script.write_text(WATCHED + forked.THEN_THE_SCRIPT)
     flags = [*FLAGS, *flags] if "--dataset_name" not in flags else flags
     line = [sys.executable, "-W", "ignore", *launcher, script, TRAIN, *flags, "--output_dir", output_dir or folder]
     environment = {
