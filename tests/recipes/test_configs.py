@@ -72,7 +72,13 @@ def checkpoint(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * path.stem.startswith("imagenet"))
+        for path in CONFIGS
+    ],
+)
 def test_a_preset_trains(path, checkpoint, tmp_path):
     script = "pretrain" if path.stem.startswith("pretrain-") else "train"
     args = {"train": arguments, "pretrain": pretrain_arguments}[script].parse_args(["--config", str(path)])
@@ -85,7 +91,8 @@ def test_a_preset_trains(path, checkpoint, tmp_path):
         flags += ["--model_name_or_path", checkpoint]
         if args.config_overrides:
             flags += ["--config_overrides", args.config_overrides]
-    done = forked.run([sys.executable, "-W", "ignore", HOUSE / "recipes" / f"{script}.py", *flags], cwd=tmp_path)
+    line = [sys.executable, "-W", "ignore", "-c", forked.THEN_THE_SCRIPT, HOUSE / "recipes" / f"{script}.py"]
+    done = forked.run([*line, *flags], cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "loss" in line] == [1, 2, 3]

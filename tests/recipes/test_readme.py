@@ -40,6 +40,7 @@ COMMANDS = {
     ]
     for name, page in PAGES.items()
 }
+LONG_PAGES = {f"recipes/docs/{name}.md" for name in ("pretraining", "sharing", "your-own-images")}
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,13 @@ def test_every_page_has_the_blocks_that_are_run_here():
     }
 
 
-@pytest.mark.parametrize("commands", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize(
+    "commands",
+    [
+        pytest.param(commands, id=name, marks=[pytest.mark.slow] * (name in LONG_PAGES))
+        for name, commands in COMMANDS.items()
+    ],
+)
 def test_commands_run_in_their_order(commands, desk, hub, tmp_path):
     for command in commands:
         script, *flags = shlex.split(command.replace("USER/", "alice/"))[1:]
@@ -143,6 +150,7 @@ if [ "$1" = requeue ]; then echo $2 >> queue; else echo 127.0.0.1; fi
 """
 
 
+@pytest.mark.slow
 def test_the_slurm_script_requeues_a_stopped_job_and_ends_with_a_finished_one(desk, tmp_path):
     (script,) = re.findall(r"```bash\n(#!.*?)```", PAGES["recipes/docs/slurm.md"], re.DOTALL)
     with socket.socket() as free:
