@@ -1,14 +1,16 @@
 """Scripts in forks of a process that has imported the libraries: each starts in a fraction of the seconds that these take.
 
 `run` and `Forked` take a command line as `subprocess.run` and `Popen` do. What a script does before its imports, and what it
-imports itself, is for tests that start Python anew.
+imports itself, is for tests that start Python anew. `group_of_two` is for two processes that train together.
 """
 
+import atexit
 import functools
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -86,6 +88,27 @@ else:
 """
 
 
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def group_of_two() -> list[dict[str, str]]:
+    """Environment variables of either rank of two processes that train together, without a launcher."""
+    group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    group |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    return [{**group, "RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+
+
+@functools.cache
+def home() -> str:
+    """The folder of what they print; it goes when this process ends."""
+    folder = tempfile.mkdtemp(prefix="forked-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 @functools.cache
 def server() -> subprocess.Popen:
     """One for all tests of this process; it ends with it, when its input does."""
@@ -102,7 +125,7 @@ class Forked:
     def __init__(self, line, cwd=".", env=None, together=False):
         self.args = [str(part) for part in line]
         assert self.args[:3] == [sys.executable, "-W", "ignore"], self.args
-        self.folder = Path(tempfile.mkdtemp(prefix="forked-"))
+        self.folder = Path(tempfile.mkdtemp(dir=home()))
         self.files = [self.folder / "stdout", self.folder / ("stdout" if together else "stderr")]
         order = {
             "argv": self.args[3:], "cwd": str(cwd), "env": {**os.environ} if env is None else env, "exit": str(self.folder / "exit"),

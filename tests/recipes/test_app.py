@@ -15,6 +15,7 @@ import urllib.request
 import zlib
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -112,9 +113,7 @@ class Server:
 def serving(folder, *line, cwd=None, **environment):
     """`python *line` as a process that serves a page on a free port, until the block ends."""
     folder.mkdir(exist_ok=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = forked.free_port()
     usual = {
         name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "GRADIO_ANALYTICS_ENABLED")
     }

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -178,9 +177,7 @@ notebook_launcher(lambda: train(**flags, output_dir=folder), num_processes=2, us
 
 
 def test_notebook_launcher_runs_it_in_several_processes(site, home):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = forked.free_port()
     flags = {**FLAGS, "per_device_train_batch_size": 16}
     path = os.pathsep.join([str(site), str(HOUSE)])
     process = forked.Forked(

@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -153,9 +152,7 @@ if [ "$1" = requeue ]; then echo $2 >> queue; else echo 127.0.0.1; fi
 @pytest.mark.slow
 def test_the_slurm_script_requeues_a_stopped_job_and_ends_with_a_finished_one(desk, tmp_path):
     (script,) = re.findall(r"```bash\n(#!.*?)```", PAGES["recipes/docs/slurm.md"], re.DOTALL)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        script = script.replace("29500", str(free.getsockname()[1]))
+    script = script.replace("29500", forked.free_port())
     flags = "demo.yaml --output_dir runs/slurm --train_fraction 0.05 --max_train_steps 60 --log_steps 1"
     (desk / ".venv" / "bin").mkdir(parents=True)
     (desk / ".venv" / "bin" / "activate").touch()

@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import shutil
-import socket
 import sys
 import tarfile
 from io import BytesIO
@@ -92,12 +91,6 @@ hardware.use_all_cores = lambda: None  # threads that wait for each other starve
 """
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
-
-
 def notes_of(folder):
     return folder.with_name(f"{folder.name}-notes")
 
@@ -133,9 +126,7 @@ def one(folder, *flags, code=0):
 
 def two(folder, *flags, code=0, **environment):
     """Two processes without a launcher, whose exit codes are their own."""
-    group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in (0, 1)]
-    return finish([start(folder, [], *flags, **group, **rank, **environment) for rank in ranks], code)
+    return finish([start(folder, [], *flags, **rank, **environment) for rank in forked.group_of_two()], code)
 
 
 def two_launched(folder, config, *flags):
@@ -145,7 +136,16 @@ def two_launched(folder, config, *flags):
 
 def two_nodes(folder, *flags, code=0, **environment):
     """Two machines of one process each; they share no disk to write to."""
-    group = ["--nnodes", "2", "--nproc_per_node", "1", "--master_addr", "127.0.0.1", "--master_port", free_port()]
+    group = [
+        "--nnodes",
+        "2",
+        "--nproc_per_node",
+        "1",
+        "--master_addr",
+        "127.0.0.1",
+        "--master_port",
+        forked.free_port(),
+    ]
     places = (folder, folder.with_name(f"{folder.name}-of-second-node"))
     return finish(
         [

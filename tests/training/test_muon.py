@@ -1,12 +1,12 @@
 """Claims about Muon: what it computes, in how many products and in which type, on whole matrices wherever their parts lie."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 from accelerate import Accelerator
@@ -226,16 +226,12 @@ dist.destroy_process_group()
 
 
 def test_sharded_matrices_are_orthogonalized_whole_and_each_process_keeps_its_part_of_the_momentum():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
     processes = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", SHARDED], cwd=Path(__file__).parents[2], text=True,
-            stdout=subprocess.PIPE, env={**os.environ, **group, "RANK": rank, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE, env={**os.environ, **rank},
         )
-        for rank in ("0", "1")
+        for rank in forked.group_of_two()
     ]  # fmt: skip
     printed = [process.communicate(timeout=120)[0].split() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]

@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -234,13 +233,8 @@ def test_a_killed_run_goes_on_to_the_same_bits(plain, run, home):
 
 
 def test_two_processes_train_as_one_does(plain, home):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    group["GLOO_SOCKET_IFNAME"] = "lo"
     half = ("--per_device_train_batch_size", "4")
-    processes = [start(home, "two", 0, *half, **group, RANK=rank, LOCAL_RANK=rank) for rank in ("0", "1")]
+    processes = [start(home, "two", 0, *half, **rank) for rank in forked.group_of_two()]
     printed = [process.communicate(150)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], printed
     for key in ("loss", "eval_loss"):

@@ -6,11 +6,11 @@ import json
 import math
 import os
 import platform
-import socket
 import subprocess
 import sys
 from types import SimpleNamespace
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -974,20 +974,13 @@ def test_two_processes_get_every_row_once_and_the_same(accelerator, tmp_path, ti
     images = torch.randint(0, 256, (7, 3, 16, 16), dtype=torch.uint8)
     shares = [([[0, 3], [5]], [[1], [6, 2]]), ([[6, 4, 3, 2, 1]], [])]
     torch.save((model, images, FORM, shares, str(tmp_path / "found")), tmp_path / "given")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launched = dict(
-        WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1"
-    )
-    launched |= dict(ACCELERATE_USE_CPU="true", GLOO_SOCKET_IFNAME="lo")
     processes = [
         subprocess.Popen(
             [sys.executable, str(script), str(tmp_path / "given")],
-            env={**os.environ, **launched, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env={**os.environ, **rank, "ACCELERATE_USE_CPU": "true"},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
-        for rank in (0, 1)
+        for rank in forked.group_of_two()
     ]  # fmt: skip
     printed = [process.communicate(timeout=100)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], printed

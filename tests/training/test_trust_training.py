@@ -4,7 +4,6 @@ import json
 import math
 import os
 import shutil
-import socket
 import sys
 from pathlib import Path
 
@@ -349,20 +348,6 @@ def train(cwd, *flags, before="", code=0):
     return ended([started(cwd, before, TRAIN, *FLAGS, "--num_workers", "0", *flags)], [code])[0]
 
 
-def group_of_two():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    common = {
-        "WORLD_SIZE": "2",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in (0, 1)]
-
-
 @pytest.fixture
 def photos(tmp_path):
     """A working directory with photos/ in it: two classes of colour, 8 images each to train on, 4 to score."""
@@ -587,7 +572,7 @@ rank, over = dist.get_rank(), watch_for_failures()
 
 
 def pair(tmp_path, code, codes):
-    return ended([started(tmp_path, PAIR + code, **rank) for rank in group_of_two()], codes)
+    return ended([started(tmp_path, PAIR + code, **rank) for rank in forked.group_of_two()], codes)
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -663,7 +648,7 @@ module.augment = broken
 
 def test_an_error_of_any_kind_in_any_process_ends_a_run_with_that_error(photos):
     flags = [*FLAGS, "--per_device_train_batch_size", "2", "--num_workers", "0", "--output_dir", "run"]
-    printed = ended([started(photos, BROKEN, TRAIN, *flags, **rank) for rank in group_of_two()], [1, 1])
+    printed = ended([started(photos, BROKEN, TRAIN, *flags, **rank) for rank in forked.group_of_two()], [1, 1])
     assert "stopped, because process 1 failed: RuntimeError: one process is out of luck" in printed[0]
     assert "Traceback" not in printed[0]
     assert "RuntimeError: one process is out of luck" in printed[1]
