@@ -81,11 +81,11 @@ TEMPLATE = Path(__file__).resolve().with_name("model_card.md")
 SECONDS_BETWEEN_CHECKPOINTS = 300
 
 
-def main(args: TrainArguments, task, report, signals: Signals | None = None):
-    """A run, from its start or its last checkpoint to its report.
+def main(args: TrainArguments, task_class, report, signals: Signals | None = None):
+    """A run, from its start or its last checkpoint to its report; of pretrain.py and of notebooks too.
 
     Args:
-        task: the class of what is learned, such as `Classification`.
+        task_class: what is learned, `Classification` or another `Task`.
         report: called with the trained run and its state.
         signals: those of a notebook; if not given, the process ends where a signal stops the run.
     """
@@ -102,7 +102,7 @@ def main(args: TrainArguments, task, report, signals: Signals | None = None):
 
     if saved is not None:
         keep_defaults(args, saved["config"])
-    run = build_run(args, task(args, accelerator), accelerator, signals, began)
+    run = build_run(args, task_class(args, accelerator), accelerator, signals, began)
     state = start_or_resume(run, saved, tensors)
     del tensors  # as large as the model and its optimizers
     if not run.data.selects_best:
@@ -110,6 +110,7 @@ def main(args: TrainArguments, task, report, signals: Signals | None = None):
             "test images select nothing: the last weights are kept (a split called validation would keep the best)"
         )
     if train(run, state):
+        run.signals.reporting = True
         set_timeout(REPORT_TIMEOUT)
         report(run, state)
         leave(run, stop_watching, 0)
@@ -166,7 +167,7 @@ def train(run: Run, state: TrainState) -> bool:
             run.print(f"stopped in step {state.step + 1:,}: the same command goes on from step {run.saved_step:,}")
         raise
     finally:
-        if not stopped or run.signals.in_notebook:  # else the process leaves at once, and its decoding workers with it
+        if not stopped or run.signals.in_notebook:  # a process that leaves need not wait for its workers: they end too
             batches.close()
         progress.bar.close()
     state.seconds["training"] += time.monotonic() - run.training_began
@@ -211,8 +212,7 @@ def agree(run: Run, state: TrainState, sums, norm, saved_at: float) -> tuple[boo
     finite = is_finite(sums[0], norm, scale)
     flags = torch.tensor([run.signals.asked is not None, due and accelerator.is_main_process], device=finite.device)
     counts = accelerator.reduce(torch.cat([~finite.view(1), flags]).float(), "sum").tolist()
-    not_finite, stopped, due = (count > 0 for count in counts)
-    return not not_finite, stopped, due
+    return counts[0] == 0, counts[1] > 0, counts[2] > 0
 
 
 def note_skipped_step(run: Run, state: TrainState, rate: float, ids: torch.Tensor):
@@ -281,7 +281,9 @@ def leave(run: Run, stop_watching, code: int):
     run.signals.answer(signal.SIG_IGN)
     leave_together(run.accelerator, stop_watching)
     run.accelerator.end_training()
-    if (run.accelerator.num_processes > 1 or code) and not run.signals.in_notebook:  # gloo may hang, or a stream
+    if (
+        run.accelerator.num_processes > 1 or code
+    ) and not run.signals.in_notebook:  # threads of gloo or of a stream may hang at exit
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

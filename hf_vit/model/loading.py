@@ -61,7 +61,7 @@ class CheckpointSource:
     reset_mismatched: bool = False
 
 
-# Of the model that is loading: transformers calls what reads its config and its tensors without a way to hand them more.
+# Of the model that is loading: transformers itself calls what reads its config and its tensors, and hands nothing on.
 CURRENT_SOURCE: ContextVar[CheckpointSource | None] = ContextVar("current_source", default=None)
 
 
@@ -73,8 +73,8 @@ class LoadingMixin:
         """Load our own repos and every public format in `hf_vit/formats`; arguments as in transformers.
 
         `image_size=`, `patch_size=` and `num_channels=` may differ from the checkpoint: its weights are then adapted, see
-        `resize_input`. So may `num_labels=`: only the head is then reset. `ignore_mismatched_sizes=True` resets every tensor
-        of another shape, and a subclass with a head of its own starts from any base checkpoint. One log line says what was done.
+        `resize_input`. So may `num_labels=`, and the head be absent: it alone is then reset. `ignore_mismatched_sizes=True` resets
+        every tensor of another shape; a subclass with a head of its own starts from any base checkpoint. One log line says so.
 
         Raises:
             ValueError: if any other tensor is missing, unexpected, duplicate, mis-shaped or not finite (see `non_finite`),
@@ -164,7 +164,7 @@ class LoadingMixin:
 
     @staticmethod
     def _finalize_model_loading(model, load_config, loading_info):
-        """As in transformers, but every difference between checkpoint and model is accepted by name, or an error."""
+        """As in transformers, which fills what is missing; then every difference is accepted by name, or an error."""
         source = CURRENT_SOURCE.get()
         if loading_info.conversion_errors:
             name, error = next(iter(loading_info.conversion_errors.items()))  # a traceback, what was raised, and where
@@ -352,12 +352,13 @@ def check_loading_info(model, info: dict, source: CheckpointSource):
 def accept_new_head(model, missing: set, mismatched: dict, source: CheckpointSource):
     """A missing or mis-shaped head is reset as a whole; half of it is a broken file."""
     head = {name for name in missing | set(mismatched) if name.startswith(("classifier.", "pre_logits."))}
-    classifier, pre_logits = ({f"{part}.weight", f"{part}.bias"} for part in ("classifier", "pre_logits"))
-    if head not in (classifier, classifier | pre_logits) or len(classifier & missing) == 1:
+    parts = ("classifier", "pre_logits") if any(name.startswith("pre_logits.") for name in head) else ("classifier",)
+    tensors = [{f"{part}.weight", f"{part}.bias"} for part in parts]
+    if head != set().union(*tensors) or any(len(both & missing) == 1 for both in tensors):
         return
     found = mismatched["classifier.weight"][0][0] if "classifier.weight" in mismatched else "none"
-    part = "classifier" if head == classifier else "classifier and pre_logits"
-    source.notes.append(f"{part} reset to {model.config.num_labels} labels (the checkpoint has {found})")
+    what = " and ".join(parts)
+    source.notes.append(f"{what} reset to {model.config.num_labels} labels (the checkpoint has {found})")
     missing -= head
     for name in head & set(mismatched):
         del mismatched[name]

@@ -2,7 +2,7 @@
 
 `HFViTEmbeddings.positions_on_grid` gives the positions of a forward pass. Images of another size than the config's have another
 grid, for which `resample_position_embeddings` resamples learned ones; tables and angles are computed for the grid. `resize_input`
-(resizing.py), which `from_pretrained(image_size=...)` calls, resamples them once and for all.
+(resizing.py), which loading.py calls for `from_pretrained(image_size=...)`, resamples them once and for all.
 
 Letters of the shapes: h w rows and columns of patches, N = h * w, T all tokens, D hidden size, A heads, K head size, B batch.
 """

@@ -125,6 +125,7 @@ class ResizingMixin:
             positions = torch.cat(embeddings.positions_on_grid(new), dim=1)
             embeddings.position_embeddings = nn.Parameter(positions, embeddings.position_embeddings.requires_grad)
             notes.append(f"positions resampled from a grid of {as_text(old)} to {as_text(new)}")
+        # Last: `positions_on_grid` reads the old grid from this config, which all modules share.
         for name in INPUT_FIELDS:
             setattr(self.config, name, getattr(wanted, name))
         return notes

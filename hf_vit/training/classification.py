@@ -1,4 +1,4 @@
-"""Classification, as what a run learns: its data, model, targets and loss, and how it is evaluated."""
+"""The task of train.py: data, model, targets and loss of a classifier, and how it is evaluated."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,10 +49,7 @@ class Scored:
 
 
 class Classification:
-    """One label an image, or several; with a teacher, distillation of its answers.
-
-    A run calls, in this order, `load_rows`, `build_model` and `set_up`, and then the others at each step and evaluation.
-    """
+    """A `Task`: one label an image, or several; with a teacher, distillation of its answers."""
 
     has_accuracy = True
 

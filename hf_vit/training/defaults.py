@@ -102,7 +102,7 @@ def fill_defaults(args: TrainArguments, images: int | None, hidden_size: int, pr
         args.learning_rate, head_rate, layer_decay = default_rates(method, images, hidden_size)
         if method in ("full", "lora") and args.head_learning_rate is None:
             args.head_learning_rate = head_rate
-        if args.layer_decay is None:
+        if args.layer_decay is None:  # where a rate is given, `parse_args` has set it to 1
             args.layer_decay = layer_decay
     if args.per_device_train_batch_size is None:
         args.per_device_train_batch_size = default_batch_size(method, images, processes)

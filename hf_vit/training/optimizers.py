@@ -27,7 +27,7 @@ def split_decay(model: nn.Module) -> tuple[list[str], list[str]]:
 
 
 def layer_id(name: str, num_layers: int) -> int:
-    """0 for parameters of the embeddings, i + 1 of layer i, num_layers + 1 after the layers."""
+    """0 for parameters of the embeddings, i + 1 of layer i, num_layers + 1 after the layers, a decoder among them."""
     layer = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
     if layer:
         return int(layer[1]) + 1
@@ -40,9 +40,9 @@ def parameter_groups(
     """The trainable parameters as an optimizer takes them, each group with its names and its `lr_scale`.
 
     Layer-wise learning rate decay (BEiT, arXiv 2106.08254, section 3.2): k layers below the head, the rate is
-    layer_decay ** k of the head's. 1 makes two groups: with weight decay and without. The rate of the head, which a new set of
-    classes sets to zero, is `head_scale` times what it would be (arXiv 2202.10054: a backbone that moves before its head fits
-    is distorted).
+    layer_decay ** k of the head's. The classifier, whose weights start at zero for new classes, learns at `head_scale` times its
+    rate (arXiv 2202.10054: a backbone that moves before its head fits is distorted). With both at 1 there are two groups: with
+    weight decay and without.
     """
     decayed, undecayed = split_decay(model)
     layers = model.config.num_hidden_layers
@@ -74,7 +74,7 @@ def build_optimizers(
     Call `set_learning_rate` before each step.
     """
     decayed = set(split_decay(model)[0])
-    is_hidden = lambda name: kind == "muon" and name in decayed and "layers." in name
+    is_hidden = lambda name: kind == "muon" and name in decayed and "layers." in name  # also "decoder_layers."
     hidden, others = [], []
     for group in parameter_groups(model, weight_decay, layer_decay, head_scale):
         for groups, wanted in ((hidden, True), (others, False)):

@@ -1,4 +1,4 @@
-"""Learning from images without labels, as what a run learns: a masked autoencoder, or a teacher's features."""
+"""The task of pretrain.py: a masked autoencoder of images without labels, or a student of a teacher's features."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,10 +44,9 @@ class Scored:
 
 
 class PreTraining:
-    """The pixels of masked patches (`HFViTForPreTraining`); with a teacher, its features (`FeatureDistillation`).
+    """A `Task`: the pixels of masked patches (`HFViTForPreTraining`); with a teacher, its features (`FeatureDistillation`).
 
     Labels teach nothing. Where each image has one, they say how good the encoder's pooled features are, by k nearest neighbours.
-    The methods are those of `Classification`.
     """
 
     has_accuracy = False

@@ -34,6 +34,7 @@ from hf_vit.training.optimizers import build_optimizers
 from hf_vit.training.run_folder import STARTED, clear, continue_run
 from hf_vit.training.signals import Signals
 from hf_vit.training.state import TrainState
+from hf_vit.training.task import Task
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Run:
     """A run in this process. What is saved of it is its `TrainState` and the tensors of model, optimizers and average.
 
     Args:
-        task: what is learned, a `Classification` or a `PreTraining`.
+        task: what is learned.
         began: when `main` began, on the monotonic clock.
         unsharded: takes the weights of all processes, to score and save them; the model itself if it is not sharded.
         backbone: the network without its head.
@@ -53,7 +54,7 @@ class Run:
     """
 
     args: TrainArguments
-    task: object
+    task: Task
     accelerator: object
     signals: Signals
     began: float

@@ -15,8 +15,8 @@ ANSWERED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 class Signals:
     """SIGTERM, SIGINT and SIGUSR1 as requests to the training loop: `asked` is the name of the first one, or None.
 
-    Before `training` is True there is nothing to save, and the process leaves at once with exit code `STOPPED`. A SIGINT
-    after any of them kills it at once. If a launcher started the process, the launcher's end counts as a SIGTERM, because
+    Before `training` is True there is nothing to save, and the process leaves at once with exit code `STOPPED`. Once `reporting`
+    is, the little that is left is done first. A SIGINT after any of them kills it at once. If a launcher started the process, the launcher's end counts as a SIGTERM, because
     `accelerate launch` does not forward signals.
 
     Args:
@@ -24,7 +24,7 @@ class Signals:
     """
 
     def __init__(self, in_notebook: bool = False):
-        self.asked, self.training, self.in_notebook = None, False, in_notebook
+        self.asked, self.training, self.reporting, self.in_notebook = None, False, False, in_notebook
         self.before = {number: signal.getsignal(number) for number in (*ANSWERED, signal.SIGCHLD)}
         self.answer(self._ask)
         if launched() and sys.platform == "linux":
@@ -50,7 +50,9 @@ class Signals:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
         self.asked = self.asked or signal.Signals(number).name
-        if self.training:
+        if self.reporting:
+            self._say(f"{self.asked}: training is over, and the report is finished first; Ctrl-C leaves at once")
+        elif self.training:
             self._say(f"{self.asked}: saving after this step; Ctrl-C leaves at once")
         else:
             self._say(f"stopped by {self.asked} before the first step")
