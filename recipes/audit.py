@@ -45,11 +45,9 @@ from pathlib import Path
 import datasets
 import pandas as pd
 import torch
-from accelerate import Accelerator
 from jinja2 import Environment
-from transformers.utils import logging
 
-from hf_vit.data.columns import count_labels, has_several_labels, read_label_names
+from hf_vit.data.columns import column_arguments, count_labels, has_several_labels
 from hf_vit.data.decoding import open_image
 from hf_vit.data.duplicates import ThumbnailDataset, duplicate_groups, thumbnail_vectors
 from hf_vit.data.image_dataset import ImageDataset
@@ -64,11 +62,11 @@ from hf_vit.evaluation.label_errors import contradicted_labels, out_of_fold_prob
 from hf_vit.evaluation.prediction import predict
 from hf_vit.evaluation.prediction_table import image_names, join_labels
 from hf_vit.evaluation.result_files import check_output_file
-from hf_vit.system import hardware
 from hf_vit.system.errors import run_script
 from hf_vit.system.escapes import csv_cell, printable
 from hf_vit.system.files import write_text
 from hf_vit.system.progress import progress_bar
+from hf_vit.training.setup import set_up_evaluation
 
 
 PAGE = Path(__file__).resolve().with_name("audit.html")
@@ -88,10 +86,8 @@ def read_rows(args) -> tuple[datasets.Dataset, list[str]]:
     wanted = args.splits.split(",") if args.splits else list(loaded)
     if unknown := [name for name in wanted if name not in loaded]:
         raise ValueError(f"--splits {args.splits}: the data set has no split {unknown[0]!r}, only {', '.join(loaded)}")
-    columns = (args.image_column, args.label_column, read_label_names(args.label_names))
-    columns = (*columns, args.label_separator, args.label_columns)
     chosen = {name: loaded[name] for name in wanted}
-    splits, labels = select_and_encode(chosen, dict(zip(wanted, wanted, strict=True)), *columns)
+    splits, labels = select_and_encode(chosen, dict(zip(wanted, wanted, strict=True)), **column_arguments(args))
     parts = []
     for name, data in splits.items():
         _, files = ThumbnailDataset(data).sources(torch.arange(len(data)))
@@ -221,14 +217,9 @@ def write_csv(file: Path, table: pd.DataFrame):
 
 def main(args: argparse.Namespace):
     output = check_output_file(args.output_file, (".html",), args.overwrite)
-    accelerator = Accelerator(mixed_precision=hardware.pick_precision(args.mixed_precision, hardware.device_type()))
+    accelerator = set_up_evaluation(args.mixed_precision)
     if accelerator.num_processes > 1:
         raise ValueError("one process looks at all images: run it without `accelerate launch` or --num_processes")
-    if accelerator.device.type == "cpu":
-        hardware.use_all_cores()
-        hardware.keep_memory()
-    datasets.disable_progress_bars()
-    logging.disable_progress_bar()
     rows, labels = read_rows(args)
     if args.model_name_or_path is not None and has_several_labels(rows):
         raise ValueError("--model_name_or_path is for images with one label, and these have several: leave it out")

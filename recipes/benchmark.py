@@ -23,7 +23,7 @@ import datetime
 import json
 from pathlib import Path
 
-from command_line import Parser
+from command_line import Parser, refuse_less
 
 
 PARTS = ("model", "loading", "loader", "budget", "savings", "merging", "memory")
@@ -37,8 +37,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--output_file", type=Path, help="JSON file for the figures; its other parts are kept; by default none"
     )
     args = parser.parse_args(argv)
-    if args.repeats < 1:
-        parser.error(f"argument --repeats: {args.repeats} was given, 1 or more was wanted")
+    refuse_less(parser, args, repeats=1)
     parser.check_output_file(args.output_file)
     return args
 

@@ -38,7 +38,7 @@ from transformers.utils import logging
 from hf_vit.data.decoding import open_image
 from hf_vit.data.image_files import allowed_files, read_file, read_image_bytes
 from hf_vit.data.sources import EMBEDDED, load_splits
-from hf_vit.data.splits import describe_scored, prepare_splits
+from hf_vit.data.splits import default_split, describe_scored, prepare_splits
 from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
 from hf_vit.evaluation.multi_label import thresholds_of
 from hf_vit.evaluation.scores import headline
@@ -72,8 +72,7 @@ def open_images(names: list[str], channels: int) -> list[tuple[str, Image.Image]
     """Images, each with its file name, or with its true label if it comes from a data set."""
     if is_data(names):
         splits = load_splits(names[0])
-        split = next((name for name in ("test", "validation", "val") if name in splits), next(iter(splits)))
-        splits, labels, _ = prepare_splits(splits, train_split=None, eval_split=split)
+        splits, labels, _ = prepare_splits(splits, train_split=None, eval_split=default_split(splits))
         rows = splits["eval"].shuffle(seed=1).select(range(min(NUM_SAMPLES, len(splits["eval"]))))
         items = [
             {"bytes": read_image_bytes(item, allowed_files(rows)), "path": item["path"]} for item in rows["image"]

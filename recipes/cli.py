@@ -42,7 +42,9 @@ def main():
         lines = "\n".join(f"    {name:<{width}}  {text}" for name, text in COMMANDS.items())
         print(f"usage: hf-vit COMMAND [--flag value ...]\n\n{__doc__.strip()}\n\ncommands:\n{lines}")
     elif name == "--version":
-        print(f"hf_vit {version()}")
+        from importlib import metadata
+
+        print(f"hf_vit {metadata.version('hf_vit')}")
     elif name not in COMMANDS:
         print(f"hf-vit: error: {name} is not a command; wanted one of {', '.join(COMMANDS)}", file=sys.stderr)
         sys.exit(2)
@@ -89,12 +91,6 @@ def take_flag(flags: list[str], name: str) -> tuple[str | None, list[str]]:
             print(f"hf-vit: error: --{name} has no value", file=sys.stderr)
             sys.exit(2)
     return value, others
-
-
-def version() -> str:
-    from importlib import metadata
-
-    return metadata.version("hf_vit")
 
 
 if __name__ == "__main__":

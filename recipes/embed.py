@@ -35,10 +35,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 if __name__ == "__main__":
     ARGUMENTS = parse_args()  # before the imports, which take seconds
 
-import datasets
-from accelerate import Accelerator
-from transformers.utils import logging
-
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
 from hf_vit.data.unlabelled import UnlabelledImages, UnlabelledRows, load_unlabelled
@@ -53,8 +49,8 @@ from hf_vit.evaluation.result_files import (
     write_npy,
     write_table,
 )
-from hf_vit.system import hardware
 from hf_vit.system.errors import run_script
+from hf_vit.training.setup import set_up_evaluation
 
 
 def write_embeddings(file, count: int, parts: Parts, images: UnlabelledRows):
@@ -74,12 +70,7 @@ def main(args: argparse.Namespace):
         raise ValueError(
             f"{folder} gives logits and nothing else: name the run or the model folder that it was exported from"
         )
-    accelerator = Accelerator(mixed_precision=hardware.pick_precision(args.mixed_precision, hardware.device_type()))
-    if accelerator.device.type == "cpu":
-        hardware.use_all_cores()
-        hardware.keep_memory()
-    datasets.disable_progress_bars()
-    logging.disable_progress_bar()
+    accelerator = set_up_evaluation(args.mixed_precision)
     with accelerator.main_process_first():
         images = load_unlabelled(args.dataset_name, args.dataset_config, args.split, args.image_column)
     model, processor = load_classifier(folder).to(accelerator.device), load_processor(folder)

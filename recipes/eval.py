@@ -51,12 +51,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds
     ARGUMENTS = parse_args()
 
-import datasets
-from accelerate import Accelerator
-from transformers.utils import logging
-
 from hf_vit import HFViTForImageClassification
-from hf_vit.data.columns import has_several_labels, match_labels, read_label_names
+from hf_vit.data.columns import column_arguments, has_several_labels, match_labels
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
@@ -69,10 +65,10 @@ from hf_vit.evaluation.prediction import predict
 from hf_vit.evaluation.prediction_table import prediction_table
 from hf_vit.evaluation.probes import probe
 from hf_vit.evaluation.scores import classification_report, compute_metrics
-from hf_vit.system import hardware
 from hf_vit.system.errors import run_script
 from hf_vit.system.escapes import printable
 from hf_vit.system.files import write_text
+from hf_vit.training.setup import set_up_evaluation
 
 
 def read_splits(args) -> tuple[dict, list[str], str]:
@@ -81,11 +77,7 @@ def read_splits(args) -> tuple[dict, list[str], str]:
         load_splits(args.dataset_name, args.dataset_config),
         train_split=args.probe_split,
         eval_split=args.split,
-        image_column=args.image_column,
-        label_column=args.label_column,
-        label_names=read_label_names(args.label_names),
-        label_separator=args.label_separator,
-        label_columns=args.label_columns,
+        **column_arguments(args),
     )
     if args.probe_split is not None and has_several_labels(splits["eval"]):
         raise ValueError("--probe_split scores one label an image, and these have several: leave it out")
@@ -131,12 +123,7 @@ def print_details(details: dict):
 
 def main(args: argparse.Namespace):
     args.model_name_or_path = model_folder(args.model_name_or_path, onnx=True)
-    accelerator = Accelerator(mixed_precision=hardware.pick_precision(args.mixed_precision, hardware.device_type()))
-    if accelerator.device.type == "cpu":
-        hardware.use_all_cores()
-        hardware.keep_memory()
-    datasets.disable_progress_bars()
-    logging.disable_progress_bar()
+    accelerator = set_up_evaluation(args.mixed_precision)
     with accelerator.main_process_first():
         splits, labels, eval_split = read_splits(args)
     model = load_model(args).to(accelerator.device)
@@ -170,8 +157,7 @@ def main(args: argparse.Namespace):
         print(json.dumps(metrics, indent=2))
         if args.output_file:
             results = {**metrics, "model": args.model_name_or_path, "data": args.dataset_name, **details}
-            with open(args.output_file, "w") as file:
-                json.dump(results, file, indent=2)
+            write_text(Path(args.output_file), json.dumps(results, indent=2))
         if args.output_file and details:
             table = prediction_table(*images.sources(seen), matched, logits, names, thresholds)
             write_text(Path(args.output_file).with_suffix(".predictions.csv"), table)

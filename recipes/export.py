@@ -24,25 +24,22 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from command_line import Parser
+from command_line import Parser, add_column_flags
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(__doc__, "MODEL [--flag value ...]")
     parser.add_argument("model", metavar="MODEL", help="run folder; or model folder or Hub id of an image classifier")
     parser.add_argument("--output_dir", help="folder to write; of a run folder RUN/export if not given")
-    flag = parser.add_argument_group("data").add_argument
+    group = parser.add_argument_group("data")
+    flag = group.add_argument
     flag(
         "--dataset_name",
         help="images to evaluate on: Hub id, local folder or file, or fashion-mnist-mini; of a run its own",
     )
     flag("--dataset_config", help="configuration of the data set, where it has several")
     flag("--split", help="split to evaluate on; by default validation, else test; of a run what it evaluated on")
-    flag("--image_column", help="column of images; found by its feature type if not given")
-    flag("--label_column", help="column of labels; found by its feature type if not given")
-    flag("--label_names", help="text file of class names, a line each, where labels are bare numbers")
-    flag("--label_separator", help='what stands between several labels of an image, such as ";"')
-    flag("--label_columns", help="columns of 0 and 1, one for each of several labels, such as cat,dog,bird")
+    add_column_flags(group)
     flag("--on_bad_image", choices=("stop", "skip"), help="images that cannot be read; if not given: stop")
     args = parser.parse_args(argv)
     parser.refuse_mistyped_paths(MODEL=args.model, dataset_name=args.dataset_name)
@@ -62,7 +59,7 @@ import transformers
 from huggingface_hub import try_to_load_from_cache
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_NAME
 
-from hf_vit.data.columns import match_labels, read_label_names
+from hf_vit.data.columns import column_arguments, match_labels
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
@@ -70,7 +67,6 @@ from hf_vit.data.normalization import normalize
 from hf_vit.data.sampling import sequential_batches
 from hf_vit.data.sources import load_splits
 from hf_vit.data.splits import prepare_splits
-from hf_vit.data.streaming import prepare_stream
 from hf_vit.evaluation.classifiers import load_processor, model_folder
 from hf_vit.evaluation.multi_label import check_task, given_labels, thresholds_of
 from hf_vit.evaluation.onnx_classifier import onnx_model
@@ -79,9 +75,10 @@ from hf_vit.system import environment
 from hf_vit.system.errors import run_script
 from hf_vit.system.files import atomic_dir, checksum
 from hf_vit.training import arguments
+from hf_vit.training.inputs import load_rows
 
 
-COLUMN_FLAGS = ("image_column", "label_column", "label_separator", "label_columns")
+COLUMN_FLAGS = ("image_column", "label_column", "label_names", "label_separator", "label_columns")
 BATCH_SIZE = 256  # of the evaluation; in int8, the activations of a batch share their scale
 EXPORT_FILES = {"onnx", "model.pt2", "export.json"}
 
@@ -112,24 +109,16 @@ def rows_to_evaluate(args, run: Path | None):
     asked = args
     if args.dataset_name is None:
         asked = arguments.parse_args(["--config", str(run / "config.yaml")])
-        for name in ("dataset_config", *COLUMN_FLAGS, "label_names", "on_bad_image"):
+        for name in ("dataset_config", *COLUMN_FLAGS, "on_bad_image"):
             setattr(asked, name, getattr(args, name) or getattr(asked, name))
-    columns = {name: getattr(asked, name) for name in COLUMN_FLAGS}
-    columns["label_names"] = read_label_names(asked.label_names)
     as_trained = args.dataset_name is None and args.split is None
-    choice = dict(train_split=None, eval_split=args.split)
     if as_trained:
-        choice = dict(train_split=asked.train_split, eval_split=asked.eval_split)
-    if as_trained and asked.streaming:
-        splits = load_splits(asked.dataset_name, asked.dataset_config, streaming=True)
-        _, rows, labels, split = prepare_stream(splits, **columns, **choice)
+        splits, _, labels, split = load_rows(asked)
     else:
-        if as_trained:
-            choice |= {name: getattr(asked, name) for name in ("eval_fraction", "train_fraction", "shots", "seed")}
-        splits, labels, split = prepare_splits(
-            load_splits(asked.dataset_name, asked.dataset_config), **columns, **choice
-        )
-        rows = splits["eval"]
+        splits = load_splits(asked.dataset_name, asked.dataset_config)
+        choice = {"train_split": None, "eval_split": args.split}
+        splits, labels, split = prepare_splits(splits, **column_arguments(asked), **choice)
+    rows = splits["eval"]
     if as_trained:
         was = json.loads((run / "results.json").read_text())["data"]
         gone = len(rows) - was["scored_images"]

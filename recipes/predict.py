@@ -33,10 +33,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 if __name__ == "__main__":
     ARGUMENTS = parse_args()  # before the imports, which take seconds
 
-import datasets
-from accelerate import Accelerator
-from transformers.utils import logging
-
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
 from hf_vit.data.unlabelled import UnlabelledImages, load_unlabelled
@@ -51,19 +47,14 @@ from hf_vit.evaluation.result_files import (
     prediction_columns,
     write_table,
 )
-from hf_vit.system import hardware
 from hf_vit.system.errors import run_script
+from hf_vit.training.setup import set_up_evaluation
 
 
 def main(args: argparse.Namespace):
     output = check_output_file(args.output_file, (".csv", ".parquet"), args.overwrite)
     folder = model_folder(args.model_name_or_path, onnx=True)
-    accelerator = Accelerator(mixed_precision=hardware.pick_precision(args.mixed_precision, hardware.device_type()))
-    if accelerator.device.type == "cpu":
-        hardware.use_all_cores()
-        hardware.keep_memory()
-    datasets.disable_progress_bars()
-    logging.disable_progress_bar()
+    accelerator = set_up_evaluation(args.mixed_precision)
     with accelerator.main_process_first():
         images = load_unlabelled(args.dataset_name, args.dataset_config, args.split, args.image_column)
     model, processor = load_classifier(folder, trained=True).to(accelerator.device), load_processor(folder)

@@ -59,7 +59,10 @@ def report(run: Run, state: TrainState):
     if not run.accelerator.is_main_process:
         return
     scores, folder = reports.publish_model(run), run.folder / "model"
-    draw(run, folder)
+    try:
+        draw(run, folder)
+    except Exception as error:  # hours of training are worth more than their pictures
+        run.print(f"not all pictures could be drawn ({type(error).__name__}: {error})")
     results = reports.collect_results(run, state, scores, {}, skipped)
     results["seconds"]["report"] = round(time.monotonic() - began, 1)
     results["warnings"] = find_pretraining_faults(run.args, results)

@@ -17,7 +17,7 @@ MODEL is a run, a model folder or a Hub id of any format that hf_vit reads. The 
 import argparse
 from pathlib import Path
 
-from command_line import Parser
+from command_line import Parser, add_column_flags, refuse_less
 
 
 METHODS = ("mean", "rollout", "gradient_rollout", "grad_cam")  # those of `attention_maps` with one map a layer
@@ -31,15 +31,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     group = parser.add_argument_group("data")
     source = group.add_mutually_exclusive_group(required=True)
     source.add_argument("--images", nargs="+", metavar="FILE", help="image files")
-    source.add_argument("--dataset_name", "--dataset", help="Hub id, local folder or file, or fashion-mnist-mini")
+    source.add_argument("--dataset_name", help="Hub id, local folder or file, or fashion-mnist-mini")
     group.add_argument("--dataset_config", help="configuration of the data set, if it has several")
     group.add_argument("--split", help="by default test, validation or val, or else the only one")
-    group.add_argument("--image_column", help="column of images; by default found by its feature type")
-    group.add_argument("--label_column", help="column of labels; by default found by its feature type")
-    group.add_argument("--label_separator", help='what stands between several labels of an image, such as ";"')
-    group.add_argument(
-        "--label_columns", help="columns of 0 and 1, one for each of several labels, such as cat,dog,bird"
-    )
+    add_column_flags(group)
     group.add_argument("--count", type=int, default=4, help="images of the data set in the pictures of attention")
     group = parser.add_argument_group("pictures")
     group.add_argument("--method", choices=METHODS, default="mean", help="of layers.png")
@@ -48,8 +43,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     where = "by default figures/ of a run, else runs/figures/MODEL"
     group.add_argument("--output_dir", type=Path, help=where)
     args = parser.parse_args(argv)
-    if args.count < 1:
-        parser.error(f"--count is {args.count}; wanted 1 or more")
+    refuse_less(parser, args, count=1)
     parser.refuse_mistyped_paths(MODEL=args.model, dataset_name=args.dataset_name)
     parser.check_images(args.images or [])
     return args
@@ -64,7 +58,7 @@ from accelerate import Accelerator
 from transformers.utils import logging
 
 from hf_vit import HFViTForImageClassification, figures
-from hf_vit.data.columns import match_labels
+from hf_vit.data.columns import column_arguments, match_labels
 from hf_vit.data.decoding import decode_rows, stack_images
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_files import read_file
@@ -73,7 +67,7 @@ from hf_vit.data.loader import data_loader
 from hf_vit.data.normalization import denormalize, normalize
 from hf_vit.data.sampling import sequential_batches
 from hf_vit.data.sources import load_splits
-from hf_vit.data.splits import describe_scored, prepare_splits
+from hf_vit.data.splits import default_split, describe_scored, prepare_splits
 from hf_vit.evaluation.classifiers import load_processor, model_folder
 from hf_vit.evaluation.multi_label import check_task, thresholds_of
 from hf_vit.evaluation.prediction import predict
@@ -107,15 +101,9 @@ def read_images(files: list[str], image_spec) -> torch.Tensor:
 
 def load_images(args, image_spec) -> tuple[ImageDataset, list[str], str]:
     """The images of the data set, its class names and the name of the split."""
-    splits, labels, split = prepare_splits(
-        load_splits(args.dataset_name, args.dataset_config),
-        train_split=None,
-        eval_split=args.split,
-        image_column=args.image_column,
-        label_column=args.label_column,
-        label_separator=args.label_separator,
-        label_columns=args.label_columns,
-    )
+    splits = load_splits(args.dataset_name, args.dataset_config)
+    choice = {"train_split": None, "eval_split": args.split or default_split(splits)}
+    splits, labels, split = prepare_splits(splits, **choice, **column_arguments(args))
     return ImageDataset(splits["eval"], image_spec), labels, split
 
 

@@ -388,7 +388,17 @@ def titles(figure):
 def test_visualize_writes_the_pictures_in_its_docstring(demo_run, photos, visualize, tmp_path):
     visualize(demo_run, "--images", "rgb.png", "grey.png", "--output_dir", tmp_path / "of images", write=True)
     check(tmp_path / "of images", OF_IMAGES)
-    command = [sys.executable, "-W", "ignore", RECIPE, demo_run, "--dataset", "fashion-mnist-mini", "--count", "2"]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        RECIPE,
+        demo_run,
+        "--dataset_name",
+        "fashion-mnist-mini",
+        "--count",
+        "2",
+    ]
     done = forked.run([*command, "--output_dir", "of data"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "of 2,000 images" in done.stdout
@@ -453,12 +463,20 @@ def test_visualize_says_in_one_sentence_what_is_wrong(flags, demo_run, visualize
         visualize(demo_run, *flags.split())
 
 
+def test_visualize_shows_a_folder_without_splits(demo_run, visualize, photos, tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            Image.open(photos / "rgb.png").save(tmp_path / name / f"{number}.png")
+    assert set(visualize(demo_run, "--dataset_name", tmp_path, "--count", 1)) >= OF_IMAGES
+
+
 def test_visualize_wants_a_model_and_one_source_of_images(demo_run, visualize, photos, capsys):
     with pytest.raises(SystemExit, match=r"^error: .*nowhere"):
         visualize(photos / "nowhere", "--images", "grey.png")
     with pytest.raises(SystemExit, match="2"):
-        visualize(demo_run, "--images", "grey.png", "--dataset", "fashion-mnist-mini")
+        visualize(demo_run, "--images", "grey.png", "--dataset_name", "fashion-mnist-mini")
     assert "not allowed with argument --images" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         visualize(demo_run)
-    assert "one of the arguments --images --dataset_name/--dataset is required" in capsys.readouterr().err
+    assert "one of the arguments --images --dataset_name is required" in capsys.readouterr().err

@@ -307,6 +307,12 @@ def match_labels(labels: torch.Tensor, names: list[str], id2label: dict[int, str
     return matched
 
 
+def column_arguments(args) -> dict:
+    """The arguments of `prepare_splits` that say where images and labels are in the data, from flags of the same names."""
+    names = ("image_column", "label_column", "label_separator", "label_columns")
+    return {"label_names": read_label_names(args.label_names), **{name: getattr(args, name) for name in names}}
+
+
 def read_label_names(path: str | None) -> list[str] | None:
     """The lines of a text file of class names; None for None.
 

@@ -99,7 +99,7 @@ class ImageDataset(torch.utils.data.Dataset):
         """
         named = self.rows.flatten().select_columns(["row", "image.path"])[index.tolist()]  # without the bytes
         folder = f"{self.files.folder}{os.sep}" if self.files.folder else ""
-        return named["row"], [(path or "").replace(folder, "") for path in named["image.path"]]
+        return named["row"], [(path or "").replace(folder, "", 1) for path in named["image.path"]]
 
     def __getitems__(self, ids: list[int]) -> dict:
         """A whole batch: `images` uint8 (b, C, H, W), `labels` (b,) or (b, L), `index` (b,), the ids without their epoch, and

@@ -126,9 +126,14 @@ def refuse_nested_folders(name: str, output_dir: str):
     )
 
 
+def is_saved_data_set(path: Path) -> bool:
+    """Whether `save_to_disk` wrote a folder."""
+    return (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file()
+
+
 def _load_folder(path: Path, config: str | None, streaming: bool):
     """A folder written by `save_to_disk`, of tar shards, of tables, or of images."""
-    if (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file():
+    if is_saved_data_set(path):
         saved = load_from_disk(str(path))
         splits = saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
         return restrict_files(splits, AllowedFiles(str(path)))

@@ -126,6 +126,11 @@ def _check_split_names(splits: DatasetDict, train_split: str | None, eval_split:
             )
 
 
+def default_split(splits: DatasetDict) -> str:
+    """The split whose images are shown: test or validation images, where there are such."""
+    return next((name for name in reversed(EVAL_SPLITS) if name in splits), next(iter(splits)))
+
+
 def describe_scored(scored: str) -> str:
     """What is scored, as `prepare_splits` names it, in words that follow "accuracy on"."""
     return "the held-out validation images" if scored.startswith("part of ") else f"the {scored} images"

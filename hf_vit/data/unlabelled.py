@@ -16,7 +16,7 @@ from hf_vit.data.folder_layout import IMAGE_SUFFIXES, UNREAD_SUFFIXES
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_files import AllowedFiles, RestrictedImage, allowed_files
 from hf_vit.data.image_spec import ImageSpec
-from hf_vit.data.sources import EMBEDDED, FILE_FORMATS, TABLES, load_splits
+from hf_vit.data.sources import EMBEDDED, FILE_FORMATS, TABLES, is_saved_data_set, load_splits
 from hf_vit.data.splits import stratified_holdout, stratified_subset
 
 
@@ -121,7 +121,7 @@ def load_unlabelled(
         return _named_files(path, path.parent, [line for line in map(str.strip, lines) if line])
     if is_file and path.suffix.lower() in FIND_SUFFIXES:
         return _named_files(path, path.parent, [path.name])
-    if name not in EMBEDDED and path.is_dir() and not _is_saved_data_set(path):
+    if name not in EMBEDDED and path.is_dir() and not is_saved_data_set(path):
         if names := _list_images(path):
             return _named_files(path, path, names)
         if not any(file.suffix.lower() in FILE_FORMATS for file in path.rglob("*")):
@@ -152,11 +152,6 @@ def load_unlabelled(
     rows = rows.select_columns([column])
     rows = rows if column == "image" else rows.rename_column(column, "image")
     return UnlabelledRows(rows, "file" if is_table else "row", {**source, "column": column})
-
-
-def _is_saved_data_set(path: Path) -> bool:
-    """Whether `save_to_disk` wrote a folder."""
-    return (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file()
 
 
 def _list_images(path: Path) -> list[str]:

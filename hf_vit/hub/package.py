@@ -15,7 +15,6 @@ from hf_vit.hub.pictures import draw_mistakes
 from hf_vit.hub.run_results import (
     FIGURES,
     FIGURES_WITH_IMAGES,
-    NUMBER,
     TRAINING_FILES,
     load_samples,
     num_channels,
@@ -32,7 +31,7 @@ from hf_vit.model.modeling_hf_vit import HFViTForImageClassification
 from hf_vit.system import run_files
 from hf_vit.system.files import checksum
 from hf_vit.system.hub_names import refuse_mistyped_path
-from hf_vit.system.run_files import OPTIONAL, SAMPLES
+from hf_vit.system.run_files import NUMBER, OPTIONAL, SAMPLES
 
 
 MISTAKES = ("mistaken_images", "mistaken_labels", "mistaken_logits")  # tensors of the samples

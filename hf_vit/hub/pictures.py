@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from hf_vit import figures
 from hf_vit.data.normalization import denormalize, normalize
 from hf_vit.evaluation.prediction_table import join_labels
+from hf_vit.model.attention_maps import GRADIENT_METHODS
 from hf_vit.system.fonts import legible_names
 
 
@@ -101,19 +102,16 @@ def model_figures(model, images: torch.Tensor, pixel_values: torch.Tensor, capti
         pixel_values: (n, C, H, W), the same as the model takes them.
         captions: n texts.
     """
-    methods = (
-        figures.METHODS
-        if model.classifier.weight.any()
-        else {name: figures.METHODS[name] for name in ("mean", "rollout")}
-    )
-    maps = torch.stack(
-        [model.attention_maps(pixel_values, -1, method).cpu() for method in methods], dim=1
-    )  # (n, k, h, w)
+    has_gradient = bool(model.classifier.weight.any())
+    methods = [method for method in figures.METHODS if has_gradient or method not in GRADIENT_METHODS]
+    maps = [model.attention_maps(pixel_values, -1, method).cpu() for method in methods]  # each (n, h, w)
     embeddings, config = model.vit.embeddings, model.config
     patches = embeddings.patch_embeddings
     with_table = config.position_embedding not in ("rotary", "none")
     return {
-        "attention": figures.attention(images, maps, list(methods.values()), captions),
+        "attention": figures.attention(
+            images, torch.stack(maps, dim=1), [figures.METHODS[method] for method in methods], captions
+        ),
         "inside": figures.inside(
             patches.projection.weight if patches.by_convolution else None,
             embeddings.positions_on_grid(config.grid_size)[1][0] if with_table else None,

@@ -16,7 +16,7 @@ from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_NAME
 from hf_vit.model.configuration_hf_vit import as_pair
 from hf_vit.system import run_files
 from hf_vit.system.hub_names import name_of_path
-from hf_vit.system.run_files import OPTIONAL, SAMPLES
+from hf_vit.system.run_files import NUMBER, OPTIONAL, SAMPLES
 
 
 TRAINING_FILES = ("results.json", "config.yaml", "metrics.jsonl", "confusion_matrix.csv")
@@ -25,7 +25,6 @@ FIGURES = (
 )  # fmt: skip
 FIGURES_WITH_IMAGES = ("predictions", "mistakes", "attention", "augmentations")  # that show images of the data set
 MAX_TRAINING_FILE_BYTES = 2**30  # the confusion matrix of 20,000 classes
-NUMBER = (int, float)
 RESULTS_SHAPE = {  # the part of results.json that a card shows
     **dict.fromkeys(("metrics_of", "mixed_precision", "hardware", "command", "answer"), str),
     **dict.fromkeys(("commit", "base_model_hub_id", "attention_query"), (OPTIONAL, str)),

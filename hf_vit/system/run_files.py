@@ -16,6 +16,7 @@ LARGEST_CONFIG = 2**20  # bytes of config.yaml, which PyYAML parses at about 100
 MANIFEST = "manifest.json"
 SAMPLES, NUM_SAMPLES = "samples.safetensors", 12  # images of those that were scored, drawn at random
 PREDICTIONS = "predictions.csv"  # of every scored image; it names files of the owner, and never leaves the run folder
+NUMBER = (int, float)
 OPTIONAL = object()  # in a `check_shape` dict: the key may be absent or null
 
 

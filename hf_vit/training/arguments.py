@@ -228,18 +228,11 @@ AT_LEAST_ONE = (
 POSITIVE = ("num_train_epochs", "learning_rate", "head_learning_rate", "lora_alpha", "distillation_temperature")
 NOT_NEGATIVE = (
     "weight_decay", "max_grad_norm", "mixup", "cutmix", "shift", "num_workers", "seed", "freeze_layers", "lora_rank",
-    "checkpointing_steps", "max_skipped_steps", "rand_magnitude", "warmup_ratio", "erase", "distillation_alpha",
-    "eval_fraction", "adam_beta1", "adam_beta2", "label_smoothing", "ema_decay", "lora_dropout", "color_jitter",
+    "checkpointing_steps", "max_skipped_steps",
 )  # fmt: skip
 BELOW_ONE = (
-    "eval_fraction",
-    "adam_beta1",
-    "adam_beta2",
-    "label_smoothing",
-    "ema_decay",
-    "lora_dropout",
-    "color_jitter",
-)
+    "eval_fraction", "adam_beta1", "adam_beta2", "label_smoothing", "ema_decay", "lora_dropout", "color_jitter",
+)  # fmt: skip
 AT_MOST_ONE = ("warmup_ratio", "erase", "distillation_alpha")
 PART = ("eval_crop", "train_fraction", "layer_decay", "crop_scale", "lr_decay_ratio", "first_stage")
 

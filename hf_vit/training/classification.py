@@ -13,7 +13,7 @@ from hf_vit.evaluation.calibration import fit_temperature, folded_temperature
 from hf_vit.evaluation.multi_label import DEFAULT_THRESHOLD, choose_thresholds
 from hf_vit.evaluation.prediction_table import image_names, prediction_table
 from hf_vit.evaluation.scores import classification_report, compute_metrics, headline, surest_mistakes
-from hf_vit.system.run_files import NUM_SAMPLES, PREDICTIONS, SAMPLES
+from hf_vit.system.run_files import NUM_SAMPLES, NUMBER, PREDICTIONS, SAMPLES
 from hf_vit.training.arguments import TrainArguments, parse_overrides
 from hf_vit.training.checkpoints import save_best
 from hf_vit.training.inputs import Batch, RunData, load_rows
@@ -27,9 +27,9 @@ from hf_vit.training.losses import (
     soft_targets,
 )
 from hf_vit.training.model import build_model
+from hf_vit.training.task import Scored
 
 
-NUMBER = (int, float)
 SCORES_SHAPE = {"metrics": {"accuracy": NUMBER, "loss": NUMBER}, "images": int, "confusion_matrix": list}
 MULTI_LABEL_SHAPE = {
     **SCORES_SHAPE,
@@ -39,13 +39,11 @@ MULTI_LABEL_SHAPE = {
 
 
 @dataclass
-class Scored:
-    """An evaluation: metrics, and logits (n, L), labels (n,) or (n, L) and rows (n,) of the images."""
+class ScoredLogits(Scored):
+    """With logits (n, L), and labels (n,) or (n, L)."""
 
-    metrics: dict
     logits: torch.Tensor
     labels: torch.Tensor
-    rows: torch.Tensor
 
 
 class Classification:
@@ -110,7 +108,7 @@ class Classification:
         """Of the scores.json that `keep_best` writes."""
         return MULTI_LABEL_SHAPE if self.data.several_labels else SCORES_SHAPE
 
-    def score(self, run, model) -> Scored | None:
+    def score(self, run, model) -> ScoredLogits | None:
         """An evaluation; None if a signal interrupted it."""
         images = self.data.eval_images
         stopped = lambda: run.signals.asked is not None
@@ -119,7 +117,8 @@ class Classification:
             return None
         logits, rows = predictions  # (n, L), (n,)
         labels = images.labels[rows]
-        return Scored(compute_metrics(logits, labels, self.choose_thresholds(logits, labels)), logits, labels, rows)
+        metrics = compute_metrics(logits, labels, self.choose_thresholds(logits, labels))
+        return ScoredLogits(metrics, rows, logits, labels)
 
     def merit(self, metrics: dict) -> tuple[float, float]:
         """By accuracy, or mean average precision; if equal by loss."""
@@ -137,7 +136,7 @@ class Classification:
             return choose_thresholds(logits, labels)
         return torch.full((labels.shape[1],), DEFAULT_THRESHOLD)
 
-    def keep_best(self, run, model, metrics: dict, scored: Scored):
+    def keep_best(self, run, model, metrics: dict, scored: ScoredLogits):
         """Write `checkpoints/best-N`: the model, its scores, all predictions, and samples of the images with labels and logits.
 
         The model that is written is calibrated on these images, unless they are for testing; which weights are the best is

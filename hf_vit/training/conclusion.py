@@ -80,7 +80,9 @@ def next_command(run: Run, script: str) -> str:
         if path and Path(run.args.dataset_name).is_dir() and Path(path).is_file():
             image = from_here(path)
         return shell_line(scripts / "classify.py", model, image)
-    return shell_line(scripts / "eval.py", "--model_name_or_path", model, "--dataset_name", run.args.dataset_name)
+    words = ["--model_name_or_path", model, "--dataset_name", run.args.dataset_name]
+    held_out = run.data.scored == f"part of {run.args.train_split}"
+    return shell_line(scripts / "eval.py", *words, *(["--split", run.args.train_split] if held_out else []))
 
 
 def closing_lines(run: Run, results: dict, script: str) -> str:

@@ -1,6 +1,5 @@
 """The task of pretrain.py: a masked autoencoder of images without labels, or a student of a teacher's features."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,7 +14,7 @@ from hf_vit.evaluation.probes import knn_accuracy
 from hf_vit.model.configuration_hf_vit import as_pair
 from hf_vit.model.masked_autoencoder import HFViTForPreTraining
 from hf_vit.model.modeling_hf_vit import HFViTModel
-from hf_vit.system.run_files import SAMPLES
+from hf_vit.system.run_files import NUMBER, SAMPLES
 from hf_vit.training.arguments import parse_overrides
 from hf_vit.training.checkpoints import save_best
 from hf_vit.training.classification import draw_samples
@@ -25,22 +24,14 @@ from hf_vit.training.masking import masking_noise
 from hf_vit.training.model import build_encoder
 from hf_vit.training.pretrain_arguments import PretrainArguments
 from hf_vit.training.run import own_batches
+from hf_vit.training.task import Scored
 
 
-NUMBER = (int, float)
 DECODER_FLAGS = (
     "decoder_hidden_size", "decoder_num_hidden_layers", "decoder_num_attention_heads", "decoder_intermediate_size",
 )  # fmt: skip
 LABEL_FLAGS = ("label_column", "label_names")
 MOST_VOTERS = 2000  # training images that vote for the nearest class
-
-
-@dataclass
-class Scored:
-    """An evaluation: metrics, and the rows (n,) of the images."""
-
-    metrics: dict
-    rows: torch.Tensor
 
 
 class PreTraining:

@@ -1,4 +1,4 @@
-"""The accelerator of a run: precision, processes, threads and seeds."""
+"""The accelerator of a run or an evaluation: precision, processes, threads and seeds."""
 
 import os
 from datetime import timedelta
@@ -37,17 +37,28 @@ def set_up_accelerator(args: TrainArguments) -> Accelerator:
     old_fsdp = kind == DistributedType.FSDP and not accelerator.is_fsdp2
     if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM) or old_fsdp:
         raise ValueError(f"{kind} is not known here: use FSDP 2 (recipes/accelerate/fsdp2.yaml) or DDP (ddp.yaml)")
-    if accelerator.device.type == "cpu":
-        hardware.use_all_cores()
-        hardware.keep_memory()
+    _set_up_process(accelerator)
     set_seed(args.seed)
-    datasets.disable_progress_bars()
-    transformers.utils.logging.disable_progress_bar()
     if not accelerator.is_main_process:
         transformers.utils.logging.set_verbosity_error()
     if args.optimizer == "muon" and accelerator.mixed_precision == "fp16":
         raise ValueError("muon does not go with fp16, whose loss scaling knows one optimizer: use bf16, or adamw")
     return accelerator
+
+
+def set_up_evaluation(mixed_precision: str) -> Accelerator:
+    """Accelerate for a script that computes what a saved model answers."""
+    accelerator = Accelerator(mixed_precision=hardware.pick_precision(mixed_precision, hardware.device_type()))
+    _set_up_process(accelerator)
+    return accelerator
+
+
+def _set_up_process(accelerator: Accelerator):
+    if accelerator.device.type == "cpu":
+        hardware.use_all_cores()
+        hardware.keep_memory()
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
 
 
 def known_trackers(names: str) -> list[str]:

@@ -3,10 +3,9 @@
 import dataclasses
 from dataclasses import dataclass, field
 
-from hf_vit.system.run_files import OPTIONAL
+from hf_vit.system.run_files import NUMBER, OPTIONAL
 
 
-NUMBER = (int, float)
 SCALAR = (str, int, float, bool, type(None))
 STATE_SHAPE = {  # of a state.json that somebody else may have written
     "step": int,

@@ -1,5 +1,6 @@
 """What a training script adds to the loop of recipes/train.py: its data, model and loss, and how it is evaluated."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -8,10 +9,12 @@ from torch import nn
 from hf_vit.training.inputs import Batch, RunData
 
 
-class Scored(Protocol):
-    """An evaluation; `metrics` are numbers by name, among them the `loss`."""
+@dataclass
+class Scored:
+    """An evaluation: metrics by name, among them the `loss`, and the rows (n,) of the images."""
 
     metrics: dict
+    rows: torch.Tensor
 
 
 class Task(Protocol):

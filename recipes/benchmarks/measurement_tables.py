@@ -124,7 +124,7 @@ def loading(house: Path) -> str:
 def memory(house: Path) -> str:
     """One row per model size and batch: the computed peak of each way to train, and of inference."""
     measured, where = _read(house, "memory")
-    lines = ["| model | batch | full | checkpointing | LoRA | head | inference |", "|---|---|---|---|---|---|---|"]
+    lines = header("model", "batch", "full", "checkpointing", "LoRA", "head", "inference")
     for row in measured["rows"]:
         peaks = " | ".join(f"{row[way] / 2**30:.1f}" for way in ("full", "checkpointing", "lora", "head", "inference"))
         lines.append(f"| ViT-{row['model']}/16 | {row['batch']} | {peaks} |")
@@ -141,19 +141,12 @@ def memory(house: Path) -> str:
 def work(house: Path) -> str:
     """One row per model size: operations per image, and what they come to at a stated speed."""
     measured, _ = _read(house, "memory")
-    lines = [
-        "| model | parameters | GFLOP an image, inference | full training | images/s at 100 TFLOP/s, inference | full training |",
-        "|---|---|---|---|---|---|",
-    ]
+    operations, speeds = "GFLOP an image, inference", "images/s at 100 TFLOP/s, inference"
+    lines = header("model", "parameters", operations, "full training", speeds, "full training")
     for row in measured["work"]:
-        work, speed = ([form(row[kind]) for kind in ("forward", "step")] for form in (_billions, _images_per_second))
-        lines.append(f"| ViT-{row['model']}/16 | {row['parameters']:,} | {' | '.join([*work, *speed])} |")
+        counts = [row["forward"], row["step"]]
+        cells = [f"{count / 1e9:.1f}" for count in counts] + [
+            f"{float(f'{1e14 / count:.2g}'):,.0f}" for count in counts
+        ]
+        lines.append(f"| ViT-{row['model']}/16 | {row['parameters']:,} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _billions(operations: int) -> str:
-    return f"{operations / 1e9:.1f}"
-
-
-def _images_per_second(operations: int) -> str:
-    return f"{float(f'{1e14 / operations:.2g}'):,.0f}"

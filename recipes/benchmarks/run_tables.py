@@ -133,10 +133,7 @@ def fine_tuning(house: Path) -> str:
     """One row per checkpoint, data set and number of images of `benchmarks/fine_tuning.py`: the accuracy of each method."""
     runs = json.loads((house / "model_cards" / "fine_tuning.json").read_text())
     methods = {"probe": "probe", "cached probe": "probe, cached features", "lora": "LoRA", "full": "full fine-tuning"}
-    lines = [
-        f"| checkpoint | data set | images | {' | '.join(methods.values())} | seeds |",
-        "|---|---|---|" + "---|" * (len(methods) + 1),
-    ]
+    lines = header("checkpoint", "data set", "images", *methods.values(), "seeds")
     for key in dict.fromkeys((run["checkpoint"], run["dataset"], run["size"]) for run in runs):
         row = [run for run in runs if (run["checkpoint"], run["dataset"], run["size"]) == key]
         cells = []

@@ -231,6 +231,14 @@ def test_half_a_pooler_is_an_error(native_folder):
         HFViTModel.from_pretrained(folder)
 
 
+def test_half_a_hidden_layer_of_the_head_is_an_error_beside_another_number_of_labels(tiny_model, tmp_path):
+    tiny_model(representation_size=8).save_pretrained(tmp_path)
+    edit_weights(tmp_path, lambda weights: weights.pop("pre_logits.weight"))
+    edit_weights(tmp_path, lambda weights: weights.update({"pre_logits.bias": torch.ones(5)}))
+    with pytest.raises(ValueError, match=r"pre_logits.weight is missing"):
+        HFViTForImageClassification.from_pretrained(tmp_path, num_labels=7)
+
+
 def test_our_own_folder_without_a_tensor_is_an_error(tiny_model, tmp_path):
     tiny_model().save_pretrained(tmp_path)
     edit_weights(tmp_path, lambda weights: weights.pop("vit.layers.1.mlp.fc1.weight"))

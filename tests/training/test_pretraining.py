@@ -232,6 +232,16 @@ def test_a_killed_run_goes_on_to_the_same_bits(plain, run, home):
         assert lines_of(home / "killed", key) == lines_of(plain, key)
 
 
+def test_a_picture_that_cannot_be_drawn_costs_no_run(run, monkeypatch, capsys):
+    def fail(*_):
+        raise IndexError("no such patch")
+
+    monkeypatch.setattr(pretrain, "reconstruction_pictures", fail)
+    folder = run("undrawn", "--max_train_steps", "1")
+    assert "not all pictures could be drawn (IndexError: no such patch)" in capsys.readouterr().out
+    assert results_of(folder)["steps"] == 1
+
+
 def test_two_processes_train_as_one_does(plain, home):
     half = ("--per_device_train_batch_size", "4")
     processes = [start(home, "two", 0, *half, **rank) for rank in forked.group_of_two()]

@@ -648,6 +648,23 @@ sources.load_splits = load_splits
     assert os.listdir(tmp_path / "run") == [".lock"]
 
 
+def test_sigterm_while_the_report_is_written_lets_it_be_finished(train, whole, tmp_path):
+    """SIGTERM after the last step | the report is finished, exit code 0; the message promises nothing else."""
+    reporting = """
+import os, signal
+from hf_vit.training import report
+publish = report.publish_model
+def slow(*args):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return publish(*args)
+report.publish_model = slow
+"""
+    printed = train(tmp_path / "run", before=reporting)
+    assert "SIGTERM: training is over, and the report is finished first" in printed
+    assert "saving after this step" not in printed
+    assert_same(tmp_path / "run", whole)
+
+
 def test_sigterm_while_scoring_is_answered_before_the_next_batch_and_the_scoring_done_later(train, whole, tmp_path):
     """SIGTERM while a validation set is scored | the scoring is broken off, exit code 75; the next life scores first."""
     scoring = """
