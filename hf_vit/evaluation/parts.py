@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -136,11 +137,17 @@ def compute_parts(
     own = missing[accelerator.process_index :: accelerator.num_processes]
     batches = (list(rows[start : start + batch_size]) for rows in own for start in range(0, len(rows), batch_size))
     threads = ThreadsOnDemand(accelerator.device)
+    progress = tqdm(total=sum(map(len, own)), unit=" images", disable=not accelerator.is_main_process)
     try:
-        with tqdm(total=sum(map(len, own)), unit=" images", disable=not accelerator.is_main_process) as bar:
-            loaded = iter(load(batches))
+        with progress, ThreadPoolExecutor(1) as writer:  # the disk takes tens of milliseconds for a part
+            loaded, written = iter(load(batches)), None
             for rows in own:
-                parts.write(rows, *_compute_part(len(rows), loaded, compute, bar.update, threads))
+                part = _compute_part(len(rows), loaded, compute, progress.update, threads)
+                if written is not None:
+                    written.result()
+                written = writer.submit(parts.write, rows, *part)
+            if written is not None:
+                written.result()
     except Exception:
         if accelerator.is_main_process and len(parts.missing()) == len(parts.rows()):
             parts.remove()  # nothing to go on with
