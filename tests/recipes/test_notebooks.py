@@ -60,10 +60,12 @@ def called(train, home):
 def process_is_as_before():
     """After every call, whatever its end: handlers, child processes and locks."""
     forked.server()
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # as a shell's background job is started
     state = lambda: ([signal.getsignal(number) for number in SIGNALS], psutil.Process().children(), sys.argv)
     before = state()
     yield
     assert state() == before
+    signal.signal(signal.SIGINT, ignored)
     assert run_folder._locked == []
 
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from hf_vit.training.arguments import TrainArguments
-from hf_vit.training.conclusion import closing_lines, find_faults, uninformed_loss
+from hf_vit.training.conclusion import closing_lines, find_faults, next_command, uninformed_loss
 
 
 def results_of(accuracy, low, counts=(50, 30, 20)):
@@ -134,4 +134,7 @@ def test_the_command_that_a_run_ends_with_classifies_an_image_of_the_data(finish
 
 def test_without_an_image_file_it_evaluates_the_data(finished, tmp_path):
     wanted = ["the scripts/eval.py", "--model_name_or_path", "my runs/x/model", "--dataset_name", "my photos"]
-    assert last_word(finished(), tmp_path) == wanted
+    assert last_word(finished(), tmp_path) == [*wanted, "--split", "train"]
+    run = finished()
+    run.data.scored = "validation"
+    assert "--split" not in next_command(run, "train.py")
