@@ -59,7 +59,7 @@ import transformers
 from huggingface_hub import try_to_load_from_cache
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_NAME
 
-from hf_vit.data.columns import column_arguments, match_labels
+from hf_vit.data.columns import COLUMN_FLAGS, column_arguments, match_labels
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
@@ -78,7 +78,6 @@ from hf_vit.training import arguments
 from hf_vit.training.inputs import load_rows
 
 
-COLUMN_FLAGS = ("image_column", "label_column", "label_names", "label_separator", "label_columns")
 BATCH_SIZE = 256  # of the evaluation; in int8, the activations of a batch share their scale
 EXPORT_FILES = {"onnx", "model.pt2", "export.json"}
 

@@ -281,9 +281,8 @@ def leave(run: Run, stop_watching, code: int):
     run.signals.answer(signal.SIG_IGN)
     leave_together(run.accelerator, stop_watching)
     run.accelerator.end_training()
-    if (
-        run.accelerator.num_processes > 1 or code
-    ) and not run.signals.in_notebook:  # threads of gloo or of a stream may hang at exit
+    # Threads of gloo or of a stream may hang at exit.
+    if (run.accelerator.num_processes > 1 or code) and not run.signals.in_notebook:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -388,18 +388,8 @@ def titles(figure):
 def test_visualize_writes_the_pictures_in_its_docstring(demo_run, photos, visualize, tmp_path):
     visualize(demo_run, "--images", "rgb.png", "grey.png", "--output_dir", tmp_path / "of images", write=True)
     check(tmp_path / "of images", OF_IMAGES)
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        RECIPE,
-        demo_run,
-        "--dataset_name",
-        "fashion-mnist-mini",
-        "--count",
-        "2",
-    ]
-    done = forked.run([*command, "--output_dir", "of data"], cwd=tmp_path)
+    flags = ["--dataset_name", "fashion-mnist-mini", "--count", "2", "--output_dir", "of data"]
+    done = forked.run([sys.executable, "-W", "ignore", RECIPE, demo_run, *flags], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "of 2,000 images" in done.stdout
     check(tmp_path / "of data", OF_IMAGES | OF_DATA)

@@ -13,6 +13,7 @@ from hf_vit.data.image_files import RestrictedImage
 
 logger = logging.get_logger(__name__)
 
+COLUMN_FLAGS = ("image_column", "label_column", "label_names", "label_separator", "label_columns")
 LABEL_COLUMNS = ("label", "labels", "class", "cls", "category", "target")  # usual names of label columns
 
 
@@ -309,8 +310,7 @@ def match_labels(labels: torch.Tensor, names: list[str], id2label: dict[int, str
 
 def column_arguments(args) -> dict:
     """The arguments of `prepare_splits` that say where images and labels are in the data, from flags of the same names."""
-    names = ("image_column", "label_column", "label_separator", "label_columns")
-    return {"label_names": read_label_names(args.label_names), **{name: getattr(args, name) for name in names}}
+    return {name: getattr(args, name) for name in COLUMN_FLAGS} | {"label_names": read_label_names(args.label_names)}
 
 
 def read_label_names(path: str | None) -> list[str] | None:

@@ -136,16 +136,8 @@ def two_launched(folder, config, *flags):
 
 def two_nodes(folder, *flags, code=0, **environment):
     """Two machines of one process each; they share no disk to write to."""
-    group = [
-        "--nnodes",
-        "2",
-        "--nproc_per_node",
-        "1",
-        "--master_addr",
-        "127.0.0.1",
-        "--master_port",
-        forked.free_port(),
-    ]
+    group = ["--nnodes", "2", "--nproc_per_node", "1", "--master_addr", "127.0.0.1"]
+    group += ["--master_port", forked.free_port()]
     places = (folder, folder.with_name(f"{folder.name}-of-second-node"))
     return finish(
         [
