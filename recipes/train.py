@@ -193,7 +193,9 @@ def forward_backward(run: Run, state: TrainState, batches: Prefetcher):
             loss, outputs = run.task.loss(run.model, batch, **other_size)
             run.accelerator.backward(loss)
         if device.type == "cuda":  # read and augment while the device works
+            waited = time.monotonic()
             batches.prefetch()
+            state.seconds["input"] += time.monotonic() - waited
         with torch.no_grad():
             correct = run.task.count_correct(outputs, batch)
             count = torch.full_like(correct, len(batch.inputs))

@@ -183,7 +183,17 @@ def encode_labels(
         )
     flat = lambda labels: [label for of_image in labels for label in of_image] if several else labels
     if isinstance(label_feature(first.features["label"]), ClassLabel):
-        names = label_names or label_feature(first.features["label"]).names
+        known = label_feature(first.features["label"]).names
+        names = label_names or known
+        places = places_in_names(known, names)
+        for key, data in list(splits.items()):
+            labels = data["label"][:]
+            if empty := [row for row, label in enumerate(labels) if label is None or (several and None in label)]:
+                raise ValueError(missing_labels(empty, split_names[key]))
+            if places != list(range(len(places))):
+                place = lambda index: places[index] if 0 <= index < len(places) else index
+                encoded = [list(map(place, label)) if several else place(label) for label in labels]
+                splits[key] = data.remove_columns("label").add_column("label", encoded)
     else:
         labels_of = {key: data["label"][:] for key, data in splits.items()}
         if label_separator is not None:  # an empty cell of a table is None
@@ -197,9 +207,7 @@ def encode_labels(
                 if is_missing(label) or (several and any(map(is_missing, label)))
             ]
             if empty:
-                raise ValueError(
-                    f"{len(empty)} labels of the split {split_names[key]!r} are missing, the first in row {empty[0]}"
-                )
+                raise ValueError(missing_labels(empty, split_names[key]))
         check_label_values(set().union(*map(flat, labels_of.values())), several)
         values = sorted(set(flat(next(iter(labels_of.values())))), key=lambda label: (str(type(label)), label))
         if not values:
@@ -233,6 +241,22 @@ def encode_labels(
                 f"{labels[wrong[0]]} in row {wrong[0]}: an unlabelled split cannot be used"
             )
     return splits, names
+
+
+def missing_labels(rows: list[int], split_name: str) -> str:
+    """What is said of rows without a label."""
+    return f"{len(rows)} labels of the split {split_name!r} are missing, the first in row {rows[0]}"
+
+
+def places_in_names(known: list[str], label_names: list[str]) -> list[int]:
+    """Where each class of the data set stands in the names of the user: by name, if they are the same in another order; by
+    number, if the classes are called 1, 2 ... 10, which sort as 1, 10, 2; else in the order of the data set."""
+    if set(known) == set(label_names):
+        return [label_names.index(name) for name in known]
+    if all(name.isdecimal() for name in known):
+        ordered = sorted(known, key=int)
+        return [ordered.index(name) for name in known]
+    return list(range(len(known)))
 
 
 def check_label_lists(labels: list, names: list[str], split_name: str):
@@ -323,7 +347,7 @@ def read_label_names(path: str | None) -> list[str] | None:
         return None
     if not Path(path).is_file():
         raise ValueError(f"--label_names {path}: no such file")
-    names = Path(path).read_text(encoding="utf-8").splitlines()
+    names = Path(path).read_text(encoding="utf-8-sig").splitlines()
     wrong = [name for name in names if not name.strip() or names.count(name) > 1]
     if wrong or len(names) < 2:
         raise ValueError(

@@ -138,11 +138,11 @@ def _load_folder(path: Path, config: str | None, streaming: bool):
         splits = saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
         return restrict_files(splits, AllowedFiles(str(path)))
     scan = scan_folder(path)
-    shards = sorted(path.glob("*.tar"))
+    shards = sorted(path.glob("[!.]*.tar"))
     if shards and not scan.images:
         return _load_files(shards, streaming)
     tables = sorted(
-        file for file in path.glob("*.csv") if file.name != "metadata.csv"
+        file for file in path.glob("[!.]*.csv") if file.name != "metadata.csv"
     )  # which belongs to an ImageFolder
     if tables:
         splits = _load_files(tables, streaming)
@@ -186,13 +186,15 @@ def _load_files(files: list[Path], streaming: bool):
         word = file.stem.replace("_", "-").partition("-")[0].lower()
         if word not in SPLIT_OF_WORD:
             unknown.append(file.name)
-        files_of_split[SPLIT_OF_WORD.get(word, "train") if len(files) > 1 else "train"].append(str(file))
+        files_of_split[SPLIT_OF_WORD.get(word, "train") if len(files) > 1 else "train"].append(glob.escape(str(file)))
     if len(files_of_split) > 1 and unknown:
         raise ValueError(
             f"{files[0].parent}: {', '.join(unknown)} are of no split; wanted names that begin with {', '.join(SPLIT_OF_WORD)}"
         )
     kind = FILE_FORMATS[suffix]
     is_table, options = kind in TABLES, {"sep": "\t"} if suffix == ".tsv" else {}
+    if kind == "csv":  # "None" and "NA" may be classes
+        options |= {"keep_default_na": False, "na_values": [""]}
     try:
         splits = load_dataset(kind, data_files=dict(files_of_split), streaming=streaming and not is_table, **options)
     except Exception as error:  # each format raises its own

@@ -20,6 +20,7 @@ from hf_vit.data.columns import (
     has_several_labels,
     label_feature,
     multi_hot,
+    places_in_names,
     select_image_and_label,
 )
 from hf_vit.data.crops import crop_params
@@ -69,6 +70,13 @@ def prepare_stream(
             f"the labels ({columns[1]}) are bare {feature_name(feature)} and a stream does not say how many there are: pass "
             "--label_names FILE, one name a line"
         )
+    if label_names is not None and isinstance(feature, ClassLabel):
+        places = places_in_names(feature.names, label_names)
+        if places != list(range(len(places))):
+            raise ValueError(
+                f"the classes of the stream are {', '.join(feature.names[:5])} ... in this order, and --label_names has another: "
+                "give it theirs, or leave it out"
+            )
     fingerprint = stream_fingerprint(held_out, columns)
     held_out = select_image_and_label(held_out, columns)
     rows = Dataset.from_generator(held_out.__iter__, features=held_out.features, fingerprint=fingerprint)

@@ -123,6 +123,10 @@ def load_unlabelled(
         return _named_files(path, path.parent, [path.name])
     if name not in EMBEDDED and path.is_dir() and not is_saved_data_set(path):
         if names := _list_images(path):
+            if split is not None:
+                raise ValueError(
+                    f"{flag} {split}: {path} is read as a folder of image files, which has no splits; name the folder {path / split}"
+                )
             return _named_files(path, path, names)
         if not any(file.suffix.lower() in FILE_FORMATS for file in path.rglob("*")):
             raise ValueError(f"{path} holds no images: wanted files such as .jpg or .png in it or in folders below it")
@@ -158,7 +162,7 @@ def _list_images(path: Path) -> list[str]:
     """Sorted names of the image files in a folder or below it, relative to it; hidden ones are left out, and links to folders
     are not followed."""
     names = []
-    for folder, folders, files in os.walk(path):
+    for folder, folders, files in os.walk(path, onerror=_raise):
         folders[:] = [each for each in folders if not each.startswith((".", "__"))]  # as `datasets` does
         below = os.path.relpath(folder, path)
         names += [
@@ -167,6 +171,10 @@ def _list_images(path: Path) -> list[str]:
             if not file.startswith(".") and os.path.splitext(file)[1].lower() in FIND_SUFFIXES
         ]
     return sorted(names)
+
+
+def _raise(error: OSError):
+    raise error
 
 
 def _named_files(path: Path, folder: Path, names: list[str]) -> UnlabelledRows:

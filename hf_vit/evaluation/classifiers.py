@@ -31,6 +31,8 @@ def model_folder(checkpoint: str, onnx: bool = False) -> str:
     Raises:
         ValueError: if it is a file; if there is no such folder, and the name looks like a path (`refuse_mistyped_path`).
     """
+    if checkpoint.startswith("~"):
+        checkpoint = str(Path(checkpoint).expanduser())
     if onnx and is_onnx(checkpoint):
         return checkpoint
     if Path(checkpoint).is_file():

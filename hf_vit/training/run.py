@@ -269,6 +269,8 @@ def fit_batch_size(args: TrainArguments, task, accelerator, data: RunData, model
     copies = 2 + (args.ema_decay > 0) + (accelerator.num_processes > 1)  # AdamW's moments, the average, DDP's buckets
     fitting = find_batch_size(model, trial_loss, data.spec, batch_size, device, copies)
     fitting = int(accelerator.gather(torch.tensor([fitting], device=device)).min())
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)  # the progress line tells the run's, not the trial's
     if fitting < batch_size:
         print_main(
             accelerator,

@@ -27,6 +27,7 @@ LOCK_SECONDS = 10  # a run that was told to stop may still be saving
 FOLDERS = ("checkpoints", "model", "last")
 STARTED = "config.yaml"  # written before the first step
 FINISHED = "results.json"  # written last
+FILES = (FINISHED, "metrics.jsonl", "confusion_matrix.csv", run_files.SAMPLES, run_files.PREDICTIONS)
 NEW_RUN = "choose another --output_dir, or pass --overwrite true to begin anew"
 
 _locked = []  # open files: a lock lasts as long as its file is open
@@ -124,7 +125,8 @@ def _find(run: Path, args: TrainArguments) -> tuple[bool, dict | None]:
                 f"{run / name} is a link, which a run does not follow: make --output_dir itself a link instead"
             )
     started = (run / STARTED).is_file()
-    if not started and not args.overwrite and (others := [name for name in FOLDERS if (run / name).exists()]):
+    others = [name for name in (*FOLDERS, *FILES) if (run / name).exists()]
+    if others and not started and not args.overwrite:
         raise ValueError(f"{run} holds {', '.join(others)} and no run: {NEW_RUN}")
     if args.overwrite or (not started and args.resume in ("auto", "never")):
         return False, None
@@ -184,7 +186,7 @@ def read_state(folder: Path) -> dict:
 
 def clear(run: Path):
     """Delete an earlier run; killed in between, what is left counts as an unfinished run."""
-    for name in (FINISHED, "metrics.jsonl", "confusion_matrix.csv", run_files.SAMPLES, run_files.PREDICTIONS):
+    for name in FILES:
         (run / name).unlink(missing_ok=True)
     for name in FOLDERS:
         if (run / name).exists():

@@ -420,3 +420,13 @@ def test_a_pipeline_sees_what_was_scored(checkpoint, size, tmp_path, randomize):
     classify = pipeline("image-classification", model=str(tmp_path / "model"), trust_remote_code=False)
     answers = {answer["label"]: answer["score"] for answer in classify(image)}
     assert answers == pytest.approx(dict(zip(["cat", "dog"], chances.tolist(), strict=True)), abs=1e-6)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_rotated_tiff_is_cut_as_the_upright_photo_is(orientation):
+    exif = PILImage.Exif()
+    exif[0x0112] = orientation
+    item = item_of(scene(100, 400), "TIFF", exif=exif)
+    upright = item_of(ImageOps.exif_transpose(PILImage.open(BytesIO(item["bytes"]))))
+    for params in crop_params(IDS, spec_of(), 0):
+        assert np.array_equal(decode_image(item, spec_of(), params), decode_image(upright, spec_of(), params))

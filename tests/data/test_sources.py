@@ -202,6 +202,17 @@ def test_folders_of_splits_may_be_written_with_capitals(tmp_path):
     assert (names, scored, len(splits["train"]), len(splits["eval"])) == (["cat", "dog"], "test", 6, 6)
 
 
+def test_none_and_na_are_classes_of_a_table_as_any_word_and_hidden_tables_are_not_read(tmp_path):
+    for name, image in zip("abcd", pictures(range(4)), strict=True):
+        (tmp_path / f"{name}.png").write_bytes(image)
+    (tmp_path / "train.csv").write_text("image,label\na.png,None\nb.png,NA\n")
+    (tmp_path / "test.csv").write_text("image,label\nc.png,NA\nd.png,None\n")
+    (tmp_path / "._train.csv").write_bytes(b"\0\5\x16\7")  # as a Mac leaves it beside each file
+    splits, names, _ = prepare(load_splits(str(tmp_path)))
+    assert names == ["NA", "None"]
+    assert [splits[name]["label"][:] for name in ("train", "eval")] == [[1, 0], [0, 1]]
+
+
 @pytest.mark.parametrize("stray", ["list.csv", "photos.tar"])
 def test_a_stray_file_beside_class_folders_is_no_data_set(stray, tmp_path):
     class_folders(tmp_path, "cat", "dog")

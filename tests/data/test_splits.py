@@ -266,6 +266,26 @@ def test_label_names_give_text_labels_their_order():
         prepare({"train": plain(["b", "a"]), "test": plain(["b"])}, label_names=["b", "c"])
 
 
+@pytest.mark.parametrize(
+    ("classes", "named", "expected"),
+    [
+        (["cat", "dog"], ["dog", "cat"], [1, 0]),  # by name
+        (["1", "10", "2"], ["one", "two", "ten"], [0, 2, 1]),  # by number: folders are sorted as text
+        (["cat", "dog"], ["Katze", "Hund"], [0, 1]),  # in the order of the data set
+    ],
+)
+def test_label_names_find_their_classes(classes, named, expected):
+    indices = list(range(len(classes)))
+    splits, names, _ = prepare({"train": dataset(indices, classes), "test": dataset([1], classes)}, label_names=named)
+    assert names == named
+    assert labels_of(splits) == {"train": expected, "eval": [expected[1]]}
+
+
+def test_a_class_label_that_is_missing_is_an_error_that_names_its_row():
+    with pytest.raises(ValueError, match="1 labels of the split 'test' are missing, the first in row 1"):
+        prepare({"train": dataset([0, 1]), "test": dataset([0, None])})
+
+
 def test_classes_that_training_lacks_are_an_error_that_names_them():
     splits = {"train": dataset([0, 1], "abcd"), "test": dataset([0, 3, 2, 3], "abcd")}
     with pytest.raises(ValueError, match=r"'test' has images of 2 classes that the split 'train' has none of: c, d;"):

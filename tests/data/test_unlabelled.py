@@ -37,6 +37,13 @@ def test_a_folder_stands_for_all_its_images_in_the_order_of_their_names(folder):
     assert read(images) == (["B/x.jpg", "a/2.PNG", "a/deep/=1.png", "a::b.png", "b.png"], [])
 
 
+def test_a_folder_of_files_has_no_splits(folder):
+    with pytest.raises(
+        ValueError, match=r"--split test: .*mine is read as a folder of image files, which has no splits"
+    ):
+        load_unlabelled(str(folder), split="test")
+
+
 def test_class_folders_and_split_folders_are_folders(photos):
     images = load_unlabelled(str(photos))
     assert read(images) == (sorted(str(file.relative_to(photos)) for file in photos.rglob("*.png")), [])

@@ -209,6 +209,7 @@ def test_muon_steps_as_on_the_cpu(device, monkeypatch):
 # Waits, graphs, memory
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_training_step_waits_for_the_device_nowhere(device, tiny_model):
     """What all processes must agree on is read once a step; that read stands in train.py, after what is timed here."""
     model = tiny_model(position_embedding="sincos2d", drop_path_rate=0.1).to(device).train()
@@ -236,8 +237,8 @@ def test_a_training_step_waits_for_the_device_nowhere(device, tiny_model):
 
     step()
     step()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         step()
     finally:
         torch.cuda.set_sync_debug_mode("default")

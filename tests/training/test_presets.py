@@ -239,6 +239,8 @@ def test_names_of_labels_are_the_lines_of_a_file(tmp_path):
     (tmp_path / "names.txt").write_text("cat\nd\u00f6g\nthird one\n", encoding="utf-8")
     assert read_label_names(str(tmp_path / "names.txt")) == ["cat", "d\u00f6g", "third one"]
     assert read_label_names(None) is None
+    (tmp_path / "names.txt").write_text("cat\ndog\n", encoding="utf-8-sig")  # as an editor on Windows saves it
+    assert read_label_names(str(tmp_path / "names.txt")) == ["cat", "dog"]
 
 
 @pytest.mark.parametrize(

@@ -267,6 +267,13 @@ def test_a_folder_that_holds_other_things_is_left_alone(train, tmp_path):
     (tmp_path / "model" / "mine.py").touch()
     printed = train(tmp_path, code=1)
     assert "holds model and no run" in printed
+
+
+def test_predictions_that_lie_where_a_run_would_are_left_alone(train, tmp_path):
+    """--output_dir beside results of another command | refused."""
+    (tmp_path / "predictions.csv").write_text("mine")
+    assert "holds predictions.csv and no run" in train(tmp_path, code=1)
+    assert (tmp_path / "predictions.csv").read_text() == "mine"
     assert (tmp_path / "model" / "mine.py").exists()
 
 
