@@ -37,7 +37,7 @@ def read_raw(file, source: CheckpointSource, overrides: dict) -> tuple[HFViTConf
             f"{', '.join(family.title for family in raw_formats.values())}. A file of transformers needs its config.json "
             "beside it: give the folder to from_pretrained"
         )
-    prefix, source.family_name = found[0]
+    prefix, source.family_name = choose_copy(found)
     outside = sorted({name.split(".")[0] for name in tensors if not name.startswith(prefix)})
     tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     if not source.is_classifier:  # the tanh layer of JAX heads is what transformers calls the pooler
@@ -54,10 +54,19 @@ def read_raw(file, source: CheckpointSource, overrides: dict) -> tuple[HFViTConf
         raise ValueError(f"{file}, read as {source.family_name}: {error}") from error
     if outside:
         source.notes.append(f"left out {', '.join(outside)}, outside {prefix.rstrip('.')}")
-    if "num_labels" in overrides:
+    if {"num_labels", "id2label"} & set(overrides):
         fields.pop("num_labels", None)
-    fields |= {name: value for name, value in overrides.items() if name not in INPUT_FIELDS}
+    as_stored = INPUT_FIELDS if overrides.get("dtype") != "auto" else (*INPUT_FIELDS, "dtype")
+    fields |= {name: value for name, value in overrides.items() if name not in as_stored}
     return HFViTConfig(**fields), tensors
+
+
+def choose_copy(found: list[tuple[str, str]]) -> tuple[str, str]:
+    """Of the networks in a file, (prefix, family) each, an average or a teacher, else the first that is no optimizer's moment."""
+    networks = [each for each in found if not each[0].startswith("opt.") or each[0].startswith("opt.target.")] or found
+    words = ("ema", "teacher", "target")  # big_vision keeps the weights under opt.target, beside the moments
+    averaged = [each for word in words for each in networks if word in each[0]]
+    return (averaged or networks)[0]
 
 
 def read_tensors(file) -> dict[str, torch.Tensor]:

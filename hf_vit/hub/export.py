@@ -45,7 +45,8 @@ def load_for_export(checkpoint: str) -> HFViTForImageClassification:
     """Any image classifier that hf_vit reads, in float32 and eval mode; ValueError if it has no trained head."""
     options = dict(dtype=torch.float32, output_loading_info=True)
     model, info = HFViTForImageClassification.from_pretrained(checkpoint, **options)
-    if any(name.startswith("classifier.") for name in info["missing_keys"]):
+    reset = [*info["missing_keys"], *(mismatched[0] for mismatched in info["mismatched_keys"])]
+    if any(name.startswith("classifier.") for name in reset):
         raise ValueError(
             f"{checkpoint} has no classifier; wanted one: fine-tune the model first, with recipes/train.py"
         )

@@ -329,6 +329,8 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         asked = kwargs.get("num_labels")
         if {"id2label", "label2id"} & set(fields) or asked not in (None, len(config_dict.get("id2label") or ())):
             config_dict = {k: v for k, v in config_dict.items() if k not in ("id2label", "label2id")}
+        if "id2label" in fields:
+            config_dict.pop("num_labels", None)
         misspelt = [key for key in kwargs if closest_field(key, cutoff=0.85) and not hasattr(cls, key)]
         if misspelt and not kwargs.get("return_unused_kwargs"):
             raise ValueError(no_such_field(misspelt[0]))

@@ -11,7 +11,6 @@
     the end       `finish_loading` adapts the weights to other images (resizing.py) and logs what was done
 """
 
-import copy
 import dataclasses
 import json
 import logging as python_logging
@@ -19,21 +18,20 @@ import os
 import pickle
 import re
 from collections import defaultdict
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from zipfile import BadZipFile
 
 import torch
 from safetensors import SafetensorError
-from transformers import PreTrainedConfig
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.modeling_utils import PreTrainedModel, load_state_dict
 from transformers.utils import logging
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from .configuration_hf_vit import AUTO_MAP, AUTOENCODER_FIELDS, no_such_field
-from .resizing import INPUT_FIELDS
+from .resizing import INPUT_FIELDS, split_off_input_sizes
 
 
 logger = logging.get_logger(__name__)
@@ -62,6 +60,7 @@ class CheckpointSource:
 
 
 # Of the model that is loading: transformers itself calls what reads its config and its tensors, and hands nothing on.
+ROOM = 2**25  # numbers that a checkpoint may lack: those of a new decoder
 CURRENT_SOURCE: ContextVar[CheckpointSource | None] = ContextVar("current_source", default=None)
 
 
@@ -86,8 +85,7 @@ class LoadingMixin:
             )
         kwargs.pop("trust_remote_code", None)  # this class is the code; transformers would warn
         reset_mismatched = kwargs.pop("ignore_mismatched_sizes", False)  # a head is reset without it
-        if kwargs.get("config") is None:
-            pretrained_model_name_or_path = use_adapter_config(cls, pretrained_model_name_or_path, kwargs)
+        pretrained_model_name_or_path = use_adapter_config(cls, pretrained_model_name_or_path, kwargs)
         name = "the given state_dict" if pretrained_model_name_or_path is None else str(pretrained_model_name_or_path)
         source = CheckpointSource(name, cls.is_classifier, reset_mismatched=reset_mismatched)
         with silence_load_report(), readable_errors(name), loading_from(source):
@@ -151,12 +149,13 @@ class LoadingMixin:
     @staticmethod
     def _load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs):
         """As in transformers, with the renaming rules of the checkpoint's family; no tensor may come from two sources."""
-        source = CURRENT_SOURCE.get()
+        source = CURRENT_SOURCE.get() or CheckpointSource("the adapter")  # of `load_adapter`, which has no other
         if load_config.pretrained_model_name_or_path is not None:  # of an adapter its base
             source.name = str(load_config.pretrained_model_name_or_path)
         load_config = add_family_rules(model, load_config, source)
         tensors = list_tensors(state_dict, checkpoint_files, source)
-        check_size(model, tensors, source)
+        if not getattr(model, "_hf_peft_config_loaded", False):  # an adapter is small, and its base is there
+            check_size(model, tensors, source)
         check_names(model, tensors, load_config.weight_mapping, source)
         return PreTrainedModel._load_pretrained_model(
             model, state_dict, checkpoint_files, load_config, *args, **kwargs
@@ -214,10 +213,14 @@ def base_of_adapter(path, kwargs) -> str | None:
 
 
 def use_adapter_config(cls, path, kwargs: dict):
-    """The path of the checkpoint to load: of an adapter its base, whose config is then the one beside the adapter."""
+    """The path of the checkpoint to load: of an adapter its base, whose config is then the given one, or the one beside the
+    adapter."""
     base = base_of_adapter(path, kwargs)
     if base is None:
         return path
+    if kwargs.get("config") is not None:
+        kwargs["adapter_kwargs"] = {"_adapter_model_path": path}
+        return base
     try:
         config = cls.config_class.from_pretrained(path)
     except OSError:  # PEFT alone saves no config.json
@@ -228,24 +231,6 @@ def use_adapter_config(cls, path, kwargs: dict):
         setattr(config, name, kwargs.pop(name))
     kwargs.update(config=config, adapter_kwargs={"_adapter_model_path": path})
     return base
-
-
-def split_off_input_sizes(cls, path, kwargs: dict) -> dict:
-    """Take the sizes asked for out of `kwargs`, so that the model loads at the checkpoint's; `resize_input` applies them later."""
-    config = kwargs.get("config")
-    if not isinstance(config, PreTrainedConfig):
-        return {name: kwargs.pop(name) for name in INPUT_FIELDS if name in kwargs}
-    if config.model_type != cls.config_class.model_type:
-        raise ValueError(f"config is a {type(config).__name__}; leave it out, or pass an HFViTConfig")
-    if both := [name for name in kwargs if name in config.__dataclass_fields__ and name != "dtype"]:
-        raise ValueError(f"config= and {both[0]}= are both given: set {both[0]} in the config")
-    if path is not None:
-        with suppress(OSError):  # a folder without config.json holds what the given config says
-            stored = cls.config_class.from_dict(cls.config_class.get_config_dict(path, **kwargs)[0])
-            kwargs["config"] = copy.deepcopy(config)
-            for name in INPUT_FIELDS:
-                setattr(kwargs["config"], name, getattr(stored, name))
-    return {name: getattr(config, name) for name in INPUT_FIELDS}
 
 
 def add_family_rules(model, load_config, source: CheckpointSource):
@@ -271,9 +256,15 @@ def list_tensors(state_dict, checkpoint_files, source: CheckpointSource) -> list
                 f"the index of {source.name} names {file}, which lies outside: the repository is not to be trusted"
             )
         try:
-            tensors += load_state_dict(file, map_location="meta").items()
+            found = load_state_dict(file, map_location="meta").items()
         except (KeyError, IndexError, TypeError, AttributeError, UnicodeDecodeError) as error:  # of the unpickler
             raise ValueError(f"{file} is no checkpoint: wanted a dict of tensors as torch.save writes it") from error
+        for name, value in found:
+            if not isinstance(value, torch.Tensor):
+                raise ValueError(
+                    f"{file} holds a {type(value).__name__} called {name}; wanted a dict of tensors alone"
+                )
+        tensors += found
     return tensors
 
 
@@ -281,7 +272,7 @@ def check_size(model, tensors: list[tuple[str, torch.Tensor]], source: Checkpoin
     """Raise ValueError if the model is far larger than its checkpoint, before memory is taken for what is missing."""
     stored = sum(tensor.numel() for _, tensor in tensors)
     wanted = sum(tensor.numel() for name, tensor in model.named_parameters() if not name.startswith("classifier."))
-    if wanted > 4 * stored + 2**25:  # room for a new decoder
+    if wanted > 4 * stored + ROOM:
         raise ValueError(
             f"the config of {source.name} says {wanted:,} numbers, its files hold {stored:,}: they do not belong together"
         )

@@ -224,6 +224,21 @@ def test_any_other_difference_is_an_error_that_names_the_tensor(native_folder, c
             load(folder, ignore_mismatched_sizes=True)
 
 
+def test_a_file_of_more_than_tensors_is_an_error_that_names_it(tiny_model, tmp_path):
+    model = tiny_model()
+    model.config.save_pretrained(tmp_path)
+    torch.save({**model.state_dict(), "epoch": 3}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(
+        ValueError, match=r"pytorch_model.bin holds a int called epoch; wanted a dict of tensors alone"
+    ):
+        type(model).from_pretrained(tmp_path)
+
+
+def test_a_native_folder_saved_without_labels_opens_as_a_base_model(tiny_fields, tmp_path):
+    ViTForImageClassification(ViTConfig(**{**tiny_fields, "num_labels": 0})).save_pretrained(tmp_path)
+    assert HFViTModel.from_pretrained(tmp_path).config.num_labels == 2
+
+
 def test_half_a_pooler_is_an_error(native_folder):
     _, folder = native_folder(ViTModel)
     edit_weights(folder, lambda weights: weights.pop("pooler.dense.bias"))

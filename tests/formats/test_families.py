@@ -614,6 +614,21 @@ def test_label_names_of_timm_become_id2label_until_other_labels_are_asked_for(re
     config = CLASSIFIER.from_pretrained(folder, num_labels=7).config
     assert (len(config.id2label), config.id2label[0]) == (7, "LABEL_0")
     assert "classifier reset to 7 labels (the checkpoint has 5)" in caplog.text
+    config = CLASSIFIER.from_pretrained(folder, id2label={0: "x", 1: "y", 2: "z"}).config  # as fine-tuning asks for
+    assert (config.num_labels, config.id2label[2]) == (3, "z")
+    assert "classifier reset to 3 labels (the checkpoint has 5)" in caplog.text
+
+
+def test_of_a_network_and_the_moments_of_its_optimizer_in_one_file_the_network_is_read(reference, tmp_path):
+    tensors = parity.to_timm(reference())
+    moments = {f"opt.0.{name}": torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    student = {f"student.{name}": torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    for others, prefix in ((moments, "params."), (student, "teacher.")):
+        torch.save({**others, **{f"{prefix}{name}": tensor for name, tensor in tensors.items()}}, tmp_path / "all.pth")
+        loaded = CLASSIFIER.from_checkpoint(
+            tmp_path / "all.pth", num_attention_heads=4, id2label=dict(enumerate("vwxyz")), dtype="auto"
+        )
+        torch.testing.assert_close(loaded.classifier.weight, tensors["head.weight"])
 
 
 @torch.no_grad()
