@@ -33,7 +33,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     source.add_argument("--images", nargs="+", metavar="FILE", help="image files")
     source.add_argument("--dataset_name", help="Hub id, local folder or file, or fashion-mnist-mini")
     group.add_argument("--dataset_config", help="configuration of the data set, if it has several")
-    group.add_argument("--split", help="by default test, validation or val, or else the only one")
+    group.add_argument("--split", help="by default test or validation, or else the only one")
     add_column_flags(group)
     group.add_argument("--count", type=int, default=4, help="images of the data set in the pictures of attention")
     group = parser.add_argument_group("pictures")

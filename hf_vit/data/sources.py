@@ -131,6 +131,10 @@ def is_saved_data_set(path: Path) -> bool:
     return (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file()
 
 
+# An ImageFolder's, and what audit.py and eval.py write.
+NO_DATA = ("metadata.csv", ".duplicates.csv", ".predictions.csv")
+
+
 def _load_folder(path: Path, config: str | None, streaming: bool):
     """A folder written by `save_to_disk`, of tar shards, of tables, or of images."""
     if is_saved_data_set(path):
@@ -141,13 +145,14 @@ def _load_folder(path: Path, config: str | None, streaming: bool):
     shards = sorted(path.glob("[!.]*.tar"))
     if shards and not scan.images:
         return _load_files(shards, streaming)
-    tables = sorted(
-        file for file in path.glob("[!.]*.csv") if file.name != "metadata.csv"
-    )  # which belongs to an ImageFolder
+    tables = sorted(file for file in path.glob("[!.]*.csv") if not file.name.endswith(NO_DATA))
     if tables:
         splits = _load_files(tables, streaming)
         features = (next(iter(splits.values())).features or {}).values()
         if not scan.images or any(isinstance(feature, Image) for feature in features):
+            if len(scan.images) > 1:
+                named = ", ".join(table.name for table in tables)
+                logger.warning(f"{path}: images and labels are those of {named}, and folders are no classes")
             return splits  # otherwise the tables name no images: they are not the data set
     if not scan.images and not scan.data_files:
         found = scan.count_unread() or counted(scan.others)

@@ -14,7 +14,7 @@ from hf_vit.data.columns import (
 )
 
 
-EVAL_SPLITS = ("validation", "val", "test")  # unless one is named, the first of these is scored
+EVAL_SPLITS = ("validation", "val", "valid", "dev", "test")  # unless one is named, the first of these is scored
 
 
 def prepare_splits(

@@ -213,6 +213,17 @@ def test_none_and_na_are_classes_of_a_table_as_any_word_and_hidden_tables_are_no
     assert [splits[name]["label"][:] for name in ("train", "eval")] == [[1, 0], [0, 1]]
 
 
+def test_a_table_beside_folders_says_that_it_is_the_data_set_and_one_of_our_own_is_not(tmp_path, caplog):
+    for name, image in zip(("cat/a", "cat/b", "dog/c", "dog/d"), pictures(range(4)), strict=True):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.png").write_bytes(image)
+    (tmp_path / "audit.duplicates.csv").write_text("file,label\ncat/a.png,cat\n")
+    assert len(load_splits(str(tmp_path))["train"]) == 4
+    (tmp_path / "birds.csv").write_text("file,label\ncat/a.png,x\ncat/b.png,y\n")
+    assert len(load_splits(str(tmp_path))["train"]) == 2
+    assert "images and labels are those of birds.csv, and folders are no classes" in caplog.text
+
+
 @pytest.mark.parametrize("stray", ["list.csv", "photos.tar"])
 def test_a_stray_file_beside_class_folders_is_no_data_set(stray, tmp_path):
     class_folders(tmp_path, "cat", "dog")

@@ -38,6 +38,7 @@ def test_a_validation_split_goes_before_a_test_split():
     _, names, scored = prepare({"train": train, "test": test, "validation": validation})
     assert (names, scored) == (["cat", "dog"], "validation")
     assert prepare({"train": train, "test": test})[2] == "test"
+    assert prepare({"train": train, "test": test, "valid": validation})[2] == "valid"
     assert prepare({"train": train, "test": test}, eval_split="train")[2] == "train"
 
 
