@@ -123,7 +123,9 @@ def load_unlabelled(
         return _named_files(path, path.parent, [path.name])
     if name not in EMBEDDED and path.is_dir() and not is_saved_data_set(path):
         if names := _list_images(path):
-            if split is not None:
+            if (
+                split is not None and flag == "--split"
+            ):  # not the split that a run names by default, whatever its data are
                 raise ValueError(
                     f"{flag} {split}: {path} is read as a folder of image files, which has no splits; name the folder {path / split}"
                 )

@@ -59,8 +59,8 @@ class CheckpointSource:
     reset_mismatched: bool = False
 
 
-# Of the model that is loading: transformers itself calls what reads its config and its tensors, and hands nothing on.
 ROOM = 2**25  # numbers that a checkpoint may lack: those of a new decoder
+# Of the model that is loading: transformers itself calls what reads its config and its tensors, and hands nothing on.
 CURRENT_SOURCE: ContextVar[CheckpointSource | None] = ContextVar("current_source", default=None)
 
 
