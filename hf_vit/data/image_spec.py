@@ -73,11 +73,6 @@ def image_spec_of(processor, config) -> ImageSpec:
     if not is_plain:
         return ImageSpec(0, 0, channels, 0, (), (), processor=processor)
     mean, std = tuple(settings["image_mean"]), tuple(settings["image_std"])
-    if not {len(mean), len(std)} <= {1, channels}:
-        raise ValueError(
-            f"the image processor's image_mean {list(mean)} and image_std {list(std)} are not of the model's {channels} channels: "
-            "is its preprocessor_config.json that of this model?"
-        )
     return ImageSpec(final_size["height"], final_size["width"], channels, int(settings["resample"]), mean, std, resize)
 
 

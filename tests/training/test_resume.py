@@ -267,6 +267,7 @@ def test_a_folder_that_holds_other_things_is_left_alone(train, tmp_path):
     (tmp_path / "model" / "mine.py").touch()
     printed = train(tmp_path, code=1)
     assert "holds model and no run" in printed
+    assert (tmp_path / "model" / "mine.py").exists()
 
 
 def test_predictions_that_lie_where_a_run_would_are_left_alone(train, tmp_path):
@@ -274,7 +275,6 @@ def test_predictions_that_lie_where_a_run_would_are_left_alone(train, tmp_path):
     (tmp_path / "predictions.csv").write_text("mine")
     assert "holds predictions.csv and no run" in train(tmp_path, code=1)
     assert (tmp_path / "predictions.csv").read_text() == "mine"
-    assert (tmp_path / "model" / "mine.py").exists()
 
 
 def test_what_lies_beyond_the_step_that_a_run_goes_on_from_goes(tmp_path):
