@@ -185,15 +185,7 @@ def encode_labels(
     if isinstance(label_feature(first.features["label"]), ClassLabel):
         known = label_feature(first.features["label"]).names
         names = label_names or known
-        places = places_in_names(known, names)
-        for key, data in list(splits.items()):
-            labels = data["label"][:]
-            if empty := [row for row, label in enumerate(labels) if label is None or (several and None in label)]:
-                raise ValueError(missing_labels(empty, split_names[key]))
-            if places != list(range(len(places))):
-                place = lambda index: places[index] if 0 <= index < len(places) else index
-                encoded = [list(map(place, label)) if several else place(label) for label in labels]
-                splits[key] = data.remove_columns("label").add_column("label", encoded)
+        _match_class_labels(splits, places_in_names(known, names), split_names, several)
     else:
         labels_of = {key: data["label"][:] for key, data in splits.items()}
         if label_separator is not None:  # an empty cell of a table is None
@@ -241,6 +233,18 @@ def encode_labels(
                 f"{labels[wrong[0]]} in row {wrong[0]}: an unlabelled split cannot be used"
             )
     return splits, names
+
+
+def _match_class_labels(splits: DatasetDict, places: list[int], split_names: dict[str, str], several: bool):
+    """Class indices, or lists of them, -> their places in the names; ValueError for a label that is missing."""
+    for key, data in list(splits.items()):
+        labels = data["label"][:]
+        if empty := [row for row, label in enumerate(labels) if label is None or (several and None in label)]:
+            raise ValueError(missing_labels(empty, split_names[key]))
+        if places != list(range(len(places))):
+            place = lambda index: places[index] if 0 <= index < len(places) else index
+            encoded = [list(map(place, label)) if several else place(label) for label in labels]
+            splits[key] = data.remove_columns("label").add_column("label", encoded)
 
 
 def missing_labels(rows: list[int], split_name: str) -> str:
