@@ -2,6 +2,7 @@
 
 import glob
 import hashlib
+import os
 from pathlib import Path
 
 import torch
@@ -31,8 +32,7 @@ def model_folder(checkpoint: str, onnx: bool = False) -> str:
     Raises:
         ValueError: if it is a file; if there is no such folder, and the name looks like a path (`refuse_mistyped_path`).
     """
-    if checkpoint.startswith("~"):
-        checkpoint = str(Path(checkpoint).expanduser())
+    checkpoint = os.path.expanduser(checkpoint)
     if onnx and is_onnx(checkpoint):
         return checkpoint
     if Path(checkpoint).is_file():
