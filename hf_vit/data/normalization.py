@@ -18,9 +18,21 @@ def normalize(images, spec):
     return images if images.is_floating_point() else standardize_(images.float().div_(255), spec)
 
 
+def mean_and_std(spec, images) -> list[torch.Tensor]:
+    """The spec's mean and std, each (1, C or 1, 1, 1), on the device of `images` (B, C, H, W); ValueError if they are of another
+    number of channels."""
+    channels = images.shape[1]
+    if not {len(spec.mean), len(spec.std)} <= {1, channels}:
+        raise ValueError(
+            f"the image processor has image_mean {list(spec.mean)} and image_std {list(spec.std)}, wanted {channels} numbers each, "
+            f"for the images have {channels} channels: is its preprocessor_config.json that of this model?"
+        )
+    return [constant_tensor(tuple(values), images.device).view(1, -1, 1, 1) for values in (spec.mean, spec.std)]
+
+
 def standardize_(images, spec):
     """(x - mean) / std in each channel, in place."""
-    mean, std = (constant_tensor(tuple(values), images.device).view(1, -1, 1, 1) for values in (spec.mean, spec.std))
+    mean, std = mean_and_std(spec, images)
     return images.sub_(mean).div_(std)
 
 
@@ -30,6 +42,5 @@ def denormalize(pixel_values, spec):
     if spec.processor is not None:
         low, high = (pixel_values.amin(dim=(1, 2, 3), keepdim=True), pixel_values.amax(dim=(1, 2, 3), keepdim=True))
         return (255 * (pixel_values - low) / (high - low).clamp(min=1e-12)).round().byte()
-    mean = torch.tensor(spec.mean, device=pixel_values.device).view(1, -1, 1, 1)
-    std = torch.tensor(spec.std, device=pixel_values.device).view(1, -1, 1, 1)
+    mean, std = mean_and_std(spec, pixel_values)
     return (255 * (pixel_values * std + mean)).round().clamp(0, 255).byte()

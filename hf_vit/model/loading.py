@@ -59,6 +59,7 @@ class CheckpointSource:
     reset_mismatched: bool = False
 
 
+FROM_HUB = ("cache_dir", "revision", "token", "local_files_only")  # keywords that say how a repository is read
 ROOM = 2**25  # numbers that a checkpoint may lack: those of a new decoder
 # Of the model that is loading: transformers itself calls what reads its config and its tensors, and hands nothing on.
 CURRENT_SOURCE: ContextVar[CheckpointSource | None] = ContextVar("current_source", default=None)
@@ -196,8 +197,7 @@ def base_of_adapter(path, kwargs) -> str | None:
     """The base checkpoint that a PEFT adapter must name; None if `path` is none, or has a whole model beside it."""
     if path is None or os.path.isfile(os.path.join(path, "model.safetensors")):
         return None
-    names = ("cache_dir", "revision", "token", "local_files_only")
-    file = find_adapter_config_file(path, **{name: kwargs[name] for name in names if name in kwargs})
+    file = find_adapter_config_file(path, **{name: kwargs[name] for name in FROM_HUB if name in kwargs})
     if file is None:
         return None
     try:
@@ -218,18 +218,19 @@ def use_adapter_config(cls, path, kwargs: dict):
     base = base_of_adapter(path, kwargs)
     if base is None:
         return path
-    if kwargs.get("config") is not None:
-        kwargs["adapter_kwargs"] = {"_adapter_model_path": path}
-        return base
-    try:
-        config = cls.config_class.from_pretrained(path)
-    except OSError:  # PEFT alone saves no config.json
-        return path
-    if "num_labels" in kwargs:
-        raise ValueError("an adapter comes with a head for its own labels: leave num_labels= out")
-    for name in [name for name in kwargs if name in config.__dataclass_fields__ and name != "dtype"]:
-        setattr(config, name, kwargs.pop(name))
-    kwargs.update(config=config, adapter_kwargs={"_adapter_model_path": path})
+    if kwargs.get("config") is None:
+        try:
+            config = cls.config_class.from_pretrained(path, **{name: kwargs[name] for name in FROM_HUB if name in kwargs})
+        except OSError:  # PEFT alone saves no config.json
+            return path
+        if "num_labels" in kwargs:
+            raise ValueError("an adapter comes with a head for its own labels: leave num_labels= out")
+        for name in [name for name in kwargs if name in config.__dataclass_fields__ and name != "dtype"]:
+            setattr(config, name, kwargs.pop(name))
+        kwargs["config"] = config
+    kwargs["adapter_kwargs"] = {"_adapter_model_path": path}
+    if "revision" in kwargs:  # the adapter's, not its base's
+        kwargs["adapter_kwargs"]["revision"] = kwargs.pop("revision")
     return base
 
 

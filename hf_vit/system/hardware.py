@@ -88,6 +88,8 @@ def pick_compile(asked: str, device_type: str, steps: int) -> bool:
 def own_cores() -> int:
     """The cores that this process may use: of those that the system leaves to it, its share beside the other processes."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cores <= int(os.environ.get("SLURM_CPUS_PER_TASK", "0")):  # srun has bound each process to cores of its own
+        return cores
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 

@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import dataclasses
 import difflib
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -380,6 +381,7 @@ def parse_args(
     if args.dataset_name is None or args.output_dir is None:
         missing = [f"--{name}" for name in ("dataset_name", "output_dir") if getattr(args, name) is None]
         parser.error(f"{' and '.join(missing)} must be given, as a flag or in --config")
+    args.output_dir = os.path.expanduser(args.output_dir)  # which no shell does in a YAML file or after a "="
     given = [flag.partition("=")[0] for flag in flags]
     if "--model_name_or_path" in given and "--preset" not in given:
         args.preset = None  # a flag goes before the file

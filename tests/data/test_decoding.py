@@ -29,7 +29,14 @@ from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_files import AllowedFiles
 from hf_vit.data.image_spec import ImageSpec, image_spec_of
 from hf_vit.data.loader import data_loader
-from hf_vit.data.normalization import normalize
+from hf_vit.data.normalization import denormalize, normalize
+
+
+@pytest.mark.parametrize("change", [normalize, denormalize])
+def test_a_processor_of_another_number_of_channels_is_one_sentence(change):
+    spec = ImageSpec(8, 8, 3, 2, (0.5, 0.5), (0.5,))
+    with pytest.raises(ValueError, match=r"image_mean \[0.5, 0.5\] and image_std \[0.5\], wanted 3 numbers each"):
+        change(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), spec)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])

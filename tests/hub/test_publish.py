@@ -345,6 +345,26 @@ def test_a_repository_with_an_adapter_is_left_alone(folder, hub):
     assert len(hub.history("alice/model")) == 1
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_a_revision_of_an_adapter_is_not_asked_of_its_base(tiny_model, hub, tmp_path):
+    """two commits of an adapter, by revision= | either's logits, although the base has no such revision"""
+    from peft import LoraConfig, get_peft_model
+
+    tiny_model().save_pretrained(tmp_path / "base")
+    hub.put("alice/base", content(tmp_path / "base"))
+    pixels, wanted = torch.randn(2, 3, 16, 16), {}
+    for name in ("first", "second"):
+        lora = LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
+        model = get_peft_model(HFViTForImageClassification.from_pretrained(tmp_path / "base"), lora).eval()
+        model.peft_config["default"].base_model_name_or_path = "alice/base"
+        model.save_pretrained(tmp_path / name, save_embedding_layers=False)
+        model.config.save_pretrained(tmp_path / name)
+        wanted[hub.put("alice/adapter", content(tmp_path / name))] = model(pixel_values=pixels).logits
+    for revision, logits in wanted.items():
+        loaded = HFViTForImageClassification.from_pretrained("alice/adapter", revision=revision)
+        torch.testing.assert_close(loaded(pixels).logits, logits)
+
+
 def test_the_token_is_never_repeated(folder, hub):
     hub.fault("POST", "/api/repos/create", status=400, message=f"{'x' * 395}{TOKEN} is not nice")
     assert TOKEN[:11] not in refused(folder)

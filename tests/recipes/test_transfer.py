@@ -117,7 +117,7 @@ def test_an_error_is_one_sentence(tmp_path):
     assert done.stderr == "error: --shots 7: the class 'bee' has only 6 training images; take fewer shots\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
 def test_a_signal_to_it_alone_stops_the_run_of_the_moment_after_it_has_saved(number, tmp_path):
     saved(tmp_path / "data", 4)
     log = tmp_path / "runs" / "pretrained" / "metrics.jsonl"

@@ -103,6 +103,13 @@ def test_a_process_counts_the_cores_it_may_use_and_not_those_of_the_machine(monk
     assert hardware.own_cores() == share
 
 
+def test_cores_that_slurm_has_bound_a_process_to_are_not_shared_again(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "6")
+    assert hardware.own_cores() == 6
+
+
 def test_a_system_without_affinity_counts_all_cores(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 10)

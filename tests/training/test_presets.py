@@ -28,6 +28,12 @@ def test_yaml_scientific_notation_is_a_number(tmp_path):
     assert parse_yaml(tmp_path, "learning_rate: 3e-4").learning_rate == 3e-4
 
 
+def test_a_tilde_is_the_home_folder_where_no_shell_has_replaced_it(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/al")
+    flags = ["--dataset_name", "photos", "--preset", "tiny-patch16-224"]
+    assert parse_args([*flags, "--output_dir=~/runs"]).output_dir == "/home/al/runs"
+
+
 @pytest.mark.parametrize(("written", "meant"), [("False", False), ("no", False), ("false", False), ("true", True)])
 def test_a_boolean_means_what_it_says_in_yaml_and_as_a_flag(tmp_path, written, meant):
     assert parse_yaml(tmp_path, f"flip: {written}").flip is meant
