@@ -15,6 +15,7 @@ from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
+import forked
 import numpy as np
 import pyarrow.parquet
 import pytest
@@ -382,11 +383,7 @@ def test_a_stream_started_again_finds_its_split_to_score_in_the_cache(tmp_path):
         "import sys; from hf_vit.data.sources import load_splits; from hf_vit.data.streaming import prepare_stream; "
         "print(prepare_stream(load_splits(sys.argv[1], streaming=True))[1].cache_files[0]['filename'])"
     )
-    start = lambda: (
-        subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
-        ).stdout
-    )
+    start = lambda: forked.run([sys.executable, "-W", "ignore", "-c", code, tmp_path], check=True).stdout
     first = start()
     assert first == start()
     os.utime(tmp_path / "validation.parquet", (1, 1))

@@ -107,7 +107,10 @@ def test_two_processes_write_what_one_writes(model, photos, predicted, tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"two.parquet", "two.parquet.unreadable.txt"}
 
 
-@pytest.mark.parametrize("launcher", [(), TWO], ids=["one process", "two processes"])
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param((), id="one process"), pytest.param(TWO, id="two processes", marks=pytest.mark.slow)],
+)
 def test_a_killed_command_is_taken_up_and_nothing_comes_twice_or_is_missing(
     launcher, model, photos, predicted, tmp_path
 ):

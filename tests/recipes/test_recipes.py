@@ -292,7 +292,7 @@ def base(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("saved", ["merged", "adapter"])
+@pytest.mark.parametrize("saved", [pytest.param("merged", marks=pytest.mark.slow), "adapter"])
 def test_lora_trains_little_and_what_it_saves_loads(saved, base, photos, tmp_path):
     recipe(
         "train.py", "--dataset_name", photos, "--model_name_or_path", base, "--image_size", 16, "--lora_rank", 2, "--lora_save", saved,
