@@ -102,37 +102,30 @@ def load_unlabelled(
     split: str | None = None,
     image_column: str | None = None,
     flag: str = "--split",
+    default_split: str | None = None,
 ) -> UnlabelledRows:
     """The images that `name` stands for; labels are ignored.
 
     Args:
         name: a folder with images in it or below it; an image file; a text file that names an image file a line, whose
             relative paths start at the text file's folder; or a data set, as `load_splits` takes it.
-        split: of a data set; needed if it has several.
+        split: of a data set; needed if it has several, unless there is a `default_split`.
         flag: what errors call it.
+        default_split: for a data set alone, if no split is given.
 
     Raises:
-        ValueError: if there are no images, or the data set, its split or its column of images cannot be found.
+        ValueError: if there are no images, the data set, its split or its column of images cannot be found, or a split of files
+            is asked for.
     """
-    path = Path(name).expanduser()
-    is_file = name not in EMBEDDED and path.is_file()
-    if is_file and path.suffix.lower() == ".txt":
-        lines = path.read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines()
-        return _named_files(path, path.parent, [line for line in map(str.strip, lines) if line])
-    if is_file and path.suffix.lower() in FIND_SUFFIXES:
-        return _named_files(path, path.parent, [path.name])
-    if name not in EMBEDDED and path.is_dir() and not is_saved_data_set(path):
-        if names := _list_images(path):
-            if (
-                split is not None and flag == "--split"
-            ):  # not the split that a run names by default, whatever its data are
-                raise ValueError(
-                    f"{flag} {split}: {path} is read as a folder of image files, which has no splits; name the folder {path / split}"
-                )
-            return _named_files(path, path, names)
-        if not any(file.suffix.lower() in FILE_FORMATS for file in path.rglob("*")):
-            raise ValueError(f"{path} holds no images: wanted files such as .jpg or .png in it or in folders below it")
+    path, files = Path(name).expanduser(), _find_files(name)
+    if files is not None and split is not None:
+        raise ValueError(
+            f"{flag} {split}: {path} is read as image files, which have no splits; name the folder or the list of those images"
+        )
+    if files is not None:
+        return files
     splits = load_splits(name, config)
+    split = split or default_split
     if split is None and len(splits) > 1:
         raise ValueError(f"{name} has the splits {', '.join(splits)}: name one with {flag}")
     split = next(iter(splits)) if split is None else split
@@ -150,7 +143,7 @@ def load_unlabelled(
         "files": [[file, stat.st_size, stat.st_mtime_ns] for file, stat in files],
     }
     column = find_image_column(rows, image_column)
-    is_table = is_file and FILE_FORMATS.get(path.suffix) in TABLES
+    is_table = path.is_file() and FILE_FORMATS.get(path.suffix) in TABLES
     if is_table and Path(column).suffix.lower() in FIND_SUFFIXES:
         raise ValueError(f"{path} begins with {column}: wanted a first line that names the columns, such as `file`")
     if not isinstance(rows.features[column], RestrictedImage):
@@ -177,6 +170,24 @@ def _list_images(path: Path) -> list[str]:
 
 def _raise(error: OSError):
     raise error
+
+
+def _find_files(name: str) -> UnlabelledRows | None:
+    """The image files of a folder, of a list, or the one; None if `name` is a data set."""
+    path = Path(name).expanduser()
+    if name in EMBEDDED:
+        return None
+    if path.is_file() and path.suffix.lower() == ".txt":
+        lines = path.read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines()
+        return _named_files(path, path.parent, [line for line in map(str.strip, lines) if line])
+    if path.is_file() and path.suffix.lower() in FIND_SUFFIXES:
+        return _named_files(path, path.parent, [path.name])
+    if path.is_dir() and not is_saved_data_set(path):
+        if names := _list_images(path):
+            return _named_files(path, path, names)
+        if not any(file.suffix.lower() in FILE_FORMATS for file in path.rglob("*")):
+            raise ValueError(f"{path} holds no images: wanted files such as .jpg or .png in it or in folders below it")
+    return None
 
 
 def _named_files(path: Path, folder: Path, names: list[str]) -> UnlabelledRows:

@@ -220,7 +220,9 @@ def use_adapter_config(cls, path, kwargs: dict):
         return path
     if kwargs.get("config") is None:
         try:
-            config = cls.config_class.from_pretrained(path, **{name: kwargs[name] for name in FROM_HUB if name in kwargs})
+            config = cls.config_class.from_pretrained(
+                path, **{name: kwargs[name] for name in FROM_HUB if name in kwargs}
+            )
         except OSError:  # PEFT alone saves no config.json
             return path
         if "num_labels" in kwargs:

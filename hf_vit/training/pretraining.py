@@ -57,7 +57,7 @@ class PreTraining:
                 raise
             why = error
         source = (args.dataset_name, args.dataset_config)
-        train = load_unlabelled(*source, args.train_split, args.image_column, "--train_split")
+        train = load_unlabelled(*source, None, args.image_column, "--train_split", default_split=args.train_split)
         if "split" not in train.source and (args.eval_split is not None or args.train_split != "train"):
             raise why  # a folder of images or a list of them, which is one split
         scored = None

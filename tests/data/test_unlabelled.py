@@ -37,11 +37,13 @@ def test_a_folder_stands_for_all_its_images_in_the_order_of_their_names(folder):
     assert read(images) == (["B/x.jpg", "a/2.PNG", "a/deep/=1.png", "a::b.png", "b.png"], [])
 
 
-def test_a_folder_of_files_has_no_splits(folder):
+@pytest.mark.parametrize("name", ["", "b.png"])
+def test_image_files_have_no_splits(folder, name):
     with pytest.raises(
-        ValueError, match=r"--split test: .*mine is read as a folder of image files, which has no splits"
+        ValueError, match=r"--split test: .* is read as image files, which have no splits; name the folder"
     ):
-        load_unlabelled(str(folder), split="test")
+        load_unlabelled(str(folder / name), split="test")
+    assert len(load_unlabelled(str(folder / name), default_split="train").rows) > 0
 
 
 def test_class_folders_and_split_folders_are_folders(photos):
