@@ -163,13 +163,16 @@ def encode_labels(
     label_names: list[str] | None,
     split_names: dict[str, str],
     label_separator: str | None = None,
+    train_names: list[str] | None = None,
 ) -> tuple[DatasetDict, list[str]]:
     """Labels of any kind -> class indices, and the class names: `label_names`, else those of a ClassLabel, else the sorted
-    values of the first split. Lists of labels, which may be empty, become lists of class indices.
+    values of the first split. Lists of labels, which may be empty, become lists of class indices. Splits whose ClassLabels differ
+    are matched by name.
 
     Args:
         split_names: what errors call each split.
         label_separator: takes a text apart into a list of labels.
+        train_names: the ClassLabel of a training split that is not among `splits`; by default that of the first split.
 
     Raises:
         ValueError: if a label is missing, unknown or outside the classes, or twice in a list.
@@ -182,10 +185,11 @@ def encode_labels(
             "wanted the same in both"
         )
     flat = lambda labels: [label for of_image in labels for label in of_image] if several else labels
-    if isinstance(label_feature(first.features["label"]), ClassLabel):
-        known = label_feature(first.features["label"]).names
+    if train_names is not None or isinstance(label_feature(first.features["label"]), ClassLabel):
+        known = train_names or label_feature(first.features["label"]).names
         names = label_names or known
-        _match_class_labels(splits, places_in_names(known, names), split_names, several)
+        place_of = dict(zip(known, places_in_names(known, names), strict=True))
+        _match_class_labels(splits, place_of, names, split_names, several)
     else:
         labels_of = {key: data["label"][:] for key, data in splits.items()}
         if label_separator is not None:  # an empty cell of a table is None
@@ -235,16 +239,37 @@ def encode_labels(
     return splits, names
 
 
-def _match_class_labels(splits: DatasetDict, places: list[int], split_names: dict[str, str], several: bool):
-    """Class indices, or lists of them, -> their places in the names; ValueError for a label that is missing."""
+def _match_class_labels(
+    splits: DatasetDict, place_of: dict[str, int], names: list[str], split_names: dict[str, str], several: bool
+):
+    """Class indices of each split, or lists of them, -> their places in `names`.
+
+    Args:
+        place_of: {class of the training split: its place in `names`}, in the order of its ClassLabel, which bare numbers follow.
+
+    Raises:
+        ValueError: for a label that is missing, or of a class that the training split does not know.
+    """
     for key, data in list(splits.items()):
-        labels = data["label"][:]
+        labels, feature = data["label"][:], label_feature(data.features["label"])
         if empty := [row for row, label in enumerate(labels) if label is None or (several and None in label)]:
             raise ValueError(missing_labels(empty, split_names[key]))
-        if places != list(range(len(places))):
-            place = lambda index: places[index] if 0 <= index < len(places) else index
-            encoded = [list(map(place, label)) if several else place(label) for label in labels]
-            splits[key] = data.remove_columns("label").add_column("label", encoded)
+        own = feature.names if isinstance(feature, ClassLabel) else list(place_of)
+        places = [place_of.get(name, -1) for name in own]
+        if places == list(range(len(place_of))) and (own == names or not isinstance(feature, ClassLabel)):
+            continue
+        used = {index for label in labels for index in label} if several else set(labels)
+        if unknown := [name for index, name in enumerate(own) if index in used and name not in place_of]:
+            raise ValueError(
+                f"the split {split_names[key]!r} has images of {len(unknown)} classes that the training split does not know: "
+                f"{', '.join(unknown[:5])} (it knows {', '.join(list(place_of)[:5])}): give both the same class names, or take "
+                "these images out"
+            )
+        place = dict(enumerate(places))  # other numbers become -1, which is no class
+        encoded = [[place.get(each, -1) for each in label] if several else place.get(label, -1) for label in labels]
+        kind = ClassLabel(names=names)
+        kind = List(kind) if several else kind
+        splits[key] = data.remove_columns("label").add_column("label", encoded, feature=kind)
 
 
 def missing_labels(rows: list[int], split_name: str) -> str:

@@ -5,7 +5,17 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from datasets import DatasetDict, Image, IterableDatasetDict, load_dataset, load_from_disk
+import pyarrow.parquet as pq
+from datasets import (
+    ClassLabel,
+    DatasetDict,
+    Features,
+    Image,
+    IterableDatasetDict,
+    load_dataset,
+    load_dataset_builder,
+    load_from_disk,
+)
 from datasets import config as datasets_config
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from huggingface_hub import DatasetCard, HfApi
@@ -14,6 +24,7 @@ from PIL import Image as PILImage
 from transformers.utils import logging
 from yaml import YAMLError
 
+from hf_vit.data.columns import label_feature
 from hf_vit.data.folder_layout import SPLIT_OF_WORD, FolderScan, counted, image_folder_splits, scan_folder
 from hf_vit.data.image_files import AllowedFiles, hub_files, restrict_files
 from hf_vit.system.escapes import as_license
@@ -163,7 +174,7 @@ def _load_folder(path: Path, config: str | None, streaming: bool):
     if config is None and scan.images and not _describes_its_files(scan):
         splits = image_folder_splits(scan)
         return _as_stream(splits) if streaming else splits
-    return _load_with_datasets(path, config, streaming, lists_files=not any(map(_is_metadata, scan.data_files)))
+    return _load_with_datasets(scan, config, streaming)
 
 
 def _is_metadata(file: str) -> bool:
@@ -216,12 +227,9 @@ def _as_stream(splits: DatasetDict) -> IterableDatasetDict:
     return IterableDatasetDict({name: rows.to_iterable_dataset() for name, rows in splits.items()})
 
 
-def _load_with_datasets(path: Path, config: str | None, streaming: bool, lists_files: bool):
-    """Parquet files, archives, or images that a metadata file or a card describes, as `datasets` finds them.
-
-    Args:
-        lists_files: whether paths of images come from listing the folder, and not from a metadata file.
-    """
+def _load_with_datasets(scan: FolderScan, config: str | None, streaming: bool):
+    """Parquet files, archives, or images that a metadata file or a card describes, as `datasets` finds them."""
+    path = scan.path
     folders = [folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith((".", "__"))]
     are_splits = folders and all(folder.name.lower() in SPLIT_OF_WORD for folder in folders)
     try:
@@ -230,12 +238,49 @@ def _load_with_datasets(path: Path, config: str | None, streaming: bool, lists_f
             for folder in folders:
                 files_of_split[SPLIT_OF_WORD[folder.name.lower()]].append(f"{glob.escape(str(folder))}/**")
             splits = load_dataset("imagefolder", data_files=dict(files_of_split), streaming=streaming)
+        elif any(file.endswith(".parquet") for file in scan.data_files):
+            splits = _load_parquet(path, config, streaming)
         else:
             splits = load_dataset(str(path), config, streaming=streaming)
     except Exception as error:  # each format raises its own
         raise ValueError(f"{path} cannot be read as a data set: {error.__cause__ or error}") from error
+    lists_files = not any(map(_is_metadata, scan.data_files))  # and no metadata file names the images
     links = lists_files and next(iter(splits.values())).info.builder_name == "imagefolder"
     return restrict_files(splits, AllowedFiles(str(path), links=links))
+
+
+def _load_parquet(path: Path, config: str | None, streaming: bool):
+    """A folder with Parquet files, as `datasets` finds them. It reads all splits by the ClassLabels of the first: where a split
+    has others, each split is read on its own.
+
+    Raises:
+        ValueError: if files of one split have different ClassLabels.
+    """
+    builder = load_dataset_builder(str(path), config)
+    classes_of = {}
+    for split, files in (builder.config.data_files or {}).items() if builder.info.builder_name == "parquet" else ():
+        for file in files:
+            classes = _class_names(file)
+            if classes_of.setdefault(split, classes) != classes:
+                raise ValueError(
+                    f"{file} has other class names, or in another order, than {files[0]} of the same split {split}: wanted the "
+                    "same in all files of a split; write them anew, or under names of two splits"
+                )
+    if all(classes == next(iter(classes_of.values())) for classes in classes_of.values()):
+        return load_dataset(str(path), config, streaming=streaming)
+    splits = {
+        str(split): load_dataset("parquet", data_files={str(split): list(files)}, streaming=streaming)[str(split)]
+        for split, files in builder.config.data_files.items()
+    }
+    return IterableDatasetDict(splits) if streaming else DatasetDict(splits)
+
+
+def _class_names(file: str) -> dict[str, list[str]]:
+    """The class names of each column of a Parquet file that has a ClassLabel."""
+    kinds = Features.from_arrow_schema(pq.read_schema(file))
+    return {
+        name: label_feature(kind).names for name, kind in kinds.items() if isinstance(label_feature(kind), ClassLabel)
+    }
 
 
 def _cast_paths_to_images(splits: DatasetDict) -> DatasetDict:

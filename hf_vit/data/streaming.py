@@ -82,7 +82,10 @@ def prepare_stream(
     rows = Dataset.from_generator(held_out.__iter__, features=held_out.features, fingerprint=fingerprint)
     rows = rows.cast_column("image", held_out.features["image"])  # the files it may name are not stored on disk
     rows = rows.add_column("row", np.arange(len(rows)))
-    encoded, _ = encode_labels(DatasetDict(eval=rows), label_names, {"eval": eval_split})
+    if isinstance(feature, ClassLabel):  # the names, too, are in this order
+        encoded, _ = encode_labels(DatasetDict(eval=rows), None, {"eval": eval_split}, train_names=feature.names)
+    else:
+        encoded, _ = encode_labels(DatasetDict(eval=rows), label_names, {"eval": eval_split})
     return select_image_and_label(train, columns), encoded["eval"], label_names or feature.names, eval_split
 
 

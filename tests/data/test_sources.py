@@ -12,6 +12,7 @@ from image_data import ANIMALS, animal, dataset, picture, pictures, prepare, spe
 
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.sources import load_splits
+from hf_vit.data.streaming import prepare_stream
 
 
 def test_loading_knows_folders_files_and_the_embedded_set(tmp_path):
@@ -236,6 +237,20 @@ def test_a_table_beside_the_images_it_names_is_the_data_set(tmp_path):
     (tmp_path / "list.csv").write_text("file,class\nimages/0.png,cat\nimages/1.png,dog\n")
     splits, names, _ = prepare(load_splits(str(tmp_path)), train=None, eval_split="train")
     assert (names, len(splits["eval"])) == (["cat", "dog"], 2)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_parquet_files_whose_class_names_differ_keep_their_classes(streaming, tmp_path):
+    dataset([0, 1], ["cat", "dog"]).to_parquet(tmp_path / "train.parquet")
+    dataset([0, 1, 1], ["dog", "cat"]).to_parquet(tmp_path / "test.parquet")
+    splits = load_splits(str(tmp_path), streaming=streaming)
+    rows = prepare_stream(splits)[1] if streaming else prepare(splits)[0]["eval"]
+    assert rows["label"][:] == [1, 0, 0]
+    dataset([0, 1], ["dog", "cat"]).to_parquet(tmp_path / "train-2.parquet")
+    with pytest.raises(
+        ValueError, match=r"has other class names, or in another order, than .* of the same split train"
+    ):
+        load_splits(str(tmp_path), streaming=streaming)
 
 
 def test_a_broken_archive_is_named(tmp_path):

@@ -282,6 +282,21 @@ def test_label_names_find_their_classes(classes, named, expected):
     assert labels_of(splits) == {"train": expected, "eval": [expected[1]]}
 
 
+def test_splits_whose_class_labels_differ_are_matched_by_name():
+    train, test = dataset([0, 1, 2], ["cat", "dog", "eel"]), dataset([0, 1, 2], ["dog", "eel", "cat"])
+    splits, names, _ = prepare({"train": train, "test": test})
+    assert (names, labels_of(splits)["eval"]) == (["cat", "dog", "eel"], [1, 2, 0])
+    splits, _, _ = prepare({"train": train, "test": test}, label_names=["eel", "dog", "cat"])
+    assert labels_of(splits) == {"train": [2, 1, 0], "eval": [1, 0, 2]}
+    kinds = [List(ClassLabel(names=names)) for names in (["cat", "dog"], ["dog", "cat"])]
+    lists = {"train": with_labels([[0], [1]], kinds[0]), "test": with_labels([[0], [0, 1], []], kinds[1])}
+    assert label_tensor(prepare(lists)[0]["eval"]).tolist() == [[0, 1], [1, 1], [0, 0]]
+    more = ["owl", "dog", "cat"]
+    assert labels_of(prepare({"train": train, "test": dataset([1, 2], more)})[0])["eval"] == [1, 0]
+    with pytest.raises(ValueError, match=r"'test' has images of 1 classes that the training split does not know: owl"):
+        prepare({"train": train, "test": dataset([0, 2], more)})
+
+
 def test_a_class_label_that_is_missing_is_an_error_that_names_its_row():
     with pytest.raises(ValueError, match="1 labels of the split 'test' are missing, the first in row 1"):
         prepare({"train": dataset([0, 1]), "test": dataset([0, None])})
