@@ -9,6 +9,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Image, LargeList, List, V
 from transformers.utils import logging
 
 from hf_vit.data.image_files import RestrictedImage
+from hf_vit.system.progress import is_main_process
 
 
 logger = logging.get_logger(__name__)
@@ -278,14 +279,41 @@ def missing_labels(rows: list[int], split_name: str) -> str:
 
 
 def places_in_names(known: list[str], label_names: list[str]) -> list[int]:
-    """Where each class of the data set stands in the names of the user: by name, if they are the same in another order; by
-    number, if the classes are called 1, 2 ... 10, which sort as 1, 10, 2; else in the order of the data set."""
-    if set(known) == set(label_names):
-        return [label_names.index(name) for name in known]
-    if all(name.isdecimal() for name in known):
-        ordered = sorted(known, key=int)
-        return [ordered.index(name) for name in known]
-    return list(range(len(known)))
+    """Where each class of the data set stands in the names of the user: by name, if all occur there, in capitals or not; by
+    number, if the classes are called 1, 2 ... 10, which sort as 1, 10, 2; else in the order of the data set, and a line says so.
+
+    Raises:
+        ValueError: if only some of the classes occur in the names, or none does and there are more or fewer names than classes.
+    """
+    ours, theirs = ([name.strip().casefold() for name in names] for names in (known, label_names))
+    if len(set(ours)) < len(ours) or len(set(theirs)) < len(theirs):  # Cat and cat are two classes
+        ours, theirs = ([name.strip() for name in names] for names in (known, label_names))
+    place_of = {name: place for place, name in enumerate(theirs)}
+    if set(ours) <= set(theirs):
+        return [place_of[name] for name in ours]
+    are_numbers = all(name.isdecimal() for name in known)
+    if not are_numbers and set(ours) & set(theirs):
+        lacking = [name for name, key in zip(known, ours, strict=True) if key not in place_of]
+        others = [name for name, key in zip(label_names, theirs, strict=True) if key not in set(ours)]
+        raise ValueError(
+            f"--label_names lacks {len(lacking)} of the {len(known)} classes ({', '.join(map(repr, lacking[:5]))}) and has "
+            f"{len(others)} names of no class ({', '.join(map(repr, others[:5]))}): wanted each class, spelled as in the data, or "
+            "other names for all of them, in the order of the classes"
+        )
+    ordered = sorted(known, key=int) if are_numbers else known
+    counts_on = are_numbers and [int(name) - int(ordered[0]) for name in ordered] == list(range(len(known)))
+    is_obvious = counts_on and int(ordered[0]) <= 1  # 0, 1, 2 or 1, 2, 3
+    if len(known) > len(label_names) or (len(known) < len(label_names) and not is_obvious):
+        raise ValueError(
+            f"--label_names has {len(label_names)} names and the data set has {len(known)} classes ({', '.join(known[:5])}"
+            f"{' ...' if len(known) > 5 else ''}), none of which is among them: wanted a name for each class, in their order"
+        )
+    if is_main_process() and not (is_obvious and len(known) == len(label_names)):
+        pairs = [f"{name} is called {called}" for name, called in zip(ordered[:5], label_names, strict=False)]
+        more = " ..." if len(known) > 5 else ""
+        logger.warning(f"--label_names has other names than the data set: {', '.join(pairs)}{more}")
+    place_of = {name: place for place, name in enumerate(ordered)}
+    return [place_of[name] for name in known]
 
 
 def check_label_lists(labels: list, names: list[str], split_name: str):
@@ -376,8 +404,9 @@ def read_label_names(path: str | None) -> list[str] | None:
         return None
     if not Path(path).is_file():
         raise ValueError(f"--label_names {path}: no such file")
-    names = Path(path).read_text(encoding="utf-8-sig").splitlines()
-    wrong = [name for name in names if not name.strip() or names.count(name) > 1]
+    names = [name.strip() for name in Path(path).read_text(encoding="utf-8-sig").splitlines()]
+    counts = Counter(names)
+    wrong = [name for name in names if not name or counts[name] > 1]
     if wrong or len(names) < 2:
         raise ValueError(
             f"--label_names {path}: wanted two or more lines, each another name, but found {wrong[:1] or names}"

@@ -272,7 +272,10 @@ def test_label_names_give_text_labels_their_order():
     [
         (["cat", "dog"], ["dog", "cat"], [1, 0]),  # by name
         (["1", "10", "2"], ["one", "two", "ten"], [0, 2, 1]),  # by number: folders are sorted as text
+        (["cat", "dog"], ["dog", "fish", "cat "], [2, 0]),
+        (["cat", "dog"], ["Dog", "Cat"], [1, 0]),
         (["cat", "dog"], ["Katze", "Hund"], [0, 1]),  # in the order of the data set
+        (["0", "1"], ["zero", "one", "two"], [0, 1]),
     ],
 )
 def test_label_names_find_their_classes(classes, named, expected):
@@ -280,6 +283,38 @@ def test_label_names_find_their_classes(classes, named, expected):
     splits, names, _ = prepare({"train": dataset(indices, classes), "test": dataset([1], classes)}, label_names=named)
     assert names == named
     assert labels_of(splits) == {"train": expected, "eval": [expected[1]]}
+
+
+@pytest.mark.parametrize(
+    ("named", "sentence"),
+    [
+        (["dog", "cat", "brid"], r"lacks 1 of the 3 classes \('bird'\) and has 1 names of no class \('brid'\)"),
+        (["dog", "cat"], r"lacks 1 of the 3 classes \('bird'\) and has 0 names of no class"),
+        (
+            ["Hund", "Katze", "Vogel", "Aal"],
+            r"has 4 names and the data set has 3 classes \(bird, cat, dog\), none of which",
+        ),
+        (["Hund", "Katze"], r"has 2 names and the data set has 3 classes"),
+    ],
+)
+def test_label_names_that_fit_in_part_are_an_error_that_says_where(named, sentence):
+    with pytest.raises(ValueError, match=f"--label_names {sentence}"):
+        prepare({"train": dataset([0, 1, 2], ["bird", "cat", "dog"])}, label_names=named)
+
+
+@pytest.mark.parametrize(
+    ("classes", "named", "line"),
+    [
+        (["cat", "dog"], ["Katze", "Hund"], "cat is called Katze, dog is called Hund"),
+        (["10", "2"], ["two", "ten"], "2 is called two, 10 is called ten"),
+        (["1", "2"], ["one", "two"], ""),
+        (["cat", "dog"], ["dog", "cat"], ""),
+    ],
+)
+def test_names_given_by_the_order_of_the_classes_are_shown(classes, named, line, caplog, monkeypatch):
+    monkeypatch.setattr(columns.logger, "propagate", True)
+    prepare({"train": dataset([0, 0, 1, 1], classes)}, label_names=named)
+    assert line in caplog.text if line else caplog.text == ""
 
 
 def test_splits_whose_class_labels_differ_are_matched_by_name():
