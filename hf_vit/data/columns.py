@@ -86,7 +86,7 @@ def find_image_column(data: Dataset, image_column: str | None) -> str:
         image_column = _only_column(data, Image, "--image_column", columns)
     if image_column not in data.features:
         raise ValueError(f"--image_column {image_column}: there is no such column{columns}")
-    if not _holds_images(data.features[image_column]):
+    if not holds_images(data.features[image_column]):
         raise ValueError(f"--image_column {image_column}: it holds no images{columns}")
     return image_column
 
@@ -118,7 +118,7 @@ def feature_name(feature) -> str:
     return feature.dtype if isinstance(feature, Value) else type(feature).__name__
 
 
-def _holds_images(feature) -> bool:
+def holds_images(feature) -> bool:
     """Whether a column holds images, or the bytes of image files."""
     is_struct = isinstance(feature, dict) and set(feature) == {"bytes", "path"}
     return isinstance(feature, Image) or feature == Value("binary") or is_struct

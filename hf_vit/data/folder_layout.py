@@ -166,6 +166,17 @@ def image_folder_splits(scan: FolderScan) -> DatasetDict:
     return DatasetDict({split: to_dataset(scan.path, sorted(rows[split]), names) for split in bases if rows[split]})
 
 
+def class_folder_names(scan: FolderScan) -> set[str]:
+    """The names of the class folders, of all splits; none if images lie in no such folders, or all in one."""
+    below = subfolders_with_images(scan)
+    try:
+        bases, _ = find_bases(scan, below)
+    except ValueError:
+        return set()
+    names = {name_of(folder) for folders in bases.values() for base in folders for folder in below[base]}
+    return names if len(names) > 1 else set()
+
+
 def subfolders_with_images(scan: FolderScan) -> dict[str, list[str]]:
     """For each folder, its sub-folders with images in them or below them, sorted."""
     below = defaultdict(set)

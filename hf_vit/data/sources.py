@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import (
     ClassLabel,
@@ -24,11 +25,20 @@ from PIL import Image as PILImage
 from transformers.utils import logging
 from yaml import YAMLError
 
-from hf_vit.data.columns import label_feature
-from hf_vit.data.folder_layout import SPLIT_OF_WORD, FolderScan, counted, image_folder_splits, scan_folder
+from hf_vit.data.columns import holds_images, label_feature
+from hf_vit.data.folder_layout import (
+    SPLIT_OF_WORD,
+    FolderScan,
+    class_folder_names,
+    counted,
+    image_folder_splits,
+    listed,
+    scan_folder,
+)
 from hf_vit.data.image_files import AllowedFiles, hub_files, restrict_files
 from hf_vit.system.escapes import as_license
 from hf_vit.system.hub_names import refuse_mistyped_path
+from hf_vit.system.progress import is_main_process
 from hf_vit.system.recipes_folder import RECIPES
 
 
@@ -174,7 +184,14 @@ def _load_folder(path: Path, config: str | None, streaming: bool):
     if config is None and scan.images and not _describes_its_files(scan):
         splits = image_folder_splits(scan)
         return _as_stream(splits) if streaming else splits
-    return _load_with_datasets(scan, config, streaming)
+    splits = _load_with_datasets(scan, config, streaming)
+    first = next(iter(splits.values()))
+    is_by_folders = first.info.builder_name == "imagefolder" and not any(map(_is_metadata, scan.data_files))
+    if is_by_folders and scan.images and is_main_process():
+        feature = label_feature((first.features or {}).get("label"))
+        classes = f": {listed(feature.names, 10)}" if isinstance(feature, ClassLabel) else ""
+        logger.warning(f"{path}: images are read as `datasets` finds them, by their innermost folders{classes}")
+    return splits
 
 
 def _is_metadata(file: str) -> bool:
@@ -182,14 +199,37 @@ def _is_metadata(file: str) -> bool:
 
 
 def _describes_its_files(scan: FolderScan) -> bool:
-    """Whether a folder with images holds tables or a card by which `datasets` reads it: metadata.csv, Parquet or Arrow files, or
-    a README.md of the Hub with configurations or features."""
-    if any(_is_metadata(file) or file.endswith((".parquet", ".arrow")) for file in scan.data_files):
+    """Whether a folder with images holds what `datasets` reads rather than class folders: metadata.csv, Parquet or Arrow files of
+    more images, or a README.md of the Hub whose configurations name files. A warning names Parquet and Arrow files that are left
+    alone."""
+    if any(map(_is_metadata, scan.data_files)):
         return True
+    if files := sorted(file for file in scan.data_files if file.endswith((".parquet", ".arrow"))):
+        in_files, in_folders = sum(_count_images(scan.path / file) for file in files), scan.count()
+        if in_files >= in_folders or not class_folder_names(scan):
+            return True
+        if is_main_process():
+            holding = f"{in_files:,} images, the class folders {in_folders:,}" if in_files else "no images"
+            logger.warning(f"{scan.path}: {listed(files)} are left alone: they hold {holding}")
     card = scan.path / "README.md"
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     head = text.split("\n---")[0] if text.startswith("---") else ""
-    return re.search(r"^(configs|dataset_info):", head, re.MULTILINE) is not None
+    return re.search(r"^configs:(\n[ -].*)*\n[ -]+(data_files|data_dir):", head, re.MULTILINE) is not None
+
+
+def _count_images(file: Path) -> int:
+    """The rows of a Parquet or Arrow file with a column of images; 0 if it has none, or cannot be read."""
+    try:
+        if file.suffix == ".parquet":
+            with pq.ParquetFile(file) as table:
+                schema, count = table.schema_arrow, table.metadata.num_rows
+        else:
+            with pa.memory_map(str(file)) as opened:
+                table = pa.ipc.open_stream(opened).read_all()
+            schema, count = table.schema, table.num_rows
+        return count if any(map(holds_images, Features.from_arrow_schema(schema).values())) else 0
+    except (pa.ArrowException, OSError, ValueError):
+        return 0
 
 
 def _load_files(files: list[Path], streaming: bool):

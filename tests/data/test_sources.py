@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from datasets import DatasetDict, Value
+from datasets import Dataset, DatasetDict, Value
 from image_data import ANIMALS, animal, dataset, picture, pictures, prepare, spec_of, table_of, write_table, write_tar
 
 from hf_vit.data.image_dataset import ImageDataset
@@ -237,6 +237,41 @@ def test_a_table_beside_the_images_it_names_is_the_data_set(tmp_path):
     (tmp_path / "list.csv").write_text("file,class\nimages/0.png,cat\nimages/1.png,dog\n")
     splits, names, _ = prepare(load_splits(str(tmp_path)), train=None, eval_split="train")
     assert (names, len(splits["eval"])) == (["cat", "dog"], 2)
+
+
+@pytest.mark.parametrize("stray", ["embeddings.parquet", "some.parquet", "README.md"])
+def test_a_parquet_file_or_card_beside_class_folders_leaves_the_classes_as_they_are(stray, tmp_path, caplog):
+    class_folders(tmp_path, *(f"{name}/{place}" for name in ("cat", "dog") for place in ("indoor", "outdoor")))
+    if stray == "README.md":
+        (tmp_path / stray).write_text(
+            "---\nlicense: mit\nconfigs:\n- config_name: default\ndataset_info:\n  splits: 1\n---\n"
+        )
+    elif stray == "some.parquet":
+        table_of(range(2)).to_parquet(tmp_path / stray)
+    else:
+        Dataset.from_dict({"file": ["cat/indoor/0.png"], "embedding": [[1.0, 2.0]]}).to_parquet(tmp_path / stray)
+    splits = load_splits(str(tmp_path))
+    assert splits["train"].features["label"].names == ["cat", "dog"]
+    assert len(splits["train"]) == 12
+    if stray != "README.md":
+        holding = "no images" if stray == "embeddings.parquet" else "2 images, the class folders 12"
+        assert f"{stray} are left alone: they hold {holding}" in caplog.text
+
+
+def test_a_card_that_names_files_goes_before_the_folders_and_a_line_says_so(tmp_path, caplog):
+    class_folders(tmp_path, "a/cat/indoor", "a/dog/outdoor", "raw/eel")
+    files = "configs:\n- config_name: default\n  data_files:\n  - split: train\n    path: a/**\n"
+    (tmp_path / "README.md").write_text(f"---\n{files}---\n")
+    assert len(load_splits(str(tmp_path))["train"]) == 6
+    assert "images are read as `datasets` finds them, by their innermost folders: indoor, outdoor" in caplog.text
+
+
+def test_more_images_in_parquet_files_than_in_folders_are_the_data_set(tmp_path):
+    class_folders(tmp_path, "figures", "assets", count=1)
+    (tmp_path / "data").mkdir()
+    for split in ("train", "test"):
+        table_of(range(4)).to_parquet(tmp_path / "data" / f"{split}-0.parquet")
+    assert known(load_splits(str(tmp_path)), "test") == all_of(range(4))
 
 
 @pytest.mark.parametrize("streaming", [False, True])
