@@ -47,7 +47,7 @@ import pandas as pd
 import torch
 from jinja2 import Environment
 
-from hf_vit.data.columns import column_arguments, count_labels, has_several_labels
+from hf_vit.data.columns import column_arguments, count_labels, has_several_labels, named_label_columns
 from hf_vit.data.decoding import open_image
 from hf_vit.data.duplicates import ThumbnailDataset, duplicate_groups, thumbnail_vectors
 from hf_vit.data.image_dataset import ImageDataset
@@ -82,7 +82,7 @@ DUPLICATES = (
 
 def read_rows(args) -> tuple[datasets.Dataset, list[str]]:
     """All images as rows with the columns `image`, `label`, `row`, `file` and `split`, and the class names."""
-    loaded = load_splits(args.dataset_name, args.dataset_config)
+    loaded = load_splits(args.dataset_name, args.dataset_config, label_column=named_label_columns(args))
     wanted = args.splits.split(",") if args.splits else list(loaded)
     if unknown := [name for name in wanted if name not in loaded]:
         raise ValueError(f"--splits {args.splits}: the data set has no split {unknown[0]!r}, only {', '.join(loaded)}")

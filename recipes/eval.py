@@ -52,7 +52,7 @@ if __name__ == "__main__":  # a wrong flag is answered before the imports, which
     ARGUMENTS = parse_args()
 
 from hf_vit import HFViTForImageClassification
-from hf_vit.data.columns import column_arguments, has_several_labels, match_labels
+from hf_vit.data.columns import column_arguments, has_several_labels, match_labels, named_label_columns
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
@@ -74,7 +74,7 @@ from hf_vit.training.setup import set_up_evaluation
 def read_splits(args) -> tuple[dict, list[str], str]:
     """{"eval": rows, and "train": rows of --probe_split}, the class names, and the name of the split to evaluate on."""
     splits, labels, eval_split = prepare_splits(
-        load_splits(args.dataset_name, args.dataset_config),
+        load_splits(args.dataset_name, args.dataset_config, label_column=named_label_columns(args)),
         train_split=args.probe_split,
         eval_split=args.split,
         **column_arguments(args),

@@ -59,7 +59,7 @@ import transformers
 from huggingface_hub import try_to_load_from_cache
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_NAME
 
-from hf_vit.data.columns import COLUMN_FLAGS, column_arguments, match_labels
+from hf_vit.data.columns import COLUMN_FLAGS, column_arguments, match_labels, named_label_columns
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
@@ -114,7 +114,7 @@ def rows_to_evaluate(args, run: Path | None):
     if as_trained:
         splits, _, labels, split = load_rows(asked)
     else:
-        splits = load_splits(asked.dataset_name, asked.dataset_config)
+        splits = load_splits(asked.dataset_name, asked.dataset_config, label_column=named_label_columns(asked))
         choice = {"train_split": None, "eval_split": args.split}
         splits, labels, split = prepare_splits(splits, **column_arguments(asked), **choice)
     rows = splits["eval"]

@@ -394,6 +394,11 @@ def column_arguments(args) -> dict:
     return {name: getattr(args, name) for name in COLUMN_FLAGS} | {"label_names": read_label_names(args.label_names)}
 
 
+def named_label_columns(args) -> str | None:
+    """What --label_column or --label_columns say, for `load_splits`."""
+    return args.label_column or args.label_columns
+
+
 def read_label_names(path: str | None) -> list[str] | None:
     """The lines of a text file of class names; None for None.
 

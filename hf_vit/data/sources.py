@@ -25,7 +25,7 @@ from PIL import Image as PILImage
 from transformers.utils import logging
 from yaml import YAMLError
 
-from hf_vit.data.columns import holds_images, label_feature
+from hf_vit.data.columns import LABEL_COLUMNS, holds_images, label_feature
 from hf_vit.data.folder_layout import (
     SPLIT_OF_WORD,
     FolderScan,
@@ -58,7 +58,9 @@ HUB_SECONDS = 10  # that the Hub may take to answer
 TABLES = ("csv", "json")  # formats that name image files and do not hold them
 
 
-def load_splits(name: str, config: str | None = None, streaming: bool = False) -> DatasetDict | IterableDatasetDict:
+def load_splits(
+    name: str, config: str | None = None, streaming: bool = False, label_column: str | None = None
+) -> DatasetDict | IterableDatasetDict:
     """The splits of a data set, their images undecoded and restricted to its own files (`image_files.AllowedFiles`).
 
     Args:
@@ -67,6 +69,7 @@ def load_splits(name: str, config: str | None = None, streaming: bool = False) -
             name image files in or below their own folder.
         config: the configuration of a Hub data set that has several.
         streaming: read during training, without a local copy.
+        label_column: --label_column or --label_columns: a table with these columns beside class folders is the data set.
 
     Raises:
         ValueError: if the data does not exist or cannot be read.
@@ -80,7 +83,7 @@ def load_splits(name: str, config: str | None = None, streaming: bool = False) -
     path = path.resolve()  # `datasets` resolves the paths of the files it finds
     if path.is_file():
         return _load_files([path], streaming)
-    return _load_folder(path, config, streaming)
+    return _load_folder(path, config, streaming, label_column)
 
 
 def dataset_license(name: str) -> str | None:
@@ -152,11 +155,12 @@ def is_saved_data_set(path: Path) -> bool:
     return (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file()
 
 
-# An ImageFolder's, and what audit.py and eval.py write.
-NO_DATA = ("metadata.csv", ".duplicates.csv", ".predictions.csv")
+# An ImageFolder's, and what audit.py, eval.py, embed.py and train.py write.
+NO_DATA = ("metadata.csv", ".duplicates.csv", ".labels.csv", ".predictions.csv", ".rows.csv", "confusion_matrix.csv")
+PREDICTED = {"label_1", "probability_1"}  # columns that predict.py writes
 
 
-def _load_folder(path: Path, config: str | None, streaming: bool):
+def _load_folder(path: Path, config: str | None, streaming: bool, label_column: str | None):
     """A folder written by `save_to_disk`, of tar shards, of tables, or of images."""
     if is_saved_data_set(path):
         saved = load_from_disk(str(path))
@@ -167,14 +171,9 @@ def _load_folder(path: Path, config: str | None, streaming: bool):
     if shards and not scan.images:
         return _load_files(shards, streaming)
     tables = sorted(file for file in path.glob("[!.]*.csv") if not file.name.endswith(NO_DATA))
-    if tables:
-        splits = _load_files(tables, streaming)
-        features = (next(iter(splits.values())).features or {}).values()
-        if not scan.images or any(isinstance(feature, Image) for feature in features):
-            if len(scan.images) > 1:
-                named = ", ".join(table.name for table in tables)
-                logger.warning(f"{path}: images and labels are those of {named}, and folders are no classes")
-            return splits  # otherwise the tables name no images: they are not the data set
+    tables = [table for table in tables if not _header(table) >= PREDICTED]
+    if tables and (splits := _load_tables(tables, scan, label_column)) is not None:
+        return _as_stream(splits) if streaming else splits
     if not scan.images and not scan.data_files:
         found = scan.count_unread() or counted(scan.others)
         raise ValueError(
@@ -192,6 +191,56 @@ def _load_folder(path: Path, config: str | None, streaming: bool):
         classes = f": {listed(feature.names, 10)}" if isinstance(feature, ClassLabel) else ""
         logger.warning(f"{path}: images are read as `datasets` finds them, by their innermost folders{classes}")
     return splits
+
+
+def _header(table: Path) -> set[str]:
+    """The names of the columns of a CSV table, as its first line has them."""
+    with open(table, encoding="utf-8-sig", errors="replace") as file:
+        return {name.strip(' "') for name in file.readline().strip().split(",")}
+
+
+def _load_tables(tables: list[Path], scan: FolderScan, label_column: str | None) -> DatasetDict | None:
+    """The splits of the tables in a folder, or None if they are not the data set. A line says what was chosen.
+
+    Class folders go before tables that name no images, have no column of labels, or list a part of the images under the names
+    of the folders.
+
+    Raises:
+        ValueError: if the tables cannot be read.
+    """
+    classes, named = class_folder_names(scan), listed(table.name for table in tables)
+    are_splits = all(re.split(r"[-_.]", table.stem.lower())[0] in SPLIT_OF_WORD for table in tables)
+    prefers_folders = classes and not are_splits
+    try:
+        splits = _load_files(tables, streaming=False)
+    except ValueError as error:
+        if not prefers_folders or label_column:
+            raise
+        return _leave_alone(scan, named, str(error))
+    if not scan.images:
+        return splits
+    first, count, in_folders = next(iter(splits.values())), sum(map(len, splits.values())), scan.count()
+    if not any(isinstance(feature, Image) for feature in (first.features or {}).values()):
+        return None
+    wanted = label_column.split(",") if label_column else LABEL_COLUMNS
+    columns = [name for name in first.column_names if name in wanted or (not label_column and name.lower() in wanted)]
+    if prefers_folders and not columns:
+        columns = ", ".join(first.column_names)
+        return _leave_alone(scan, named, f"it has no column of labels ({columns}): name one with --label_column")
+    is_part = prefers_folders and not label_column and count < in_folders and len(columns) == 1
+    if is_part and {str(label) for rows in splits.values() for label in rows[columns[0]][:]} <= classes:
+        why = f"it lists {count:,} of {in_folders:,} images: to read these alone, name the table with --dataset_name"
+        return _leave_alone(scan, named, why)
+    if in_folders > 1 and is_main_process():
+        part = f" ({count:,} of {in_folders:,})" if count < in_folders else ""
+        logger.warning(f"{scan.path}: images and labels are those of {named}{part}, and folders are no classes")
+    return splits
+
+
+def _leave_alone(scan: FolderScan, named: str, why: str) -> None:
+    """Warn that tables beside class folders are not read."""
+    if is_main_process():
+        logger.warning(f"{scan.path}: the folders are the classes, and {named} is left alone: {why}")
 
 
 def _is_metadata(file: str) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hf_vit.data.augment import augment
-from hf_vit.data.columns import column_arguments, count_labels
+from hf_vit.data.columns import column_arguments, count_labels, named_label_columns
 from hf_vit.data.duplicates import also_in, thumbnail_vectors
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of, training_image_spec
@@ -88,7 +88,7 @@ class Batch(NamedTuple):
 def load_rows(args: TrainArguments):
     """Labelled images, not yet decoded: (splits, the stream to train on or None, labels, what is scored), see `prepare_splits`."""
     columns = {"train_split": args.train_split, "eval_split": args.eval_split, **column_arguments(args)}
-    splits = load_splits(args.dataset_name, args.dataset_config, args.streaming)
+    splits = load_splits(args.dataset_name, args.dataset_config, args.streaming, named_label_columns(args))
     if args.streaming:
         stream, eval_rows, labels, scored = prepare_stream(splits, **columns)
         return {"eval": eval_rows}, stream, labels, scored

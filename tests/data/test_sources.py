@@ -222,7 +222,38 @@ def test_a_table_beside_folders_says_that_it_is_the_data_set_and_one_of_our_own_
     assert len(load_splits(str(tmp_path))["train"]) == 4
     (tmp_path / "birds.csv").write_text("file,label\ncat/a.png,x\ncat/b.png,y\n")
     assert len(load_splits(str(tmp_path))["train"]) == 2
-    assert "images and labels are those of birds.csv, and folders are no classes" in caplog.text
+    assert "images and labels are those of birds.csv (2 of 4), and folders are no classes" in caplog.text
+
+
+OURS = {
+    "audit.labels.csv": "split,row,file,label\ntrain,0,cat/0.png,cat\n",
+    "all.npy.rows.csv": "file\ncat/0.png\n",
+    "mine.csv": "file,label_1,probability_1\ncat/0.png,eel,0.9\n",
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_tables_that_our_scripts_write_are_no_data_set(name, tmp_path, caplog):
+    class_folders(tmp_path, "cat", "dog")
+    (tmp_path / name).write_text(OURS[name])
+    splits = load_splits(str(tmp_path))
+    assert (splits["train"].features["label"].names, len(splits["train"])) == (["cat", "dog"], 6)
+    assert caplog.text == ""
+
+
+def test_class_folders_go_before_a_table_without_labels_or_of_a_part_of_them(tmp_path, caplog):
+    class_folders(tmp_path, "cat", "dog")
+    (tmp_path / "notes.csv").write_text("file,comment\ncat/0.png,dark\ndog/0.png,old\n")
+    assert len(load_splits(str(tmp_path))["train"]) == 6
+    assert "notes.csv is left alone: it has no column of labels (file, comment): name one with" in caplog.text
+    assert len(load_splits(str(tmp_path), label_column="comment")["train"]) == 2
+    (tmp_path / "notes.csv").rename(tmp_path / "train.csv")
+    assert len(load_splits(str(tmp_path))["train"]) == 2
+    (tmp_path / "train.csv").unlink()
+    (tmp_path / "list.csv").write_text("file,label\ncat/0.png,cat\ndog/0.png,dog\n")
+    assert len(load_splits(str(tmp_path))["train"]) == 6
+    assert "list.csv is left alone: it lists 2 of 6 images" in caplog.text
+    assert len(load_splits(str(tmp_path / "list.csv"))["train"]) == 2
 
 
 @pytest.mark.parametrize("stray", ["list.csv", "photos.tar"])
