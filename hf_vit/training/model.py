@@ -8,13 +8,18 @@ import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import nn
 from transformers import ViTImageProcessorPil
+from transformers.utils import logging
 
 from hf_vit.data.image_spec import ImageSpec, eval_resize, image_spec_of
 from hf_vit.evaluation.classifiers import check_weights, load_processor
 from hf_vit.evaluation.multi_label import MULTI_LABEL
 from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification, HFViTLayer
+from hf_vit.system.progress import is_main_process
 from hf_vit.training.optimizers import layer_id
+
+
+logger = logging.get_logger(__name__)
 
 
 def build_model(
@@ -51,7 +56,14 @@ def build_model(
         model = HFViTForImageClassification.from_pretrained(checkpoint, dtype=torch.float32, **fields)
         check_weights(model, checkpoint)
         vars(model.config).pop("thresholds", None)  # of the labels that it had
-        if list(before.id2label.values()) != labels or had_several != several:
+        is_kept = list(before.id2label.values()) == labels and had_several == several
+        if is_main_process() and model.classifier.weight.any():  # a head of another size was reset with a line
+            same = "its classes are those of the data"
+            other = "its classes, or their order, are not those of the data"
+            if had_several != several:
+                other = "one of checkpoint and data has several labels an image, the other has not"
+            logger.warning(f"the head of {checkpoint} is {f'kept: {same}' if is_kept else f'reset: {other}'}")
+        if not is_kept:
             nn.init.zeros_(model.classifier.weight)
             nn.init.zeros_(model.classifier.bias)
         source = load_processor(checkpoint)

@@ -158,7 +158,7 @@ def test_predictions_keep_their_rows_and_the_model_its_mode(model):
         torch.testing.assert_close(logits, model.eval()((pixels.float() / 255 - 0.5) / 0.5).logits)
 
 
-def test_a_checkpoints_head_is_kept_only_for_the_same_labels(tmp_path):
+def test_a_checkpoints_head_is_kept_only_for_the_same_labels_and_a_line_says_so(tmp_path, caplog):
     native = ViTForImageClassification(
         ViTConfig(
             hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=16, patch_size=8,
@@ -170,10 +170,14 @@ def test_a_checkpoints_head_is_kept_only_for_the_same_labels(tmp_path):
     kept, processor = build_model(["cat", "dog"], str(tmp_path), None, None, {})
     torch.testing.assert_close(kept.classifier.weight, native.classifier.weight)
     assert list(processor.image_mean) == [0.1, 0.2, 0.3]
+    assert "is kept: its classes are those of the data" in caplog.text
     for labels in (["dog", "cat"], ["cat", "dog", "eel"]):
         reset, _ = build_model(labels, str(tmp_path), None, None, {})
         assert not reset.classifier.weight.any()
         assert list(reset.config.id2label.values()) == labels
+    assert (
+        caplog.text.count("is reset: its classes, or their order, are not those of") == 1
+    )  # the loader tells the other
 
 
 def test_the_processor_of_a_timm_repo_is_what_its_config_says(tmp_path):
