@@ -64,6 +64,12 @@ class FolderScan:
         return counted(sum((found for inner, found in self.unread.items() if lies_in(inner, folder)), Counter()))
 
 
+def split_of_name(name: str) -> str | None:
+    """The split that the first such word in the name of a file or folder stands for, or None: `Testing`, `train2017`, `seg_train`."""
+    words = (name.lower(), *re.split(r"[-._ 0-9]", name.lower()))
+    return next((SPLIT_OF_WORD[word] for word in words if word in SPLIT_OF_WORD), None)
+
+
 def lies_in(inner: str, folder: str) -> bool:
     return not folder or inner == folder or inner.startswith(f"{folder}/")
 
@@ -202,10 +208,10 @@ def find_bases(scan: FolderScan, below: dict[str, list[str]]) -> tuple[dict[str,
     while len(below[root]) == 1 and below[only := below[root][0]]:
         if len(scan.images.get(root, ())) > scan.count(only):
             break
-        if split_folders(below, root) and not split_folders(below, only):
+        if split_folders(scan, below, root) and not split_folders(scan, below, only):
             break
         root = only
-    splits = split_folders(below, root)
+    splits = split_folders(scan, below, root)
     if not splits:
         if below[root] and all(name_of(folder).lower() in SPLIT_OF_WORD for folder in below[root]):
             raise ValueError(
@@ -228,25 +234,37 @@ def find_bases(scan: FolderScan, below: dict[str, list[str]]) -> tuple[dict[str,
     return bases, wrapped
 
 
-def split_folders(below: dict[str, list[str]], root: str) -> dict[str, list[str]]:
+def split_folders(scan: FolderScan, below: dict[str, list[str]], root: str) -> dict[str, list[str]]:
     """The sub-folders of `root` that are splits, by split; empty if its sub-folders are classes.
 
     A name such as `val`, `Testing`, `train2017` or `seg_train` is that of a split if folders with images are in it: "train" and
     "test" may be classes, too. Beside folders of other names, these are splits if they are as many, and one is for training.
+
+    Raises:
+        ValueError: if one folder of such a name is beside others that hold folders, too: it may be a split, or a class.
     """
-    splits, others = defaultdict(list), 0
+    splits, others = defaultdict(list), []
     for folder in below[root]:
-        name = name_of(folder).lower()
-        word = next((word for word in (name, *re.split(r"[-._ 0-9]", name)) if word in SPLIT_OF_WORD), None)
-        if word is None:
-            others += 1
+        split = split_of_name(name_of(folder))
+        if split is None:
+            others.append(folder)
         else:
-            splits[SPLIT_OF_WORD[word]].append(folder)
+            splits[split].append(folder)
     for split, folders in splits.items():  # `test` rather than `test-multiple_fruits` beside it
         splits[split] = [folder for folder in folders if name_of(folder).lower() in SPLIT_OF_WORD] or folders
-    of_classes = sum(bool(below[folder]) for folders in splits.values() for folder in folders)
-    if of_classes == 0 or of_classes < others or (others and "train" not in splits):
+    of_classes = {split for split, folders in splits.items() if any(below[folder] for folder in folders)}
+    if sum(bool(below[folder]) for folders in splits.values() for folder in folders) < max(1, len(others)):
         return {}
+    if others and "train" not in splits:
+        return {}
+    alike = [folder for folder in others if len(below[folder]) > 1]
+    if alike and len(of_classes) < 2:
+        if any(" " in name_of(folder) for folder in splits["train"]):  # `train station` beside `bus stop`
+            return {}
+        raise ValueError(
+            f"{scan.path}: {listed(splits['train'])} may be a split or a class, as {listed(alike)} beside it holds folders, too: "
+            f"if it is a class, rename it; if it is a split, name the other validation or test, or move it away"
+        )
     return {split: splits[split] for split in ("train", "validation", "test") if split in splits}
 
 

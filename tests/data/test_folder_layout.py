@@ -104,6 +104,16 @@ LAYOUTS = {
         {"train": {"cat": 1, "test": 1, "train": 1}},
         "the classes are the folders in .*photos: cat, test, train",
     ),
+    "a class whose name begins with the word of a split": (
+        [f"{name}/{place}/1.jpg" for name in ("train station", "bus stop") for place in ("a", "b")],
+        {"train": {"bus stop": 2, "train station": 2}},
+        "the classes are the folders in .*photos: bus stop, train station; folders inside them, such as a, make",
+    ),
+    "a split beside a folder of flat images": (
+        ["train/cat/1.jpg", "train/dog/1.jpg", "figures/1.jpg"],
+        {"train": ONE_EACH},
+        "images in no class folder are left out: 1 in .*photos/figures",
+    ),
     "hidden and other files": (
         ["cat/1.jpg", "cat/.ipynb_checkpoints/2.jpg", "cat/Thumbs.db", "cat/.DS_Store", "dog/1.jpg", "dog/._1.jpg"],
         {"train": ONE_EACH},
@@ -171,6 +181,10 @@ REFUSED = {
     "a run among the classes": (
         ["cat/1.jpg", "dog/1.jpg", "runs/mine/metrics.jsonl", "runs/mine/model/figures/confusion.png"],
         r"photos/runs/mine is a run of train.py, whose pictures would become images to train on: move it out of .*photos",
+    ),
+    "a folder that is a split or a class": (
+        ["train/ice/1.jpg", "train/tgv/1.jpg", "car/audi/1.jpg", "car/bmw/1.jpg"],
+        "photos: train may be a split or a class, as car beside it holds folders, too: if it is a class, rename it",
     ),
     "no files": (
         [],
