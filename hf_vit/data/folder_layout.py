@@ -269,21 +269,25 @@ def split_folders(scan: FolderScan, below: dict[str, list[str]], root: str) -> d
 
 
 def drop_unlabelled_splits(scan: FolderScan, bases: dict[str, list[str]], class_of: dict[str, tuple[str, str]]):
-    """Takes a test split without a class of the training split, as competitions hand it out, out of `class_of`.
+    """Takes a test split without class folders, or with one folder that is no class of the training split, as competitions hand
+    it out, out of `class_of`.
 
     Raises:
-        ValueError: if the training or the validation split has no such class.
+        ValueError: if the training or the validation split has no such class, or a test split with several folders.
     """
     classes = {split: {name for of, name in class_of.values() if of == split} for split in bases}
     trained = classes.get("train") or set().union(*classes.values())
+    folded = {name.casefold() for name in trained}
     for split, found in classes.items():
         if found & trained:
             continue
-        if split != "test" or not trained:
+        in_capitals = sorted(name for name in found if name.casefold() in folded)
+        if split != "test" or not trained or len(found) > 1 or in_capitals:
             folder = bases[split][0]
             first, images = next(item for item in scan.images.items() if lies_in(item[0], folder))
             known = f"of the training classes ({listed(sorted(trained), 3)})" if trained else "of a class"
-            way_out = f", or move {folder} away to hold out a part of train" if split == "validation" else ""
+            known += f"; {in_capitals[0]} differs only in capitals" if in_capitals else ""
+            way_out = f", or move {folder} away to hold out a part of train" if split != "train" else ""
             raise ValueError(
                 f"{scan.path}: the images of {folder or 'this folder'} ({scan.count(folder):,}, such as "
                 f"{scan.path / first / min(images)}) lie in no folder {known}; wanted {scan.path / folder}/CLASS/"

@@ -182,6 +182,14 @@ REFUSED = {
         ["cat/1.jpg", "dog/1.jpg", "runs/mine/metrics.jsonl", "runs/mine/model/figures/confusion.png"],
         r"photos/runs/mine is a run of train.py, whose pictures would become images to train on: move it out of .*photos",
     ),
+    "a test split of other classes": (
+        ["train/cat/1.jpg", "train/dog/1.jpg", "test/eel/1.jpg", "test/owl/1.jpg"],
+        r"the images of test \(2, such as .*\) lie in no folder of the training classes \(cat, dog\); .* or move test away",
+    ),
+    "classes in other capitals": (
+        ["train/Cat/1.jpg", "train/Dog/1.jpg", "test/cat/1.jpg", "test/dog/1.jpg"],
+        r"photos: the images of test .* of the training classes \(Cat, Dog\); cat differs only in capitals; wanted",
+    ),
     "a folder that is a split or a class": (
         ["train/ice/1.jpg", "train/tgv/1.jpg", "car/audi/1.jpg", "car/bmw/1.jpg"],
         "photos: train may be a split or a class, as car beside it holds folders, too: if it is a class, rename it",
