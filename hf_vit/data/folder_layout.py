@@ -24,10 +24,14 @@ from hf_vit.system.progress import is_main_process, progress_bar
 logger = logging.get_logger(__name__)
 
 SPLIT_OF_WORD = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+    **dict.fromkeys(("train", "training", "trainset", "trainingset"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "validate", "dev", "valset", "validationset"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation", "testset", "evalset"), "test"),
 }  # the split that a word in the name of a file or folder stands for
+LIKE_SPLITS = re.compile(r"(train|test|val|trn|tst)\S*|tr|te|va", re.IGNORECASE)
+UNLIKE_CLASSES = re.compile(
+    r"(fold|split|part|batch)[-_ ]?\d+|original|augmented|images|annotations|masks|trimaps", re.IGNORECASE
+)
 # Files of the formats in `image_files.FORMATS`, whatever the case of their suffix, and other images.
 IMAGE_SUFFIXES = {".apng", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 UNREAD_SUFFIXES = {*ImageFolder.EXTENSIONS, ".avif", ".dng", ".heic", ".heif", ".jxl"} - IMAGE_SUFFIXES
@@ -65,8 +69,9 @@ class FolderScan:
 
 
 def split_of_name(name: str) -> str | None:
-    """The split that the first such word in the name of a file or folder stands for, or None: `Testing`, `train2017`, `seg_train`."""
-    words = (name.lower(), *re.split(r"[-._ 0-9]", name.lower()))
+    """The split that the first such word in the name of a file or folder stands for, or None: `Testing`, `train2017`, `seg_train`,
+    `TrainImages`."""
+    words = [word.lower() for word in (name, *re.split(r"[-._ 0-9]|(?<=[a-z])(?=[A-Z])", name))]
     return next((SPLIT_OF_WORD[word] for word in words if word in SPLIT_OF_WORD), None)
 
 
@@ -141,7 +146,7 @@ def image_folder_splits(scan: FolderScan) -> DatasetDict:
     }
     drop_unlabelled_splits(scan, bases, class_of)
     names = sorted({name for _, name in class_of.values()})
-    notes = notes_on_empty_folders(scan, bases, below, names)
+    notes = notes_on_empty_folders(scan, bases, below, names) + notes_on_doubtful_classes(scan, class_of, below)
 
     rows, left_out, inner = defaultdict(list), Counter(), set()
     for folder, images in scan.images.items():
@@ -250,6 +255,10 @@ def split_folders(scan: FolderScan, below: dict[str, list[str]], root: str) -> d
             others.append(folder)
         else:
             splits[split].append(folder)
+    held_out = [folder for folder in others if name_of(folder).lower() == "holdout"]
+    if held_out and "test" not in splits:
+        splits["test"] = held_out
+        others.remove(*held_out)
     for split, folders in splits.items():  # `test` rather than `test-multiple_fruits` beside it
         splits[split] = [folder for folder in folders if name_of(folder).lower() in SPLIT_OF_WORD] or folders
     of_classes = {split for split, folders in splits.items() if any(below[folder] for folder in folders)}
@@ -323,6 +332,35 @@ def notes_on_empty_folders(scan: FolderScan, bases, below, names: list[str]) -> 
     if archives := sorted(file for file in scan.data_files if file.endswith(".zip")):
         notes.append(f"archives beside images are not read: {listed(archives)}")
     return notes
+
+
+def notes_on_doubtful_classes(scan: FolderScan, class_of: dict[str, tuple[str, str]], below) -> list[str]:
+    """A sentence on classes whose names or folders are rather those of splits, or of other parts of a data set.
+
+    Raises:
+        ValueError: if two or more are named like splits, and hold folders of the same names, such as trn/cat and tst/cat.
+    """
+    inner_of = {folder: set(map(name_of, below[folder])) for folder in class_of}
+    like_splits = [
+        folder for folder in class_of if LIKE_SPLITS.fullmatch(name_of(folder)) and len(inner_of[folder]) > 1
+    ]
+    alike = [
+        folder
+        for folder in like_splits
+        if any(len(inner_of[folder] & inner_of[other]) > 1 for other in class_of if other != folder)
+    ]
+    if len(alike) > 1:
+        raise ValueError(
+            f"{scan.path}: {listed(alike)} hold the same folders ({listed(sorted(inner_of[alike[0]]), 3)}), as splits do; wanted "
+            "the names train, validation and test for splits, and others for classes: rename them"
+        )
+    doubtful = sorted(
+        {*map(name_of, alike), *(name for _, name in class_of.values() if UNLIKE_CLASSES.fullmatch(name))}
+    )
+    if not doubtful:
+        return []
+    advice = "if they are none, give --dataset_name the folder that holds the class folders"
+    return [f"{listed(doubtful)} are taken for classes; {advice}"]
 
 
 def to_dataset(path: Path, rows: list[tuple[str, str]], names: list[str]) -> Dataset:

@@ -104,6 +104,26 @@ LAYOUTS = {
         {"train": {"cat": 1, "test": 1, "train": 1}},
         "the classes are the folders in .*photos: cat, test, train",
     ),
+    "splits of longer names": (
+        [f"{split}/{name}/1.jpg" for split in ("TrainingImages", "validate", "testset") for name in ("cat", "dog")],
+        {"train": ONE_EACH, "validation": ONE_EACH, "test": ONE_EACH},
+        "",
+    ),
+    "a split that is held out": (
+        [f"{split}/{name}/1.jpg" for split in ("train", "holdout", "unseen") for name in ("cat", "dog")],
+        {"train": ONE_EACH, "test": ONE_EACH},
+        "images in no class folder are left out: 1 in .*photos/unseen/cat, 1 in .*photos/unseen/dog",
+    ),
+    "folds": (
+        [f"{fold}/{name}/1.jpg" for fold in ("fold_1", "fold_2") for name in ("cat", "dog")],
+        {"train": {"fold_1": 2, "fold_2": 2}},
+        "fold_1, fold_2 are taken for classes; if they are none",
+    ),
+    "images and their masks": (
+        ["images/1.jpg", "annotations/trimaps/1.png"],
+        {"train": {"annotations": 1, "images": 1}},
+        "annotations, images are taken for classes",
+    ),
     "a class whose name begins with the word of a split": (
         [f"{name}/{place}/1.jpg" for name in ("train station", "bus stop") for place in ("a", "b")],
         {"train": {"bus stop": 2, "train station": 2}},
@@ -189,6 +209,10 @@ REFUSED = {
     "classes in other capitals": (
         ["train/Cat/1.jpg", "train/Dog/1.jpg", "test/cat/1.jpg", "test/dog/1.jpg"],
         r"photos: the images of test .* of the training classes \(Cat, Dog\); cat differs only in capitals; wanted",
+    ),
+    "splits of unknown names": (
+        [f"{split}/{name}/1.jpg" for split in ("tr", "va", "te") for name in ("cat", "dog")],
+        r"photos: te, tr, va hold the same folders \(cat, dog\), as splits do; wanted the names train, validation and test",
     ),
     "a folder that is a split or a class": (
         ["train/ice/1.jpg", "train/tgv/1.jpg", "car/audi/1.jpg", "car/bmw/1.jpg"],
