@@ -260,7 +260,12 @@ def _describes_its_files(scan: FolderScan) -> bool:
         if is_main_process():
             holding = f"{in_files:,} images, the class folders {in_folders:,}" if in_files else "no images"
             logger.warning(f"{scan.path}: {listed(files)} are left alone: they hold {holding}")
-    card = scan.path / "README.md"
+    return _card_names_files(scan.path)
+
+
+def _card_names_files(path: Path) -> bool:
+    """Whether a folder has a README.md of the Hub whose configurations name files."""
+    card = path / "README.md"
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     head = text.split("\n---")[0] if text.startswith("---") else ""
     return re.search(r"^configs:(\n[ -].*)*\n[ -]+(data_files|data_dir):", head, re.MULTILINE) is not None
@@ -328,7 +333,7 @@ def _load_with_datasets(scan: FolderScan, config: str | None, streaming: bool):
                 files_of_split[SPLIT_OF_WORD[folder.name.lower()]].append(f"{glob.escape(str(folder))}/**")
             splits = load_dataset("imagefolder", data_files=dict(files_of_split), streaming=streaming)
         elif any(file.endswith(".parquet") for file in scan.data_files):
-            splits = _load_parquet(path, config, streaming)
+            splits = _load_parquet(scan, config, streaming)
         else:
             splits = load_dataset(str(path), config, streaming=streaming)
     except Exception as error:  # each format raises its own
@@ -338,16 +343,23 @@ def _load_with_datasets(scan: FolderScan, config: str | None, streaming: bool):
     return restrict_files(splits, AllowedFiles(str(path), links=links))
 
 
-def _load_parquet(path: Path, config: str | None, streaming: bool):
+def _load_parquet(scan: FolderScan, config: str | None, streaming: bool):
     """A folder with Parquet files, as `datasets` finds them. It reads all splits by the ClassLabels of the first: where a split
-    has others, each split is read on its own.
+    has others, each split is read on its own. A line names files that it does not read.
 
     Raises:
         ValueError: if files of one split have different ClassLabels.
     """
-    builder = load_dataset_builder(str(path), config)
+    path = str(scan.path)
+    builder = load_dataset_builder(path, config)
+    files_of = (builder.config.data_files or {}) if builder.info.builder_name == "parquet" else {}
+    read = {str(file) for files in files_of.values() for file in files}
+    unread = [file for file in scan.data_files if file.endswith(".parquet") and str(scan.path / file) not in read]
+    if read and unread and config is None and not _card_names_files(scan.path) and is_main_process():
+        advice = "their names and folders say no split; write train, validation or test into them"
+        logger.warning(f"{path}: {listed(sorted(unread))} are not read: {advice}")
     classes_of = {}
-    for split, files in (builder.config.data_files or {}).items() if builder.info.builder_name == "parquet" else ():
+    for split, files in files_of.items():
         for file in files:
             classes = _class_names(file)
             if classes_of.setdefault(split, classes) != classes:
@@ -356,10 +368,10 @@ def _load_parquet(path: Path, config: str | None, streaming: bool):
                     "same in all files of a split; write them anew, or under names of two splits"
                 )
     if all(classes == next(iter(classes_of.values())) for classes in classes_of.values()):
-        return load_dataset(str(path), config, streaming=streaming)
+        return load_dataset(path, config, streaming=streaming)
     splits = {
         str(split): load_dataset("parquet", data_files={str(split): list(files)}, streaming=streaming)[str(split)]
-        for split, files in builder.config.data_files.items()
+        for split, files in files_of.items()
     }
     return IterableDatasetDict(splits) if streaming else DatasetDict(splits)
 

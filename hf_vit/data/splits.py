@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
+from transformers.utils import logging
 
 from hf_vit.data.columns import (
     count_labels,
@@ -12,9 +13,15 @@ from hf_vit.data.columns import (
     label_tensor,
     select_image_and_label,
 )
+from hf_vit.data.folder_layout import SPLIT_OF_WORD
+from hf_vit.system.progress import is_main_process
 
 
-EVAL_SPLITS = ("validation", "val", "valid", "dev", "test")  # unless one is named, the first of these is scored
+logger = logging.get_logger(__name__)
+
+VALIDATION_SPLITS = ("validation", *(word for word, split in SPLIT_OF_WORD.items() if split == "validation"))
+TEST_SPLITS = (*(word for word, split in SPLIT_OF_WORD.items() if split == "test"), "holdout")
+EVAL_SPLITS = (*VALIDATION_SPLITS, *TEST_SPLITS)  # unless one is named, the first of these is scored
 
 
 def prepare_splits(
@@ -38,7 +45,7 @@ def prepare_splits(
     Args:
         splits: as `load_splits` gives them.
         train_split: None for evaluation only.
-        eval_split: by default "validation", else "test", else a stratified part of the training split is held out.
+        eval_split: by default "validation", else "test", or another of `EVAL_SPLITS`, else a stratified part of the training split is held out.
         eval_fraction: the size of that part.
         label_names: class names, for labels that are bare numbers; their order is the order of the classes.
         label_separator: takes the text of the label column apart into several labels, such as ";".
@@ -56,7 +63,8 @@ def prepare_splits(
     """
     _check_split_names(splits, train_split, eval_split)
     if eval_split is None:
-        eval_split = next((name for name in EVAL_SPLITS if name in splits and name != train_split), None)
+        eval_split = find_eval_split(splits, train_split)
+    note_unused_splits(splits, train_split, eval_split)
     split_names = {"train": train_split, "eval": eval_split}
     chosen = {key: splits[name] for key, name in split_names.items() if name is not None}
     if not chosen:
@@ -126,9 +134,30 @@ def _check_split_names(splits: DatasetDict, train_split: str | None, eval_split:
             )
 
 
+def find_eval_split(splits: dict, train_split: str | None) -> str | None:
+    """The split that is scored if none is named: validation images, else test images; None if there are no such."""
+    names = {name.lower(): name for name in splits if name != train_split}
+    return next((names[word] for word in EVAL_SPLITS if word in names), None)
+
+
+def note_unused_splits(splits: dict, train_split: str | None, eval_split: str | None):
+    """A line on splits that a run neither trains on nor scores, unless they are a second validation or test split."""
+    unused = [name for name in splits if name not in (train_split, eval_split) and name.lower() not in EVAL_SPLITS]
+    if unused and train_split is not None and is_main_process():
+        logger.warning(
+            f"neither trained on nor scored: the split {', '.join(unused)} (--train_split and --eval_split choose others)"
+        )
+
+
+def is_test_split(scored: str) -> bool:
+    """Whether what is scored, as `prepare_splits` names it, is a test split, which selects nothing."""
+    return scored.startswith("test") or scored.lower() in TEST_SPLITS
+
+
 def default_split(splits: DatasetDict) -> str:
     """The split whose images are shown: test or validation images, where there are such."""
-    return next((name for name in reversed(EVAL_SPLITS) if name in splits), next(iter(splits)))
+    names = {name.lower(): name for name in splits}
+    return next((names[word] for word in (*TEST_SPLITS, *VALIDATION_SPLITS) if word in names), next(iter(splits)))
 
 
 def describe_scored(scored: str) -> str:

@@ -28,7 +28,7 @@ from hf_vit.data.decoding import decode_rows, record_unreadable, replacement_pla
 from hf_vit.data.image_files import allowed_files
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.sampling import EPOCH_STRIDE
-from hf_vit.data.splits import EVAL_SPLITS
+from hf_vit.data.splits import find_eval_split, note_unused_splits
 from hf_vit.system.hardware import own_cores
 
 
@@ -53,13 +53,14 @@ def prepare_stream(
             "--streaming does not go with --label_separator or --label_columns: of several labels an image a stream reads lists "
             "of names or of class indices; leave --streaming out, or store the labels so"
         )
-    candidates = [eval_split] if eval_split is not None else EVAL_SPLITS
-    eval_split = next((name for name in candidates if name in splits and name != train_split), None)
-    if train_split not in splits or eval_split is None:
+    wanted = eval_split or "validation or test"
+    eval_split = find_eval_split(splits, train_split) if eval_split is None else eval_split
+    if not {train_split, eval_split} <= set(splits) or train_split == eval_split:
         raise ValueError(
-            f"--streaming needs the split {train_split!r} and another one to evaluate on ({' or '.join(candidates)}); the data set "
+            f"--streaming needs the split {train_split!r} and another one to evaluate on ({wanted}); the data set "
             f"has {', '.join(splits)}: name them with --train_split and --eval_split"
         )
+    note_unused_splits(splits, train_split, eval_split)
     train, held_out = splits[train_split], splits[eval_split]
     if train.features is None:
         train, held_out = train._resolve_features(), held_out._resolve_features()

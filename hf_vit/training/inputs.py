@@ -19,7 +19,7 @@ from hf_vit.data.image_spec import image_spec_of, training_image_spec
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import EPOCH_STRIDE, epoch_batches
 from hf_vit.data.sources import EMBEDDED, dataset_license, load_splits
-from hf_vit.data.splits import prepare_splits
+from hf_vit.data.splits import is_test_split, prepare_splits
 from hf_vit.data.streaming import ImageStream, prepare_stream
 from hf_vit.system.escapes import as_license
 from hf_vit.system.hardware import own_cores
@@ -66,7 +66,7 @@ class RunData:
     @property
     def selects_best(self) -> bool:
         """Whether the scored images decide which weights are kept; a test split does not."""
-        return not self.scored.startswith("test")
+        return not is_test_split(self.scored)
 
 
 class Batch(NamedTuple):

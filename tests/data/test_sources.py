@@ -319,6 +319,13 @@ def test_parquet_files_whose_class_names_differ_keep_their_classes(streaming, tm
         load_splits(str(tmp_path), streaming=streaming)
 
 
+def test_parquet_files_of_no_split_are_named(tmp_path, caplog):
+    for name in ("photos", "photos_test"):
+        dataset([0, 1]).to_parquet(tmp_path / f"{name}.parquet")
+    assert list(load_splits(str(tmp_path))) == ["test"]
+    assert "photos.parquet are not read: their names and folders say no split" in caplog.text
+
+
 def test_a_broken_archive_is_named(tmp_path):
     (tmp_path / "train-0.tar").write_bytes(b"no archive")
     with pytest.raises(ValueError, match=r"train-0.tar cannot be read as webdataset"):

@@ -7,8 +7,9 @@ from datasets import ClassLabel, Dataset, Features, Image, List, Value
 from image_data import dataset, picture, pictures, prepare
 
 from hf_vit.data import columns
+from hf_vit.data import splits as splits_module
 from hf_vit.data.columns import find_columns, label_tensor, match_labels
-from hf_vit.data.splits import class_weights, stratified_holdout, stratified_subset
+from hf_vit.data.splits import class_weights, default_split, is_test_split, stratified_holdout, stratified_subset
 
 
 def test_columns_are_found_by_their_type():
@@ -40,6 +41,20 @@ def test_a_validation_split_goes_before_a_test_split():
     assert prepare({"train": train, "test": test})[2] == "test"
     assert prepare({"train": train, "test": test, "valid": validation})[2] == "valid"
     assert prepare({"train": train, "test": test}, eval_split="train")[2] == "train"
+
+
+def test_a_split_called_as_folders_are_is_scored_and_one_that_is_not_used_is_named(caplog, monkeypatch):
+    train, other = dataset([0, 1] * 4), dataset([0, 1])
+    for name, is_test in (("eval", True), ("holdout", True), ("Validation", False), ("testing", True)):
+        scored = prepare({"train": train, name: other})[2]
+        assert (scored, is_test_split(scored)) == (name, is_test)
+        assert default_split({"train": train, name: other}) == name
+    assert not is_test_split("part of test")
+    monkeypatch.setattr(splits_module.logger, "propagate", True)
+    prepare({"train": train, "validation": other, "test": other})
+    assert caplog.text == ""
+    prepare({"train": train, "extra": other})
+    assert "neither trained on nor scored: the split extra" in caplog.text
 
 
 def test_without_a_second_split_part_of_train_is_set_aside_by_class():
