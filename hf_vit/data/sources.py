@@ -176,9 +176,10 @@ def _load_folder(path: Path, config: str | None, streaming: bool, label_column: 
         return _as_stream(splits) if streaming else splits
     if not scan.images and not scan.data_files:
         found = scan.count_unread() or counted(scan.others)
+        linked = f"; links to folders are not followed: {listed(sorted(scan.links))}" if scan.links else ""
         raise ValueError(
             f"{path} holds {f'{found} files and no image that is read' if found else 'no files'}; wanted a folder per class "
-            "of .jpg, .png, .webp, .gif, .bmp or .tiff files, or Parquet, CSV or tar files"
+            f"of .jpg, .png, .webp, .gif, .bmp or .tiff files, or Parquet, CSV or tar files{linked}"
         )
     if config is None and scan.images and not _describes_its_files(scan):
         splits = image_folder_splits(scan)

@@ -9,16 +9,20 @@ import numpy as np
 import pyarrow as pa
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, DatasetInfo, Features, Image
+from transformers.utils import logging
 
 from hf_vit.data.columns import find_image_column
 from hf_vit.data.decoding import decode_rows, stack_images
-from hf_vit.data.folder_layout import IMAGE_SUFFIXES, UNREAD_SUFFIXES
+from hf_vit.data.folder_layout import IMAGE_SUFFIXES, UNREAD_SUFFIXES, listed
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_files import AllowedFiles, RestrictedImage, allowed_files
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.sources import EMBEDDED, FILE_FORMATS, TABLES, is_saved_data_set, load_splits
 from hf_vit.data.splits import stratified_holdout, stratified_subset
+from hf_vit.system.progress import is_main_process
 
+
+logger = logging.get_logger(__name__)
 
 FIND_SUFFIXES = {*IMAGE_SUFFIXES, *UNREAD_SUFFIXES}  # those that are not read are named as unreadable
 
@@ -153,19 +157,21 @@ def load_unlabelled(
     return UnlabelledRows(rows, "file" if is_table else "row", {**source, "column": column})
 
 
-def _list_images(path: Path) -> list[str]:
-    """Sorted names of the image files in a folder or below it, relative to it; hidden ones are left out, and links to folders
-    are not followed."""
-    names = []
+def _list_images(path: Path) -> tuple[list[str], list[str]]:
+    """Sorted names of the image files in a folder or below it, relative to it, and of the links to folders, which are not
+    followed; hidden ones are left out."""
+    names, links = [], []
     for folder, folders, files in os.walk(path, onerror=_raise):
         folders[:] = [each for each in folders if not each.startswith((".", "__"))]  # as `datasets` does
         below = os.path.relpath(folder, path)
+        location = lambda name, below=below: name if below == "." else f"{below}/{name}"
+        links += [location(each) for each in folders if os.path.islink(os.path.join(folder, each))]
         names += [
-            file if below == "." else f"{below}/{file}"
+            location(file)
             for file in files
             if not file.startswith(".") and os.path.splitext(file)[1].lower() in FIND_SUFFIXES
         ]
-    return sorted(names)
+    return sorted(names), sorted(links)
 
 
 def _raise(error: OSError):
@@ -183,10 +189,16 @@ def _find_files(name: str) -> UnlabelledRows | None:
     if path.is_file() and path.suffix.lower() in FIND_SUFFIXES:
         return _named_files(path, path.parent, [path.name])
     if path.is_dir() and not is_saved_data_set(path):
-        if names := _list_images(path):
+        names, links = _list_images(path)
+        if names:
+            if links and is_main_process():
+                logger.warning(f"{path}: links to folders are not followed: {listed(links)}")
             return _named_files(path, path, names)
         if not any(file.suffix.lower() in FILE_FORMATS for file in path.rglob("*")):
-            raise ValueError(f"{path} holds no images: wanted files such as .jpg or .png in it or in folders below it")
+            linked = f" (links to folders are not followed: {listed(links)})" if links else ""
+            raise ValueError(
+                f"{path} holds no images: wanted files such as .jpg or .png in it or in folders below it{linked}"
+            )
     return None
 
 

@@ -7,6 +7,7 @@ from datasets import DatasetDict
 from image_data import pictures, spec_of, table_of, write_table
 
 from hf_vit.data.loader import data_loader
+from hf_vit.data.sources import load_splits
 from hf_vit.data.unlabelled import UnlabelledImages, load_unlabelled
 
 
@@ -132,6 +133,18 @@ def test_what_stands_for_no_images_is_one_clear_error(write, how, message, tmp_p
     write(tmp_path / name)
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         load_unlabelled(str(tmp_path / name), **how)
+
+
+def test_links_to_folders_are_named(folder, tmp_path, caplog):
+    for name in ("linked", "mine/a/linked"):
+        (tmp_path / name).symlink_to(folder / "B")
+    assert len(load_unlabelled(str(folder)).rows) == 5
+    assert "links to folders are not followed: a/linked" in caplog.text
+    (tmp_path / "all").mkdir()
+    (tmp_path / "linked").rename(tmp_path / "all" / "linked")
+    for load in (load_unlabelled, load_splits):
+        with pytest.raises(ValueError, match=r"holds no .*links to folders are not followed: linked"):
+            load(str(tmp_path / "all"))
 
 
 def test_names_that_are_not_utf8_are_counted(tmp_path):
