@@ -258,7 +258,7 @@ def split_folders(scan: FolderScan, below: dict[str, list[str]], root: str) -> d
     held_out = [folder for folder in others if name_of(folder).lower() == "holdout"]
     if held_out and "test" not in splits:
         splits["test"] = held_out
-        others.remove(*held_out)
+        others = [folder for folder in others if folder not in held_out]
     for split, folders in splits.items():  # `test` rather than `test-multiple_fruits` beside it
         splits[split] = [folder for folder in folders if name_of(folder).lower() in SPLIT_OF_WORD] or folders
     of_classes = {split for split, folders in splits.items() if any(below[folder] for folder in folders)}

@@ -31,7 +31,7 @@ from hf_vit.training.ema import ModelEMA
 from hf_vit.training.inputs import RunData, TrainBatches, num_workers, read_data
 from hf_vit.training.model import add_lora, check_first_image_size, compile_model, find_batch_size, freeze, save_model
 from hf_vit.training.optimizers import build_optimizers
-from hf_vit.training.run_folder import STARTED, clear, continue_run
+from hf_vit.training.run_folder import NEW_RUN, STARTED, clear, continue_run
 from hf_vit.training.signals import Signals
 from hf_vit.training.state import TrainState
 from hf_vit.training.task import Task
@@ -346,6 +346,7 @@ def check_signature(run: Run, saved: dict, signature: dict):
             + "; ".join(f"{name} was {before.get(name)} and is {signature[name]}" for name in changed)
             + ". Wanted the same data, length and precision, and as many images a step"
             + (f": --per_device_train_batch_size {fitting:g}" if "images_per_step" in changed else "")
+            + f"; else {NEW_RUN}"
         )
 
 

@@ -348,6 +348,7 @@ def test_one_image_more_is_refused(killed, train, photos, tmp_path):
     shutil.copy(photos / "train" / "red" / "0.png", tmp_path / "photos" / "train" / "red" / "new.png")
     printed = train(run, cwd=tmp_path, code=1)
     assert "training_images was 24 and is 25" in printed
+    assert "else choose another --output_dir, or pass --overwrite true to begin anew" in printed
     assert files_of(run) == before
 
 
