@@ -28,7 +28,10 @@ SPLIT_OF_WORD = {
     **dict.fromkeys(("val", "valid", "validation", "validate", "dev", "valset", "validationset"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation", "testset", "evalset"), "test"),
 }  # the split that a word in the name of a file or folder stands for
-LIKE_SPLITS = re.compile(r"(train|test|val|trn|tst)\S*|tr|te|va", re.IGNORECASE)
+LIKE_SPLITS = re.compile(
+    r"(train|training|test|testing|val|valid|validation)(data|dataset|sets?|images?|imgs?|photos)?\d*|trn|tst|tr|te|va",
+    re.IGNORECASE,
+)
 UNLIKE_CLASSES = re.compile(
     r"(fold|split|part|batch)[-_ ]?\d+|original|augmented|images|annotations|masks|trimaps", re.IGNORECASE
 )
@@ -261,18 +264,17 @@ def split_folders(scan: FolderScan, below: dict[str, list[str]], root: str) -> d
         others = [folder for folder in others if folder not in held_out]
     for split, folders in splits.items():  # `test` rather than `test-multiple_fruits` beside it
         splits[split] = [folder for folder in folders if name_of(folder).lower() in SPLIT_OF_WORD] or folders
-    of_classes = {split for split, folders in splits.items() if any(below[folder] for folder in folders)}
     if sum(bool(below[folder]) for folders in splits.values() for folder in folders) < max(1, len(others)):
         return {}
     if others and "train" not in splits:
         return {}
     alike = [folder for folder in others if len(below[folder]) > 1]
-    if alike and len(of_classes) < 2:
+    if alike and len(splits) < 2:
         if any(" " in name_of(folder) for folder in splits["train"]):  # `train station` beside `bus stop`
             return {}
         raise ValueError(
             f"{scan.path}: {listed(splits['train'])} may be a split or a class, as {listed(alike)} beside it holds folders, too: "
-            f"if it is a class, rename it; if it is a split, name the other validation or test, or move it away"
+            "if it is a class, rename it; if it is a split, name the other validation or test, or move it away"
         )
     return {split: splits[split] for split in ("train", "validation", "test") if split in splits}
 
@@ -338,29 +340,30 @@ def notes_on_doubtful_classes(scan: FolderScan, class_of: dict[str, tuple[str, s
     """A sentence on classes whose names or folders are rather those of splits, or of other parts of a data set.
 
     Raises:
-        ValueError: if two or more are named like splits, and hold folders of the same names, such as trn/cat and tst/cat.
+        ValueError: if one is named like a split, and another holds folders of the same names, as trn/cat, tst/cat and so on.
     """
     inner_of = {folder: set(map(name_of, below[folder])) for folder in class_of}
     like_splits = [
         folder for folder in class_of if LIKE_SPLITS.fullmatch(name_of(folder)) and len(inner_of[folder]) > 1
     ]
-    alike = [
-        folder
-        for folder in like_splits
-        if any(len(inner_of[folder] & inner_of[other]) > 1 for other in class_of if other != folder)
-    ]
-    if len(alike) > 1:
+    has_splits = len({split for split, _ in class_of.values()}) > 1
+    alike = {
+        name_of(folder): inner_of[folder] & inner_of[other]
+        for folder in (() if has_splits else like_splits)
+        for other in class_of
+        if name_of(other) != name_of(folder) and len(inner_of[folder] & inner_of[other]) > 1
+    }
+    if alike:
+        same = listed(sorted(next(iter(alike.values()))), 3)
         raise ValueError(
-            f"{scan.path}: {listed(alike)} hold the same folders ({listed(sorted(inner_of[alike[0]]), 3)}), as splits do; wanted "
-            "the names train, validation and test for splits, and others for classes: rename them"
+            f"{scan.path}: {listed(sorted(alike))} and other folders hold the same folders ({same}), as splits do; wanted the names train, validation "
+            "and test for splits, and others for classes: rename them"
         )
-    doubtful = sorted(
-        {*map(name_of, alike), *(name for _, name in class_of.values() if UNLIKE_CLASSES.fullmatch(name))}
-    )
+    doubtful = sorted({name for _, name in class_of.values() if UNLIKE_CLASSES.fullmatch(name)})
     if not doubtful:
         return []
     advice = "if they are none, give --dataset_name the folder that holds the class folders"
-    return [f"{listed(doubtful)} are taken for classes; {advice}"]
+    return [f"folders of such names are taken for classes: {listed(doubtful)}; {advice}"]
 
 
 def to_dataset(path: Path, rows: list[tuple[str, str]], names: list[str]) -> Dataset:

@@ -171,7 +171,7 @@ def _load_folder(path: Path, config: str | None, streaming: bool, label_column: 
     if shards and not scan.images:
         return _load_files(shards, streaming)
     tables = sorted(file for file in path.glob("[!.]*.csv") if not file.name.endswith(NO_DATA))
-    tables = [table for table in tables if not _header(table) >= PREDICTED]
+    tables = [table for table in tables if table.is_file() and not _header(table) >= PREDICTED]
     if tables and (splits := _load_tables(tables, scan, label_column)) is not None:
         return _as_stream(splits) if streaming else splits
     if not scan.images and not scan.data_files:
@@ -223,7 +223,7 @@ def _load_tables(tables: list[Path], scan: FolderScan, label_column: str | None)
     first, count, in_folders = next(iter(splits.values())), sum(map(len, splits.values())), scan.count()
     if not any(isinstance(feature, Image) for feature in (first.features or {}).values()):
         return None
-    wanted = label_column.split(",") if label_column else LABEL_COLUMNS
+    wanted = [name.strip() for name in label_column.split(",")] if label_column else LABEL_COLUMNS
     columns = [name for name in first.column_names if name in wanted or (not label_column and name.lower() in wanted)]
     if prefers_folders and not columns:
         columns = ", ".join(first.column_names)

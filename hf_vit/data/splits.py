@@ -45,7 +45,8 @@ def prepare_splits(
     Args:
         splits: as `load_splits` gives them.
         train_split: None for evaluation only.
-        eval_split: by default "validation", else "test", or another of `EVAL_SPLITS`, else a stratified part of the training split is held out.
+        eval_split: by default "validation", else "test", or another of `EVAL_SPLITS`; else a stratified part of the training split
+            is held out.
         eval_fraction: the size of that part.
         label_names: class names, for labels that are bare numbers; their order is the order of the classes.
         label_separator: takes the text of the label column apart into several labels, such as ";".

@@ -114,15 +114,35 @@ LAYOUTS = {
         {"train": ONE_EACH, "test": ONE_EACH},
         "images in no class folder are left out: 1 in .*photos/unseen/cat, 1 in .*photos/unseen/dog",
     ),
+    "a class that begins like a split": (
+        [f"{name}/{place}/1.jpg" for name in ("hills", "valley") for place in "ab"],
+        {"train": {"hills": 2, "valley": 2}},
+        "hills, valley; folders inside them, such as a, make no classes",
+    ),
+    "a class named like a split in two splits": (
+        [
+            f"{split}/{name}/{place}/1.jpg"
+            for split in ("train", "val")
+            for name in ("cat", "valley")
+            for place in "ab"
+        ],
+        {"train": {"cat": 2, "valley": 2}, "validation": {"cat": 2, "valley": 2}},
+        "cat, valley; folders inside them, such as a, make no classes",
+    ),
+    "splits beside another folder of folders": (
+        ["train/cat/1.jpg", "train/dog/1.jpg", "test/1.jpg", "docs/a/1.jpg", "docs/b/1.jpg"],
+        {"train": ONE_EACH},
+        "images in no class folder are left out",
+    ),
     "folds": (
         [f"{fold}/{name}/1.jpg" for fold in ("fold_1", "fold_2") for name in ("cat", "dog")],
         {"train": {"fold_1": 2, "fold_2": 2}},
-        "fold_1, fold_2 are taken for classes; if they are none",
+        "are taken for classes: fold_1, fold_2; if they are none",
     ),
     "images and their masks": (
         ["images/1.jpg", "annotations/trimaps/1.png"],
         {"train": {"annotations": 1, "images": 1}},
-        "annotations, images are taken for classes",
+        "are taken for classes: annotations, images",
     ),
     "a class whose name begins with the word of a split": (
         [f"{name}/{place}/1.jpg" for name in ("train station", "bus stop") for place in ("a", "b")],
@@ -212,7 +232,11 @@ REFUSED = {
     ),
     "splits of unknown names": (
         [f"{split}/{name}/1.jpg" for split in ("tr", "va", "te") for name in ("cat", "dog")],
-        r"photos: te, tr, va hold the same folders \(cat, dog\), as splits do; wanted the names train, validation and test",
+        r"photos: te, tr, va and other folders hold the same folders \(cat, dog\), as splits do; wanted the names train, validation and test",
+    ),
+    "one split of a known name": (
+        [f"{split}/{name}/1.jpg" for split in ("Entrainement", "Test") for name in ("cat", "dog")],
+        r"photos: Test and other folders hold the same folders",
     ),
     "a folder that is a split or a class": (
         ["train/ice/1.jpg", "train/tgv/1.jpg", "car/audi/1.jpg", "car/bmw/1.jpg"],
