@@ -78,6 +78,7 @@ def read_native_config(config: dict, name: str, source: CheckpointSource) -> dic
     fields = {field: getattr(native, field) for field in COMMON_FIELDS if hasattr(native, field)}
     fields |= {ours: getattr(native, theirs) for theirs, ours in family.fields.items()}
     fields |= family.read_fields(native, classifier)
+    fields["position_antialias"] = name == "dinov2_with_registers"
     fields |= {field: config[field] for field in LABEL_FIELDS if config.get(field) not in (None, {})}
     if isinstance(native, BackboneConfigMixin):
         fields |= {field: getattr(native, field) for field in BACKBONE_FIELDS}

@@ -75,7 +75,7 @@ def infer_timm(shapes: dict, asked: dict, is_classifier: bool, notes: list, repo
     clip_norm = "norm_pre.weight" in names
     depth = count_layers(shapes, r"blocks\.(\d+)\.")
     fields = dict(num_channels=num_channels, patch_size=patch, hidden_size=hidden_size, num_hidden_layers=depth)
-    fields |= mlp_fields(shapes, architecture)
+    fields |= mlp_fields(shapes, architecture, model_args.get("act_layer"))
     global_pool = repo_config.get("global_pool") or model_args.get("global_pool")
     fields |= dict(
         patch_bias="patch_embed.proj.bias" in names,
@@ -118,8 +118,14 @@ def infer_timm(shapes: dict, asked: dict, is_classifier: bool, notes: list, repo
     return fields
 
 
-def mlp_fields(shapes: dict, architecture: str) -> dict:
-    """Width and kind of the MLP, whose activation only the name of an architecture can tell."""
+# timm's names of activations, and transformers'.
+ACT_LAYERS = dict(
+    gelu="gelu", gelu_tanh="gelu_pytorch_tanh", quick_gelu="quick_gelu", relu="relu", silu="silu", swish="silu", mish="mish"
+)  # fmt: skip
+
+
+def mlp_fields(shapes: dict, architecture: str, act_layer: str | None) -> dict:
+    """Width and kind of the MLP, whose activation only `act_layer` of a repo or the name of an architecture can tell."""
     first, gate = (shapes.get(f"blocks.0.mlp.{part}.weight") for part in ("fc1", "fc1_g"))
     first = first or gate or shapes.get("blocks.0.mlp.w12.weight")
     second = shapes.get("blocks.0.mlp.fc2.weight") or shapes.get("blocks.0.mlp.w3.weight")
@@ -128,7 +134,11 @@ def mlp_fields(shapes: dict, architecture: str) -> dict:
     gated = gate is not None or first[0] == 2 * second[1]
     hidden_act = "silu" if gated else "gelu"
     siglip = r"_(patch32|large_patch16|so400m_patch16|giantopt_patch16)_siglip\w*_(256|384|512)"
-    if "quickgelu" in architecture:
+    if act_layer is not None and act_layer not in ACT_LAYERS:
+        raise ValueError(f"act_layer {act_layer!r} of timm has no counterpart: {', '.join(ACT_LAYERS)} have")
+    if act_layer is not None:
+        hidden_act = ACT_LAYERS[act_layer]
+    elif "quickgelu" in architecture:
         hidden_act = "quick_gelu"
     elif re.search(siglip, "_" + architecture):
         exact = re.search(r"large_patch16_siglip\w*_(256|384)", architecture)

@@ -8,6 +8,7 @@ import re
 
 # Part of an architecture's name: what no field expresses.
 OTHER_NAMES = {
+    "test_vit3": "attention pooling over class token and registers too",
     "_rpn_": "norms in its residual branches",
     "_pe_": "rotary positions on top of learned ones",
     "eva02": "rotary positions on top of learned ones, or norms behind its branches",
@@ -23,6 +24,13 @@ OTHER_TENSORS = {
 DINOV3_ARGUMENTS = dict(
     rope_type="dinov3", rope_rotate_half=True, rope_grid_offset=0.0, rope_grid_indexing="ij", use_post_norm=False
 )
+# What tensors or fields tell, and what matters in training alone. Of all others only a value that is off leaves the network as it is.
+READ_ARGUMENTS = {
+    "img_size", "patch_size", "in_chans", "num_classes", "global_pool", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias",
+    "qk_norm", "proj_bias", "init_values", "class_token", "pos_embed", "no_embed_class", "reg_tokens", "pre_norm", "final_norm",
+    "fc_norm", "act_layer", "dynamic_img_size", "drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate",
+    "drop_path_rate", "weight_init", "fix_init",
+}  # fmt: skip
 
 
 def names_dinov3(architecture: str) -> bool:
@@ -56,6 +64,9 @@ def check_network(shapes: dict, asked: dict, architecture: str, model_args: dict
         found += [f"{key}={value!r} in its model_args" for key, value in other.items()]
         if "attn_pool.latent" in names:
             found.append("attention pooling over class token and registers too")
+    else:
+        other = {key: value for key, value in model_args.items() if value and key not in READ_ARGUMENTS}
+        found += [f"{key}={value!r} in its model_args" for key, value in other.items()]
     if found:
         raise ValueError(f"{architecture or 'it'} has {found[0]}, which no field expresses")
     if not {"patch_embed.proj.weight", "blocks.0.attn.qkv.weight"} <= names:

@@ -132,6 +132,8 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
             over the same tokens in their order; arXiv 1706.03762, section 3.5), "sincos2d" (a fixed table for the patches,
             half of the channels for the row and half for the column; arXiv 2205.01580, section 3), "rotary" (queries and
             keys of patches turned by their row and column, as in DINOv3; arXiv 2508.10104, section 3.2) or "none".
+        position_antialias: whether learned positions are resampled to another grid with antialiasing, as by timm and by DINOv2
+            with registers; ViT and DINOv2 in transformers do without.
         rope_theta: base period of "rotary".
         use_class_token: whether a learned class token stands before the patches.
         use_distillation_token: whether a second such token follows it (arXiv 2012.12877, section 4).
@@ -193,6 +195,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
     key_bias: bool = True
     qk_norm: bool = False
     position_embedding: Literal["learned", "sincos1d", "sincos2d", "rotary", "none"] = "learned"
+    position_antialias: bool = True
     rope_theta: float | int = 100.0
     use_class_token: bool = True
     use_distillation_token: bool = False

@@ -134,6 +134,11 @@ class LoadingMixin:
             self.config.auto_map = {**(getattr(self.config, "auto_map", None) or {}), **AUTO_MAP}
             # The file of the masked autoencoder goes with its class alone, which adds it again.
             self.config.auto_map.pop("AutoModelForPreTraining", None)
+        elif getattr(
+            self.config, "auto_map", None
+        ):  # of the checkpoint that a subclass started from, whose code stays behind
+            own = lambda name: name == "AutoConfig" or self.config.auto_map[name] != AUTO_MAP.get(name)
+            self.config.auto_map = {name: code for name, code in self.config.auto_map.items() if own(name)}
         super().save_pretrained(save_directory, *args, **kwargs)
 
     def to_transformers(self):

@@ -102,7 +102,7 @@ class HFViTEmbeddings(nn.Module):
         if config.position_embedding == "learned":
             num_patches = self.position_embeddings.shape[1] - self.num_positioned
             prefix, patches = self.position_embeddings.split([self.num_positioned, num_patches], dim=1)
-            return prefix, resample_position_embeddings(patches, config.grid_size, grid)
+            return prefix, resample_position_embeddings(patches, config.grid_size, grid, config.position_antialias)
         device, dtype = self.patch_embeddings.projection.weight.device, self.patch_embeddings.dtype
         table = fixed_position_embeddings(
             config.position_embedding, self.num_positioned, grid, config.hidden_size, device, dtype
@@ -140,7 +140,7 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling, 
 
 
 def split_heads(tokens: torch.Tensor, head_dim: int) -> torch.Tensor:
-    return tokens.unflatten(2, (-1, head_dim)).transpose(1, 2)  # (B, T, D) -> (B, A, T, K)
+    return tokens.view(*tokens.shape[:2], -1, head_dim).transpose(1, 2)  # (B, T, D) -> (B, A, T, K)
 
 
 class HFViTAttention(nn.Module):
@@ -172,8 +172,7 @@ class HFViTAttention(nn.Module):
     def forward(self, hidden_states, num_queries=None, rotary=None, token_merging=None, **kwargs):
         """Tokens (B, T, D) -> what the first `num_queries` of them (None: all) attend to, (B, Q, D), and the weights."""
         query, key, value = self.project(hidden_states, num_queries, rotary)
-        # Only the eager backend returns the weights.
-        wants_weights = kwargs.get("output_attentions", self.config.output_attentions)
+        wants_weights = kwargs.get("output_attentions", self.config.output_attentions)  # "eager" alone returns them
         backend, bias = "eager" if wants_weights else self.config._attn_implementation, None
         if token_merging is not None:
             token_merging.key = key  # read when `HFViTLayer.merge` calls it
@@ -412,6 +411,8 @@ class HFViTModel(HFViTPreTrainedModel):
 
     def encode(self, pixel_values, interpolate_pos_encoding=False, num_queries=None, kept=None, **kwargs):
         """Pixels (B, C, H, W) -> tokens (B, T, D) before the final norm, or the first `num_queries`; of the patches `kept` (B, M) or all."""
+        if kwargs.pop("attention_mask", None) is not None:  # PEFT passes None
+            raise ValueError("attention_mask: every patch is attended to; leave it out, or pass None")
         config, patch_embeddings = self.config, self.embeddings.patch_embeddings
         if pixel_values.is_floating_point():
             pixel_values = pixel_values.to(patch_embeddings.dtype)

@@ -65,14 +65,16 @@ def fixed_position_embeddings(
     return table
 
 
-def resample_position_embeddings(positions: torch.Tensor, old: tuple[int, int], new: tuple[int, int]) -> torch.Tensor:
-    """Learned patch positions (1, N, D) of grid `old` -> grid `new`, by antialiased bicubic interpolation in float32."""
+def resample_position_embeddings(
+    positions: torch.Tensor, old: tuple[int, int], new: tuple[int, int], antialias: bool
+) -> torch.Tensor:
+    """Learned patch positions (1, N, D) of grid `old` -> grid `new`, by bicubic interpolation in float32."""
     if old == new:
         return positions
     image = positions.float().reshape(1, *old, -1).permute(0, 3, 1, 2)  # (1, N, D) -> (1, D, h, w)
     if image.device.type == "mps":  # where this interpolation has no backward pass
         image = image.cpu()
-    image = nn.functional.interpolate(image, size=new, mode="bicubic", antialias=True, align_corners=False)
+    image = nn.functional.interpolate(image, size=new, mode="bicubic", antialias=antialias, align_corners=False)
     return image.flatten(2).transpose(1, 2).to(positions)  # (1, D, h, w) -> (1, N, D)
 
 

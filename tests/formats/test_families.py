@@ -641,6 +641,56 @@ def tokens_before_the_norm(native, images):
     return kept[0]
 
 
+@pytest.mark.parametrize("family", ["vit", "dinov2", "dinov2_with_registers"])
+@pytest.mark.parametrize("side", [16, 48])
+@torch.no_grad()
+def test_positions_on_another_grid_are_those_of_the_native_model(randomize, tmp_path, family, side):
+    """smaller and larger images than the positions are for | the native tokens, and ours after `image_size=`"""
+    native = transformers.AutoModel.from_config(
+        transformers.AutoConfig.for_model(family, **{**SIZE, "image_size": 32, "patch_size": 4})
+    )
+    randomize(native).eval().save_pretrained(tmp_path)
+    images = torch.randn(2, 3, side, side)
+    by_flag = dict(interpolate_pos_encoding=True) if family == "vit" else {}
+    wanted = native(images, **by_flag).last_hidden_state
+    found = BASE.from_pretrained(tmp_path)(images, interpolate_pos_encoding=True).last_hidden_state
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    resized = BASE.from_pretrained(tmp_path, image_size=side)(images).last_hidden_state
+    torch.testing.assert_close(resized, wanted, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_act_layer_of_a_timm_repo_is_the_activation(reference, images, tmp_path):
+    native = reference(hidden_act="relu")
+    said = dict(architecture="vit_tiny_patch16_224", model_args={"act_layer": "relu", "depth": 2, "drop_rate": 0.1})
+    assert (
+        difference(
+            CLASSIFIER.from_pretrained(timm_repo(tmp_path / "repo", parity.to_timm(native), **said)), native, images
+        )
+        <= ROUNDING
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (
+            dict(model_args={"pool_include_prefix": True}),
+            "pool_include_prefix=True in its model_args, which no field expresses",
+        ),
+        (dict(model_args={"norm_layer": "rmsnorm"}), "norm_layer='rmsnorm' in its model_args"),
+        (dict(model_args={"act_layer": "hard_mish"}), "act_layer 'hard_mish' of timm has no counterpart: gelu, "),
+        (dict(architecture="test_vit3"), "test_vit3 has attention pooling over class token and registers too"),
+    ],
+)
+def test_what_a_timm_repo_says_and_no_field_expresses_is_an_error(reference, tmp_path, said, message):
+    folder = timm_repo(
+        tmp_path / "repo", parity.to_timm(reference()), **{"architecture": "vit_tiny_patch16_224", **said}
+    )
+    with pytest.raises(ValueError, match=message):
+        CLASSIFIER.from_pretrained(folder)
+
+
 @pytest.mark.parametrize("said", [dict(global_pool="avg"), dict(model_args={"global_pool": "avg"})])
 @torch.no_grad()
 def test_global_pool_avg_of_timm_pools_by_the_mean_of_the_patches(reference, images, tmp_path, said):

@@ -12,6 +12,7 @@ from pathlib import Path
 import export
 import forked
 import onnx
+import onnxruntime
 import pytest
 import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
@@ -327,3 +328,16 @@ def test_a_missing_package_is_one_line(native, tmp_path):
     assert "onnxscript" in said
     assert 'pip install -e ".[export]"' in said
     assert [path.name for path in tmp_path.iterdir()] == ["blocker"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_file_of_torchs_older_exporter_takes_any_number_of_images(tiny_model, pixels, tmp_path):
+    """torch.onnx.export(dynamo=False), as other tools call it, traced with one image | the logits of three"""
+    model = tiny_model()
+    axes = {"pixel_values": {0: "batch"}, "logits": {0: "batch"}}
+    names = dict(input_names=["pixel_values"], output_names=["logits"], dynamic_axes=axes)
+    torch.onnx.export(model, (pixels(1),), tmp_path / "model.onnx", dynamo=False, **names)
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    images = pixels(3)
+    (found,) = session.run(None, {"pixel_values": images.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), model(images).logits.detach(), rtol=1e-4, atol=1e-5)

@@ -26,7 +26,7 @@ from transformers import (
 )
 from without_package import BLOCK_OUR_PACKAGE
 
-from hf_vit import HFViTBackbone, HFViTConfig, HFViTForImageClassification, HFViTModel
+from hf_vit import HFViTBackbone, HFViTConfig, HFViTForImageClassification, HFViTForPreTraining, HFViTModel
 from hf_vit.model.modeling_hf_vit import HFViTPreTrainedModel
 
 
@@ -419,3 +419,25 @@ def test_a_classifier_with_a_tanh_layer_starts_from_a_base_checkpoint(tiny_confi
     load = HFViTForImageClassification.from_pretrained
     assert load(tmp_path, representation_size=8).pre_logits.weight.shape == (8, 32)
     assert "classifier and pre_logits reset to 3 labels (the checkpoint has none)" in caplog.text
+
+
+def test_a_head_of_ones_own_promises_no_code_that_is_not_saved(tiny_model, tmp_path):
+    """a subclass that started from a saved folder | its auto_map names files beside it alone"""
+    tiny_model().save_pretrained(tmp_path / "base")
+    Segmenter.from_pretrained(tmp_path / "base").save_pretrained(tmp_path / "own")
+    named = json.loads((tmp_path / "own" / "config.json").read_text())["auto_map"]
+    assert {code.partition(".")[0] + ".py" for code in named.values()} <= {
+        file.name for file in (tmp_path / "own").iterdir()
+    }
+
+
+@pytest.mark.parametrize("model_class", [HFViTModel, HFViTForImageClassification, HFViTBackbone, HFViTForPreTraining])
+def test_a_client_may_pass_no_attention_mask(tiny_config, pixels, model_class):
+    """PEFT passes attention_mask=None for most of its task types"""
+    model, images = model_class(tiny_config(pooling="mean")).eval(), pixels()
+    given = {"noise": torch.rand(2, 16)} if model_class is HFViTForPreTraining else {}
+    with torch.no_grad():
+        wanted, found = model(images, **given), model(images, **given, attention_mask=None)
+    torch.testing.assert_close(found[0], wanted[0])
+    with pytest.raises(ValueError, match="attention_mask: every patch is attended to"):
+        model(images, attention_mask=torch.ones(2, 17))
