@@ -70,6 +70,9 @@ def run(name: str, flags: list[str]):
 def launch(processes: str | None, launch_file: str, words: list[str]):
     """This command in processes of `accelerate launch`, in place of this process."""
     known = RECIPES / "accelerate" / f"{launch_file}.yaml"
+    if processes is not None and not (processes.isdecimal() and int(processes) > 0):
+        print(f"hf-vit: error: --num_processes {processes}: wanted a number from 1", file=sys.stderr)
+        sys.exit(2)
     options = ["--config_file", str(known if known.is_file() else launch_file)]
     options += [] if processes is None else ["--num_processes", processes]
     import torch

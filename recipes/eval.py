@@ -9,6 +9,7 @@ It prints the metrics, their 95% intervals and the scores of each class. It writ
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from command_line import Parser, add_column_flags, add_hardware_flags, refuse_less
@@ -41,9 +42,18 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help="JSON file for the metrics, their intervals, the scores of each class and the confusion matrix; the prediction for "
         "each image goes into a table beside it: x.json and x.predictions.csv; by default neither is written",
     )
+    switch = dict(type=bool, nargs="?", const=True, default=False, metavar="true|false")
+    flag("--overwrite", **switch, help="replace these two files")
     args = parser.parse_args(argv)
     refuse_less(parser, args, token_merging=0, per_device_eval_batch_size=1, num_workers=0)
     parser.check_output_file(args.output_file)
+    names = (
+        [] if args.output_file is None else [args.output_file, Path(args.output_file).with_suffix(".predictions.csv")]
+    )
+    if there := [str(name) for name in names if Path(name).exists() and not args.overwrite]:
+        sys.exit(
+            f"error: {' and '.join(there)} exists: name another --output_file, or pass --overwrite true to replace it"
+        )
     parser.refuse_mistyped_paths(MODEL=args.model_name_or_path, dataset_name=args.dataset_name)
     return args
 

@@ -50,7 +50,8 @@ def train(**flags) -> dict:
         FloatingPointError: if too many steps are not finite.
         KeyboardInterrupt: after a signal; one that is not an interrupt is then sent again, for the kernel to answer.
     """
-    words = [f"--{name}={value}" for name, value in flags.items() if value is not None]
+    as_word = lambda value: ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+    words = [f"--{name}={as_word(value)}" for name, value in flags.items() if value is not None]
     with _as_command(words):
         args = _parse(words)
         for name in ("dataset_name", "model_name_or_path", "teacher_name_or_path"):

@@ -164,7 +164,10 @@ def train(run: Run, state: TrainState) -> bool:
             with contextlib.suppress(Exception):  # it must not hide what went wrong
                 run.save(state)
         if run.saved_step > 0:
-            run.print(f"stopped in step {state.step + 1:,}: the same command goes on from step {run.saved_step:,}")
+            step = min(state.step + 1, total_steps)
+            run.print(
+                f"stopped in step {step:,}: when that is mended, the same command goes on from step {run.saved_step:,}"
+            )
         raise
     finally:
         if not stopped or run.signals.in_notebook:  # a process that leaves need not wait for its workers: they end too

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -184,8 +185,10 @@ def _find_files(name: str) -> UnlabelledRows | None:
     if name in EMBEDDED:
         return None
     if path.is_file() and path.suffix.lower() == ".txt":
-        lines = path.read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines()
-        return _named_files(path, path.parent, [line for line in map(str.strip, lines) if line])
+        raw = path.read_bytes()
+        encoding = "utf-16" if raw[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8-sig"  # PowerShell writes the former
+        lines = [line.strip() for line in raw.decode(encoding, errors="surrogateescape").split("\n")]
+        return _named_files(path, path.parent, [line for line in lines if line])
     if path.is_file() and path.suffix.lower() in FIND_SUFFIXES:
         return _named_files(path, path.parent, [path.name])
     if path.is_dir() and not is_saved_data_set(path):

@@ -12,10 +12,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATIO
 from transformers.utils import is_timm_available, logging
 
 from hf_vit.evaluation.onnx_classifier import OnnxClassifier, config_folder, is_onnx
+from hf_vit.formats.families import FAMILIES
 from hf_vit.formats.timm_processor import timm_input_size, timm_processor
 from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair, labels_by_id
 from hf_vit.model.loading import base_of_adapter
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification
+from hf_vit.system.command_line import script_name
 from hf_vit.system.files import checksum
 from hf_vit.system.hub_names import refuse_mistyped_path
 
@@ -39,6 +41,10 @@ def model_folder(checkpoint: str, onnx: bool = False) -> str:
         wanted = "a run, a model folder, an ONNX file" if onnx else "a run, a model folder"
         raise ValueError(f"MODEL {checkpoint} is a file: wanted {wanted}, or USER/NAME on the Hub")
     inside = Path(checkpoint) / "model"
+    if (Path(checkpoint) / "config.yaml").is_file() and not inside.is_dir():
+        raise ValueError(
+            f"MODEL {checkpoint} is a run that is not finished: the command that began it goes on with it"
+        )
     found = str(inside) if inside.is_dir() and not (Path(checkpoint) / "config.json").exists() else checkpoint
     return refuse_mistyped_path(found, "MODEL")
 
@@ -62,8 +68,12 @@ def load_classifier(checkpoint: str, trained: bool = False, **kwargs):
     model, info = model_class.from_pretrained(checkpoint, trust_remote_code=False, output_loading_info=True, **kwargs)
     if trained and info["missing_keys"]:
         raise ValueError(
-            f"{checkpoint} is no trained classifier, it lacks {min(info['missing_keys'])}: fine-tune it first, with recipes/train.py"
+            f"{checkpoint} is no trained classifier, it lacks {min(info['missing_keys'])}: fine-tune it first, with "
+            + script_name("train")
         )
+    kind = model.config.problem_type
+    if kind == "regression" or (kind is None and model.config.num_labels == 1 and _is_native(checkpoint)):
+        raise ValueError(f"{checkpoint} gives numbers and no classes (regression): wanted an image classifier")
     model.config.id2label = labels_by_id(model.config.id2label)
     check_weights(model, checkpoint)
     return model
@@ -122,6 +132,10 @@ def load_processor(checkpoint: str):
     try:
         return AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=False)
     except OSError:
+        if config.get("model_type") not in FAMILIES and _is_native(checkpoint):
+            raise ValueError(
+                f"{checkpoint} has no preprocessor_config.json: save its image processor beside the model"
+            ) from None
         processor, config = ViTImageProcessorPil(), HFViTConfig.from_pretrained(checkpoint)
         processor.size = dict(zip(("height", "width"), as_pair(config.image_size), strict=True))
         logger.warning(

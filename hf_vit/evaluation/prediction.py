@@ -152,7 +152,8 @@ def check_finite(values: torch.Tensor, split: str = ""):
         where = f" of {split}" if split else ""
         raise ValueError(
             f"the model gives NaN or infinity for {wrong:,} of {len(values):,} images{where}, which cannot be scored: try "
-            "--mixed_precision no; if it does the same, look at these images, or take weights of an earlier step"
+            "--mixed_precision no; if it does the same, look at these images, or take weights of an earlier step, or train anew "
+            "with a smaller --learning_rate"
         )
 
 

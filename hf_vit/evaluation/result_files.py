@@ -20,6 +20,9 @@ from hf_vit.system.escapes import csv_cell, printable
 from hf_vit.system.files import sync
 
 
+BESIDE = (".unreadable.txt", ".rows.csv")  # endings of the files that are written beside an output file
+
+
 def check_output_file(name: str, suffixes: tuple[str, ...], overwrite: bool) -> Path:
     """The output file; ValueError if its suffix is none of these, or if there is such a file that may not be replaced."""
     output = Path(name).expanduser()
@@ -27,8 +30,10 @@ def check_output_file(name: str, suffixes: tuple[str, ...], overwrite: bool) -> 
         raise ValueError(f"--output_file {name}: wanted a name that ends in {' or '.join(suffixes)}")
     if output.is_dir():
         raise ValueError(f"--output_file {name} is a folder; wanted the name of a file in it")
-    if output.exists() and not overwrite:
-        raise ValueError(f"--output_file {name} exists: name another, or pass --overwrite true to replace it")
+    for file in (output, *(output.with_name(output.name + ending) for ending in BESIDE)):
+        if file.exists() and not overwrite:
+            what = f"--output_file {name}" if file == output else f"{file}, which goes with --output_file {name},"
+            raise ValueError(f"{what} exists: name another, or pass --overwrite true to replace it")
     return output
 
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from hf_vit.model.configuration_hf_vit import as_pair
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification
+from hf_vit.system.command_line import script_name
 
 
 OPSET = 18
@@ -48,7 +49,7 @@ def load_for_export(checkpoint: str) -> HFViTForImageClassification:
     reset = [*info["missing_keys"], *(mismatched[0] for mismatched in info["mismatched_keys"])]
     if any(name.startswith("classifier.") for name in reset):
         raise ValueError(
-            f"{checkpoint} has no classifier; wanted one: fine-tune the model first, with recipes/train.py"
+            f"{checkpoint} has no classifier; wanted one: fine-tune the model first, with {script_name('train')}"
         )
     return model.eval().requires_grad_(False)
 

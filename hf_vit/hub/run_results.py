@@ -15,6 +15,7 @@ from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_NAME
 
 from hf_vit.model.configuration_hf_vit import as_pair
 from hf_vit.system import run_files
+from hf_vit.system.command_line import script_name
 from hf_vit.system.hub_names import name_of_path
 from hf_vit.system.run_files import NUMBER, OPTIONAL, SAMPLES
 
@@ -64,7 +65,7 @@ def read_run(run: Path) -> tuple[dict, str]:
     missing = [name for name in (*TRAINING_FILES, "model/config.json") if not (run / name).is_file()]
     if missing and (run / "config.yaml").is_file() and "\nmask_ratio: " in read_redacted(run / "config.yaml"):
         raise ValueError(
-            f"{run} was trained without labels, and has no classifier to share: fine-tune it with train.py"
+            f"{run} was trained without labels, and has no classifier to share: fine-tune it with {script_name('train')}"
         )
     if missing:
         unfinished = "is not finished (the command that began it resumes it)"

@@ -109,7 +109,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             prog=command and f"{command} {Path(sys.argv[0]).stem}",
             usage=f"%(prog)s {usage}",
-            description=text and text.strip(),
+            description=text
+            and (re.sub(r"python recipes/(\w+)\.py", rf"{command} \1", text) if command else text).strip(),
             formatter_class=HelpFormatter,
             allow_abbrev=False,
         )
@@ -251,6 +252,11 @@ def own_line(processes: int, launch_file: str) -> str:
         launch = f"accelerate launch --config_file recipes/accelerate/{launch_file}.yaml --num_processes {processes}"
         return f"{launch} {shlex.join(sys.argv)}"
     return f"python {shlex.join(sys.argv)}"
+
+
+def script_name(name: str) -> str:
+    """What a user calls the script recipes/NAME.py: `hf-vit NAME` where that command called this one."""
+    return f"{command} {name}" if command else f"{name}.py"
 
 
 def from_here(path: str | Path) -> str:

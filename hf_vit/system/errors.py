@@ -21,8 +21,12 @@ def one_line(error: BaseException | str) -> str:
 
 
 def run_script(main: Callable[[], None]):
-    """Call `main`, and end the process with exit code 1 and the line `error: ...` on one of the `USER_ERRORS`."""
+    """Call `main`, and end the process with exit code 1 and the line `error: ...` on one of the `USER_ERRORS`, and with 130, as
+    a shell does, on Ctrl-C."""
     try:
         main()
     except USER_ERRORS as error:
         sys.exit(f"error: {one_line(error)}")
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on, or begins anew if it had kept nothing", file=sys.stderr)
+        sys.exit(130)

@@ -215,7 +215,8 @@ class TrainArguments:
         None, "optimizer steps a line of metrics.jsonl; if not given, 10, and less for fewer than 200 steps"
     )
     eval_epochs: int | None = argument(
-        None, "epochs between scorings; if not given 1, and more where there are 40 epochs or more"
+        None,
+        "epochs between scorings; if not given 1, and more where a checkpoint is fine-tuned for 40 epochs or more",
     )
     eval_steps: int | None = argument(None, "optimizer steps between scorings; overrides eval_epochs")
     report_to: str = argument("none", "trackers beside metrics.jsonl, such as tensorboard,wandb")

@@ -10,6 +10,7 @@ from hf_vit.data.augment import mix
 from hf_vit.data.columns import has_several_labels
 from hf_vit.data.splits import class_weights
 from hf_vit.evaluation.calibration import fit_temperature, folded_temperature
+from hf_vit.evaluation.classifiers import model_folder
 from hf_vit.evaluation.multi_label import DEFAULT_THRESHOLD, choose_thresholds
 from hf_vit.evaluation.prediction_table import image_names, prediction_table
 from hf_vit.evaluation.scores import classification_report, compute_metrics, headline, surest_mistakes
@@ -63,7 +64,7 @@ class Classification:
         args, several = self.args, has_several_labels(eval_rows)
         overrides = parse_overrides(args.config_overrides)
         choose_loss(args, several)
-        checkpoint, preset = args.model_name_or_path, args.preset
+        checkpoint, preset = args.model_name_or_path and model_folder(args.model_name_or_path), args.preset
         return build_model(labels, checkpoint, preset, args.image_size, overrides, args.eval_crop, several)
 
     def set_up(self, data: RunData, _backbone):

@@ -106,11 +106,15 @@ def fill_defaults(args: TrainArguments, images: int | None, hidden_size: int, pr
             args.layer_decay = layer_decay
     if args.per_device_train_batch_size is None:
         args.per_device_train_batch_size = default_batch_size(method, images, processes)
+    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * processes
     if args.num_train_epochs is None and images is not None:
-        per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * processes
         args.num_train_epochs = default_epochs(method, images, per_step)
-    if args.eval_epochs is None:
-        args.eval_epochs = 1 if method == "scratch" or images is None else max(1, int(args.num_train_epochs) // 20)
+    if args.eval_epochs is None and (method == "scratch" or images is None):
+        args.eval_epochs = 1
+    elif args.eval_epochs is None:
+        steps = args.max_train_steps
+        epochs = args.num_train_epochs if steps is None else steps * per_step / images
+        args.eval_epochs = max(1, int(epochs) // 20)
 
 
 def keep_defaults(args: TrainArguments, saved: dict):

@@ -21,6 +21,7 @@ from hf_vit.data.sampling import EPOCH_STRIDE, epoch_batches
 from hf_vit.data.sources import EMBEDDED, dataset_license, load_splits
 from hf_vit.data.splits import is_test_split, prepare_splits
 from hf_vit.data.streaming import ImageStream, prepare_stream
+from hf_vit.system.command_line import script_name
 from hf_vit.system.escapes import as_license
 from hf_vit.system.hardware import own_cores
 from hf_vit.training.arguments import TrainArguments
@@ -118,6 +119,10 @@ def read_data(args: TrainArguments, task, accelerator, print_main):
         train_images = ImageDataset(train_rows, train_spec, args.on_bad_image, keep_full=True, seed=args.seed)
     seconds = time.monotonic() - began
     counts = count_labels(eval_images.labels, len(labels)).tolist()
+    if labels and not any(counts):
+        raise ValueError(
+            f"none of the {len(eval_images):,} images of {scored} has a label: wanted images with labels to score"
+        )
     if unscored := [label for label, count in zip(labels, counts, strict=bool(labels)) if count == 0]:
         more = " ..." if len(unscored) > 5 else ""
         print_main(f"no image of {', '.join(unscored[:5])}{more} is among those that are scored")
@@ -139,7 +144,7 @@ def find_scored_duplicates(data: RunData, print_main):
     data.scored_duplicates = int(also_in(thumbnail_vectors(scored), thumbnail_vectors(trained)).sum())
     if data.scored_duplicates:
         print_main(
-            f"copies of images to train on among the {len(scored):,} to score: {data.scored_duplicates:,} (audit.py shows them)"
+            f"copies of images to train on among the {len(scored):,} to score: {data.scored_duplicates:,} ({script_name('audit')} shows them)"
         )
 
 

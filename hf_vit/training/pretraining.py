@@ -9,6 +9,7 @@ from hf_vit.data.columns import has_several_labels
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.unlabelled import load_unlabelled, prepare_unlabelled
+from hf_vit.evaluation.classifiers import model_folder
 from hf_vit.evaluation.prediction import gather_rows
 from hf_vit.evaluation.probes import knn_accuracy
 from hf_vit.model.configuration_hf_vit import as_pair
@@ -76,8 +77,15 @@ class PreTraining:
         """
         args = self.args
         self.is_labelled = bool(labels) and not has_several_labels(eval_rows) and not args.streaming
-        source = (args.model_name_or_path, args.preset, args.image_size)
+        checkpoint = args.model_name_or_path and model_folder(args.model_name_or_path)
+        source = (checkpoint, args.preset, args.image_size)
         overrides = parse_overrides(args.config_overrides)
+        if overrides.get("patch_dropout_rate"):
+            raise ValueError(
+                f"--config_overrides patch_dropout_rate={overrides['patch_dropout_rate']}: pre-training itself chooses the patches "
+                "that the encoder sees; leave it out"
+            )
+        overrides["patch_dropout_rate"] = 0.0  # a checkpoint may have another
         if args.teacher_name_or_path is None:
             decoder = {name: getattr(args, name) for name in DECODER_FLAGS if getattr(args, name) is not None}
             fields = {"mask_ratio": args.mask_ratio, "norm_pix_loss": args.norm_pix_loss, **decoder, **overrides}

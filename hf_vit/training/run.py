@@ -328,8 +328,10 @@ def start_or_resume(run: Run, saved: dict | None, tensors: dict | None) -> Train
         state.scored_step = 0  # its best weights are lost: score the last ones again
     if args.report_to != "none":
         config = {key: value for key, value in vars(args).items() if value is not None}
-        resumed = {"tensorboard": {"purge_step": state.step + 1}} if state.step else {}
-        accelerator.init_trackers("hf_vit", config, resumed)
+        later = {
+            "tensorboard": {"purge_step": state.step + 1}
+        }  # lines of a run that was replaced, or stopped before it saved
+        accelerator.init_trackers("hf_vit", config, later)
     state.seconds["training"] += run.feature_seconds
     run.training_began = time.monotonic()
     return state

@@ -29,6 +29,7 @@ from hf_vit.evaluation.parts import Parts, ThreadsOnDemand, compute_parts
 from hf_vit.evaluation.prediction import BatchPredictor
 from hf_vit.evaluation.result_files import (
     best_labels,
+    check_output_file,
     embedding_columns,
     finish_output,
     prediction_columns,
@@ -321,3 +322,11 @@ def test_a_convolutional_networks_features_are_what_its_head_reads():
     with torch.no_grad():
         logits = model.eval()(normalize(images, SPEC)).logits
         torch.testing.assert_close(model.classifier[1](found), logits)
+
+
+@pytest.mark.parametrize("beside", ["", ".unreadable.txt", ".rows.csv"])
+def test_a_file_that_would_be_replaced_is_named_first(tmp_path, beside):
+    (tmp_path / f"out.npy{beside}").write_text("precious")
+    with pytest.raises(ValueError, match=rf"out.npy{beside}.* exists: name another, or pass --overwrite true"):
+        check_output_file(str(tmp_path / "out.npy"), (".npy",), overwrite=False)
+    assert check_output_file(str(tmp_path / "out.npy"), (".npy",), overwrite=True) == tmp_path / "out.npy"

@@ -62,6 +62,7 @@ def test_each_command_answers_help_under_its_own_name(installed, name):
     done = installed(name, "--help")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"usage: hf-vit {name} ")
+    assert "python recipes/" not in done.stdout
 
 
 @pytest.mark.parametrize(

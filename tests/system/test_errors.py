@@ -34,13 +34,18 @@ def test_an_error_of_the_user_is_one_line_and_exit_code_1(error, line):
     assert ended.value.code == line  # Python writes a text to stderr, and exits with 1
 
 
-@pytest.mark.parametrize(
-    "error", [KeyError("a"), TypeError("a"), RuntimeError("a"), KeyboardInterrupt(), SystemExit(75)]
-)
+@pytest.mark.parametrize("error", [KeyError("a"), TypeError("a"), RuntimeError("a"), SystemExit(75)])
 def test_every_other_error_keeps_its_traceback(error):
     with pytest.raises(type(error)) as ended:
         run_script(raising(error))
     assert ended.value is error
+
+
+def test_an_interrupt_is_one_line_and_the_exit_code_of_a_shell(capsys):
+    with pytest.raises(SystemExit) as ended:
+        run_script(raising(KeyboardInterrupt()))
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.startswith("stopped; the same command goes on")
 
 
 def test_the_token_is_not_printed(monkeypatch):

@@ -148,7 +148,8 @@ def test_a_saved_choice_that_is_no_number_in_range_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("images", "flags", "epochs_between"), [(54, [], 2), (1000, [], 1), (54, ["--num_train_epochs", "400"], 20)]
+    ("images", "flags", "epochs_between"),
+    [(54, [], 2), (1000, [], 1), (54, ["--num_train_epochs", "400"], 20), (1000, ["--max_train_steps", "10000"], 8)],
 )
 def test_a_run_is_scored_at_most_some_forty_times(images, flags, epochs_between):
     assert chosen(images, *flags).eval_epochs == epochs_between

@@ -323,6 +323,10 @@ def test_a_flag_that_is_of_labels_is_refused(flags, sentence, capsys, tmp_path):
     [
         (["--mask_ratio", "0"], "leaves 16 of 16 patches visible; wanted at least one visible and one masked"),
         (["--mask_ratio", "0.99"], "leaves 0 of 16 patches visible"),
+        (
+            ["--config_overrides", "patch_dropout_rate=0.5"],
+            "patch_dropout_rate=0.5: pre-training itself chooses the patches",
+        ),
         (["--image_size", "18"], "patch_size 4 does not divide image_size 18"),
         (["--label_column", "nowhere"], "there is no such column"),
         (["--train_split", "nowhere"], "the data set has no split 'nowhere'; it has train, validation"),

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -23,6 +24,8 @@ from transformers import (
     BertForSequenceClassification,
     DeiTForImageClassification,
     Dinov2ForImageClassification,
+    ResNetConfig,
+    ResNetForImageClassification,
     ViTConfig,
     ViTForImageClassification,
     ViTImageProcessorPil,
@@ -732,6 +735,35 @@ def test_a_model_of_another_task_is_no_classifier_of_images(tmp_path):
         model_folder(str(tmp_path / "config.json"))
     with pytest.raises(ValueError, match="holds a 'bert' model; hf_vit loads hf_vit, "):
         build_model(["cat", "dog"], str(tmp_path), None, None, {})
+
+
+@pytest.mark.parametrize(
+    ("fields", "with_processor", "sentence"),
+    [
+        (
+            dict(num_labels=3, problem_type="regression"),
+            True,
+            "gives numbers and no classes (regression): wanted an image classifier",
+        ),
+        (dict(num_labels=1), True, "gives numbers and no classes (regression)"),
+        (dict(num_labels=3), False, "has no preprocessor_config.json: save its image processor beside the model"),
+    ],
+)
+def test_a_model_of_numbers_or_without_its_processor_is_one_sentence(tmp_path, fields, with_processor, sentence):
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[1], layer_type="basic", **fields)
+    ResNetForImageClassification(config).save_pretrained(tmp_path)
+    if with_processor:
+        ViTImageProcessorPil().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        load_classifier(str(tmp_path)), load_processor(str(tmp_path))
+
+
+def test_a_run_is_a_model_too_and_one_that_is_not_finished_says_so(tiny_model, tmp_path):
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    with pytest.raises(ValueError, match="is a run that is not finished: the command that began it goes on with it"):
+        model_folder(str(tmp_path))
+    tiny_model().save_pretrained(tmp_path / "model")
+    assert model_folder(str(tmp_path)) == str(tmp_path / "model")
 
 
 @peft_warns
