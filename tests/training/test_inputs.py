@@ -4,7 +4,7 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
-from datasets import DatasetDict, concatenate_datasets
+from datasets import DatasetDict, List, concatenate_datasets, load_from_disk
 from image_data import dataset
 
 from hf_vit.training import inputs
@@ -45,3 +45,18 @@ def test_images_that_are_not_in_memory_or_too_many_are_not_compared(read, monkey
     assert read(crop="resized", crop_scale=0.5)[0].scored_duplicates is None
     monkeypatch.setattr(inputs, "MAX_PAIRS", 99)
     assert read(crop="none")[0].scored_duplicates is None
+
+
+def test_a_split_to_score_in_which_no_image_has_a_label_ends_the_run_before_it_trains(read, tmp_path):
+    saved = load_from_disk(tmp_path / "data")
+    kind = List(saved["train"].features["label"])
+    lists = {split: [[label] if split == "train" else [] for label in rows["label"]] for split, rows in saved.items()}
+    several = {
+        split: rows.remove_columns("label").add_column("label", lists[split], feature=kind)
+        for split, rows in saved.items()
+    }
+    DatasetDict(several).save_to_disk(tmp_path / "several")
+    with pytest.raises(
+        ValueError, match="none of the 5 images of test has a label: wanted images with labels to score"
+    ):
+        read(crop="none", dataset_name=str(tmp_path / "several"))
