@@ -40,12 +40,11 @@ def model_folder(checkpoint: str, onnx: bool = False) -> str:
     if Path(checkpoint).is_file():
         wanted = "a run, a model folder, an ONNX file" if onnx else "a run, a model folder"
         raise ValueError(f"MODEL {checkpoint} is a file: wanted {wanted}, or USER/NAME on the Hub")
-    inside = Path(checkpoint) / "model"
-    if (Path(checkpoint) / "config.yaml").is_file() and not inside.is_dir():
-        raise ValueError(
-            f"MODEL {checkpoint} is a run that is not finished: the command that began it goes on with it"
-        )
-    found = str(inside) if inside.is_dir() and not (Path(checkpoint) / "config.json").exists() else checkpoint
+    folder, inside = Path(checkpoint), Path(checkpoint) / "model"
+    is_model = (folder / "config.json").exists()
+    if (folder / "config.yaml").is_file() and not is_model and not inside.is_dir():
+        raise ValueError(f"MODEL {checkpoint} is a run that is not finished: the command that began it goes on with it")
+    found = str(inside) if inside.is_dir() and not is_model else checkpoint
     return refuse_mistyped_path(found, "MODEL")
 
 

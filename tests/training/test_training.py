@@ -764,6 +764,8 @@ def test_a_run_is_a_model_too_and_one_that_is_not_finished_says_so(tiny_model, t
         model_folder(str(tmp_path))
     tiny_model().save_pretrained(tmp_path / "model")
     assert model_folder(str(tmp_path)) == str(tmp_path / "model")
+    (tmp_path / "model" / "config.yaml").write_text("seed: 0\n")  # as model_cards keeps them
+    assert model_folder(str(tmp_path / "model")) == str(tmp_path / "model")
 
 
 @peft_warns
