@@ -64,6 +64,12 @@ class FolderScan:
         return counted(sum((found for inner, found in self.unread.items() if lies_in(inner, folder)), Counter()))
 
 
+def split_of_name(name: str) -> str | None:
+    """The split that the first such word in the name of a file or folder stands for, or None: `Testing`, `train2017`, `seg_train`."""
+    words = (name.lower(), *re.split(r"[-._ 0-9]", name.lower()))
+    return next((SPLIT_OF_WORD[word] for word in words if word in SPLIT_OF_WORD), None)
+
+
 def lies_in(inner: str, folder: str) -> bool:
     return not folder or inner == folder or inner.startswith(f"{folder}/")
 
@@ -225,12 +231,11 @@ def split_folders(below: dict[str, list[str]], root: str) -> dict[str, list[str]
     """
     splits, others = defaultdict(list), 0
     for folder in below[root]:
-        name = name_of(folder).lower()
-        word = next((word for word in (name, *re.split(r"[-._ 0-9]", name)) if word in SPLIT_OF_WORD), None)
-        if word is None:
+        split = split_of_name(name_of(folder))
+        if split is None:
             others += 1
         else:
-            splits[SPLIT_OF_WORD[word]].append(folder)
+            splits[split].append(folder)
     for split, folders in splits.items():  # `test` rather than `test-multiple_fruits` beside it
         splits[split] = [folder for folder in folders if name_of(folder).lower() in SPLIT_OF_WORD] or folders
     of_classes = sum(bool(below[folder]) for folders in splits.values() for folder in folders)

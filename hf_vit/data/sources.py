@@ -16,6 +16,7 @@ from yaml import YAMLError
 
 from hf_vit.data.folder_layout import SPLIT_OF_WORD, FolderScan, counted, image_folder_splits, scan_folder
 from hf_vit.data.image_files import AllowedFiles, hub_files, restrict_files
+from hf_vit.data.tables import split_files
 from hf_vit.system.escapes import as_license
 from hf_vit.system.hub_names import refuse_mistyped_path
 from hf_vit.system.recipes_folder import RECIPES
@@ -182,26 +183,19 @@ def _describes_its_files(scan: FolderScan) -> bool:
 
 
 def _load_files(files: list[Path], streaming: bool):
-    """Data files of one format. With several files, the first word of a file's name decides its split."""
+    """Data files of one format, in the splits that their names say."""
     suffix = files[0].suffix
     if suffix not in FILE_FORMATS:
         raise ValueError(f"{files[0]} is no data file; wanted one of {', '.join(FILE_FORMATS)}, or a folder of images")
-    files_of_split, unknown = defaultdict(list), []
-    for file in files:
-        word = file.stem.replace("_", "-").partition("-")[0].lower()
-        if word not in SPLIT_OF_WORD:
-            unknown.append(file.name)
-        files_of_split[SPLIT_OF_WORD.get(word, "train") if len(files) > 1 else "train"].append(glob.escape(str(file)))
-    if len(files_of_split) > 1 and unknown:
-        raise ValueError(
-            f"{files[0].parent}: {', '.join(unknown)} are of no split; wanted names that begin with {', '.join(SPLIT_OF_WORD)}"
-        )
+    files_of_split = {
+        split: [glob.escape(str(file)) for file in of_split] for split, of_split in split_files(files).items()
+    }
     kind = FILE_FORMATS[suffix]
     is_table, options = kind in TABLES, {"sep": "\t"} if suffix == ".tsv" else {}
     if kind == "csv":  # "None" and "NA" may be classes
         options |= {"keep_default_na": False, "na_values": [""]}
     try:
-        splits = load_dataset(kind, data_files=dict(files_of_split), streaming=streaming and not is_table, **options)
+        splits = load_dataset(kind, data_files=files_of_split, streaming=streaming and not is_table, **options)
     except Exception as error:  # each format raises its own
         names = ", ".join(file.name for file in files[:3])
         raise ValueError(f"{files[0].parent}: {names} cannot be read as {kind}: {error.__cause__ or error}") from error
