@@ -183,6 +183,16 @@ def subfolders_with_images(scan: FolderScan) -> dict[str, list[str]]:
     return defaultdict(list, {folder: sorted(found) for folder, found in below.items()})
 
 
+def class_names(scan: FolderScan) -> set[str]:
+    """The classes of a folder of images, empty if its folders are none."""
+    below = subfolders_with_images(scan)
+    try:
+        bases, _ = find_bases(scan, below)
+    except ValueError:
+        return set()
+    return {name_of(folder) for folders in bases.values() for base in folders for folder in below[base]}
+
+
 def find_bases(scan: FolderScan, below: dict[str, list[str]]) -> tuple[dict[str, list[str]], bool]:
     """The folders whose sub-folders are the classes, by split ("train" if there are no splits), and whether other folders wrap
     some of them.

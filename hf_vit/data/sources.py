@@ -5,18 +5,16 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from datasets import DatasetDict, Image, IterableDatasetDict, load_dataset, load_from_disk
+from datasets import DatasetDict, IterableDatasetDict, load_dataset, load_from_disk
 from datasets import config as datasets_config
-from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from huggingface_hub import DatasetCard, HfApi
 from huggingface_hub.errors import HTTPError, RepositoryNotFoundError
-from PIL import Image as PILImage
 from transformers.utils import logging
 from yaml import YAMLError
 
 from hf_vit.data.folder_layout import SPLIT_OF_WORD, FolderScan, counted, image_folder_splits, scan_folder
 from hf_vit.data.image_files import AllowedFiles, hub_files, restrict_files
-from hf_vit.data.tables import split_files
+from hf_vit.data.tables import TABLE_FORMATS, find_tables, has_metadata, load_tables, note, root_files, split_files
 from hf_vit.system.escapes import as_license
 from hf_vit.system.hub_names import refuse_mistyped_path
 from hf_vit.system.recipes_folder import RECIPES
@@ -28,14 +26,10 @@ EMBEDDED = {"fashion-mnist-mini": RECIPES / "data" / "fashion-mnist-mini"}
 FILE_FORMATS = {
     ".parquet": "parquet",
     ".arrow": "arrow",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".json": "json",
-    ".jsonl": "json",
+    **TABLE_FORMATS,
     ".tar": "webdataset",
 }
 HUB_SECONDS = 10  # that the Hub may take to answer
-TABLES = ("csv", "json")  # formats that name image files and do not hold them
 
 
 def load_splits(name: str, config: str | None = None, streaming: bool = False) -> DatasetDict | IterableDatasetDict:
@@ -132,10 +126,6 @@ def is_saved_data_set(path: Path) -> bool:
     return (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file()
 
 
-# An ImageFolder's, and what audit.py and eval.py write.
-NO_DATA = ("metadata.csv", ".duplicates.csv", ".predictions.csv")
-
-
 def _load_folder(path: Path, config: str | None, streaming: bool):
     """A folder written by `save_to_disk`, of tar shards, of tables, or of images."""
     if is_saved_data_set(path):
@@ -143,38 +133,38 @@ def _load_folder(path: Path, config: str | None, streaming: bool):
         splits = saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
         return restrict_files(splits, AllowedFiles(str(path)))
     scan = scan_folder(path)
-    shards = sorted(path.glob("[!.]*.tar"))
-    if shards and not scan.images:
-        return _load_files(shards, streaming)
-    tables = sorted(file for file in path.glob("[!.]*.csv") if not file.name.endswith(NO_DATA))
-    if tables:
-        splits = _load_files(tables, streaming)
-        features = (next(iter(splits.values())).features or {}).values()
-        if not scan.images or any(isinstance(feature, Image) for feature in features):
-            if len(scan.images) > 1:
-                named = ", ".join(table.name for table in tables)
-                logger.warning(f"{path}: images and labels are those of {named}, and folders are no classes")
-            return splits  # otherwise the tables name no images: they are not the data set
+    metadata, unused = has_metadata(scan), {}
+    if scan.images:
+        splits, unused = find_tables(scan, metadata)
+        if unused:
+            reasons = "; ".join(f"{name} is not used: {reason}" for name, reason in unused.items())
+            note(f"{path}: {reasons}")
+        if splits is not None:
+            return _as_stream(splits) if streaming else splits
+    elif files := root_files(scan, [".tar"]) or root_files(scan, [".csv", ".tsv"]):
+        return _load_files(files, streaming)
     if not scan.images and not scan.data_files:
         found = scan.count_unread() or counted(scan.others)
         raise ValueError(
             f"{path} holds {f'{found} files and no image that is read' if found else 'no files'}; wanted a folder per class "
             "of .jpg, .png, .webp, .gif, .bmp or .tiff files, or Parquet, CSV or tar files"
         )
-    if config is None and scan.images and not _describes_its_files(scan):
+    if config is None and scan.images and not (metadata or _describes_its_files(scan)):
         splits = image_folder_splits(scan)
+        classes = next(iter(splits.values())).features["label"].names
+        if unused and len(classes) == 1:
+            raise ValueError(
+                f"{path}: the images are all in one folder, {classes[0]}, and no table says their labels: {reasons}; wanted a folder "
+                "per class, or a table of paths and labels"
+            )
         return _as_stream(splits) if streaming else splits
-    return _load_with_datasets(path, config, streaming, lists_files=not any(map(_is_metadata, scan.data_files)))
-
-
-def _is_metadata(file: str) -> bool:
-    return file.rpartition("/")[2] in ImageFolder.METADATA_FILENAMES
+    return _load_with_datasets(path, config, streaming, lists_files=not metadata)
 
 
 def _describes_its_files(scan: FolderScan) -> bool:
-    """Whether a folder with images holds tables or a card by which `datasets` reads it: metadata.csv, Parquet or Arrow files, or
-    a README.md of the Hub with configurations or features."""
-    if any(_is_metadata(file) or file.endswith((".parquet", ".arrow")) for file in scan.data_files):
+    """Whether a folder with images holds Parquet or Arrow files, or a README.md of the Hub with configurations or features, by
+    which `datasets` reads it."""
+    if any(file.endswith((".parquet", ".arrow")) for file in scan.data_files):
         return True
     card = scan.path / "README.md"
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
@@ -184,25 +174,19 @@ def _describes_its_files(scan: FolderScan) -> bool:
 
 def _load_files(files: list[Path], streaming: bool):
     """Data files of one format, in the splits that their names say."""
-    suffix = files[0].suffix
+    suffix = files[0].suffix.lower()
     if suffix not in FILE_FORMATS:
         raise ValueError(f"{files[0]} is no data file; wanted one of {', '.join(FILE_FORMATS)}, or a folder of images")
-    files_of_split = {
-        split: [glob.escape(str(file)) for file in of_split] for split, of_split in split_files(files).items()
-    }
-    kind = FILE_FORMATS[suffix]
-    is_table, options = kind in TABLES, {"sep": "\t"} if suffix == ".tsv" else {}
-    if kind == "csv":  # "None" and "NA" may be classes
-        options |= {"keep_default_na": False, "na_values": [""]}
+    if suffix in TABLE_FORMATS:
+        return _as_stream(load_tables(files)) if streaming else load_tables(files)
+    kind, files_of_split = FILE_FORMATS[suffix], split_files(files)
+    escaped = {split: [glob.escape(str(file)) for file in of_split] for split, of_split in files_of_split.items()}
     try:
-        splits = load_dataset(kind, data_files=files_of_split, streaming=streaming and not is_table, **options)
+        splits = load_dataset(kind, data_files=escaped, streaming=streaming)
     except Exception as error:  # each format raises its own
         names = ", ".join(file.name for file in files[:3])
         raise ValueError(f"{files[0].parent}: {names} cannot be read as {kind}: {error.__cause__ or error}") from error
-    if is_table:
-        splits = _cast_paths_to_images(splits)
-    splits = restrict_files(splits, AllowedFiles(str(files[0].parent)))
-    return _as_stream(splits) if streaming and is_table else splits
+    return restrict_files(splits, AllowedFiles(str(files[0].parent)))
 
 
 def _as_stream(splits: DatasetDict) -> IterableDatasetDict:
@@ -230,15 +214,3 @@ def _load_with_datasets(path: Path, config: str | None, streaming: bool, lists_f
         raise ValueError(f"{path} cannot be read as a data set: {error.__cause__ or error}") from error
     links = lists_files and next(iter(splits.values())).info.builder_name == "imagefolder"
     return restrict_files(splits, AllowedFiles(str(path), links=links))
-
-
-def _cast_paths_to_images(splits: DatasetDict) -> DatasetDict:
-    """Casts text columns that name image files to image columns."""
-    PILImage.init()  # registers the suffixes of all formats
-
-    for column in list(next(iter(splits.values())).features):
-        values = (value for rows in splits.values() for value in rows[column] if value is not None)
-        first = next(values, None)
-        if isinstance(first, str) and Path(first).suffix.lower() in PILImage.EXTENSION:
-            splits = splits.cast_column(column, Image(decode=False))
-    return splits

@@ -1,18 +1,342 @@
 """Tables of image files: which of a folder is the data set, what its rows name, and which split they belong to.
 
-A table is a CSV, TSV, JSON or JSONL file whose rows name images in or below its own folder. What cannot be told for sure is an error,
-or a warning that says what was done.
+A table is a CSV, TSV, JSON or JSONL file whose rows name images in or below its own folder. CSV cells are read as text, so that 01 and
+1 are two labels. What cannot be told for sure is an error, or a warning that says what was done.
 """
 
+import csv
+import hashlib
+import json
+import os
 import re
 from collections import defaultdict
+from functools import cache, partial
 from pathlib import Path
 
-from hf_vit.data.folder_layout import listed, split_of_name
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from datasets import Dataset, DatasetDict, DatasetInfo, Features, Image
+from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+from PIL import Image as PILImage
+from transformers.utils import logging
+
+from hf_vit.data.columns import LABEL_COLUMNS
+from hf_vit.data.folder_layout import IMAGE_SUFFIXES, FolderScan, class_names, listed, scan_folder, split_of_name
+from hf_vit.data.image_files import AllowedFiles, RestrictedImage
+from hf_vit.system.progress import is_main_process
 
 
+logger = logging.get_logger(__name__)
+
+TABLE_FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json"}  # suffixes in lower case
+IMAGE_TYPE = Image().pa_type  # a struct of bytes and path
+SPLIT_COLUMNS = ("split", "set", "subset", "partition")
+OTHER_SPLIT_COLUMNS = ("fold", "is_test", "is_train", "is_valid")  # which do not say what is to be scored in words
 # photos-0000, photos_1-of-8 or 0001; labels_v2 is another version of labels_v1, and no second part of it
 NUMBERED = re.compile(r"(.*?)(?<![vV\d])\d+(-of-\d+)?")
+INTEGERS = r"^(0|-?[1-9]\d{0,17})$"
+DECIMALS = r"^-?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][-+]?\d+)?$"
+METADATA = ImageFolder.METADATA_FILENAMES
+NO_DATA = (".duplicates.csv", ".predictions.csv")  # what audit.py and eval.py write
+NAMES_NO_IMAGE = "it names no image of the folder"
+BOOLEANS = "^(True|TRUE|true|False|FALSE|false)$"
+
+
+def load_tables(files: list[Path]) -> DatasetDict:
+    """The splits of tables; columns that name image files hold undecoded images, restricted to the tables' folder.
+
+    Raises:
+        ValueError: if a table cannot be read, or its split or the images of its rows cannot be told.
+    """
+    folder, tables = files[0].parent, {}
+    stems = cache(partial(index_stems, folder))
+    for file in files:
+        try:
+            tables[file] = read_table(file)
+        except ValueError as error:
+            raise ValueError(f"{folder}: {error}") from error
+        tables[file], reason = link_images(tables[file], file, stems)
+        if reason not in (None, NAMES_NO_IMAGE) and not image_columns(tables[file]):
+            raise ValueError(f"{file}: {reason}: write paths with their suffix, relative to {folder}")
+    return to_splits(join_tables(tables), folder, all(is_csv(file) for file in files))
+
+
+def find_tables(scan: FolderScan, metadata: bool) -> tuple[DatasetDict | None, dict[str, str]]:
+    """The data set that tables beside the images of a folder describe, or None; and for the tables that are not used, why.
+
+    Args:
+        metadata: whether `datasets` reads the folder's files called `metadata` (`has_metadata`).
+
+    Raises:
+        ValueError: as `load_tables`; if a CSV table cannot be read; if no table names images, and one has a row for each of them.
+    """
+    tables, unused, rows = {}, {}, {}
+    stems = cache(partial(index_stems, scan.path, scan))
+    for file in root_files(scan, TABLE_FORMATS, () if metadata else METADATA):
+        try:
+            if file.suffix.lower() == ".json" and not holds_rows(file):
+                raise ValueError("it is no list of rows")
+            table = read_table(file)
+        except ValueError as error:
+            if is_csv(file):
+                raise ValueError(f"{scan.path}: {error}; mend it, or move it away") from error
+            unused[file.name] = str(error)
+            continue
+        table, reason = link_images(table, file, stems)
+        if reason is None:
+            tables[file] = table
+        else:
+            unused[file.name], rows[file.name] = reason, len(table)
+    if tables:
+        splits = join_tables(tables)
+        first = next(iter(splits.values()))
+        if could_be_labelled(first) or len(class_names(scan)) < 2:
+            named = ", ".join(file.name for file in tables)
+            if scan.count() > 1:
+                count = f"{sum(map(len, splits.values())):,} rows, {scan.count():,} images"
+                note(f"{scan.path}: images and labels are those of {named}, and folders are no classes ({count})")
+            return to_splits(splits, scan.path, all(map(is_csv, tables))), unused
+        unused |= {file.name: f"it has no column of labels beside {listed(image_columns(first))}" for file in tables}
+    below = [name for name in scan.data_files if "/" in name and name.lower().endswith((".csv", ".tsv", ".jsonl"))]
+    if below and not metadata and not tables:
+        unused[listed(sorted(below), 3)] = "only tables in the folder itself are read"
+    same = [name for name, count in rows.items() if count == scan.count() and name not in METADATA]
+    if same and not tables:
+        raise ValueError(
+            f"{scan.path / same[0]} has a row for each of the {scan.count():,} images, but {unused[same[0]]}: write paths relative to "
+            f"{scan.path}, or move the table away if the folders are the classes"
+        )
+    return None, unused
+
+
+def root_files(scan: FolderScan, suffixes, also=()) -> list[Path]:
+    """Data files in a folder itself that have one of these suffixes, without those that a recipe or, unless they are named in `also`,
+    an ImageFolder keeps there."""
+    names = [name for name in scan.data_files if "/" not in name and os.path.splitext(name)[1].lower() in suffixes]
+    kept = [name for name in names if not name.endswith(NO_DATA) and (name in also or name not in METADATA)]
+    return [scan.path / name for name in sorted(kept)]
+
+
+def holds_rows(file: Path) -> bool:
+    """Whether a .json file begins as a list, or as JSON Lines: others may be large, and are no tables."""
+    with open(file, encoding="utf-8-sig", errors="replace") as lines:
+        first = lines.readline(2**16).strip()
+    try:
+        return first.startswith("[") or isinstance(json.loads(first), dict)
+    except ValueError:
+        return False
+
+
+def has_metadata(scan: FolderScan) -> bool:
+    """Whether a `metadata` file of the folder is one by which `datasets` reads images: it names files and, beside class folders,
+    something that could be their labels."""
+    described = []
+    for file in (scan.path / name for name in scan.data_files if name.rpartition("/")[2] in METADATA):
+        try:
+            header = header_of(file)
+        except (ValueError, OSError, pa.ArrowException) as error:
+            raise ValueError(f"{file} cannot be read: {error}; mend it, or move it away") from error
+        if any(name.endswith(("file_name", "file_names")) for name in header):
+            described.append(file)
+    if not described or any(file.suffix == ".parquet" for file in described) or len(class_names(scan)) < 2:
+        return bool(described)
+    return any(could_be_labelled(read_table(file), "file_name") for file in described)
+
+
+def header_of(file: Path) -> list[str]:
+    """The names of a table's columns."""
+    if file.suffix == ".parquet":
+        return pq.read_schema(file).names
+    if is_csv(file):
+        return list(pd.read_csv(file, sep=find_separator(file), nrows=0).columns)
+    with open(file, encoding="utf-8-sig") as lines:
+        return list(json.loads(lines.readline() or "{}"))
+
+
+def could_be_labelled(table: pa.Table, image_column: str | None = None) -> bool:
+    """Whether a column has a usual name of labels, or values some of which repeat."""
+    names = {name for name in table.column_names if name.lower() not in SPLIT_COLUMNS}
+    for name in names - {image_column, *image_columns(table)}:
+        values = set(map(str, table[name].to_pylist()))
+        if name.lower() in LABEL_COLUMNS or 1 < len(values) < len(table) or pa.types.is_list(table[name].type):
+            return True
+    return False
+
+
+def is_csv(file: Path) -> bool:
+    return TABLE_FORMATS[file.suffix.lower()] == "csv"
+
+
+def read_table(file: Path) -> pa.Table:
+    """The rows of a table; the cells of CSV and TSV files are text, empty ones None.
+
+    Raises:
+        ValueError: if it cannot be read, has no rows, or rows with more cells than its header.
+    """
+    try:
+        table = read_csv(file) if is_csv(file) else read_json(file)
+    except (ValueError, OSError, pa.ArrowException) as error:  # pandas' and json's errors are ValueErrors
+        raise ValueError(f"{file.name} cannot be read as {TABLE_FORMATS[file.suffix.lower()]}: {error}") from error
+    if len(table) == 0:
+        raise ValueError(f"{file.name} has no rows: wanted a row for each image below the header")
+    return table
+
+
+def read_csv(file: Path) -> pa.Table:
+    """A CSV file as text, whatever separates its cells; "None" and "NA" may be classes."""
+    separator = find_separator(file)
+    frame = pd.read_csv(file, sep=separator, dtype=str, keep_default_na=False, na_values=[""])
+    names = [str(name).strip() for name in frame.columns]
+    if not isinstance(frame.index, pd.RangeIndex):  # pandas takes the first cells for names of rows
+        raise ValueError(
+            f"its rows have more cells than its header ({listed(names)}): quote cells that hold {separator!r}, and end no line "
+            "with it"
+        )
+    if len(set(names)) < len(names):
+        raise ValueError(f"two columns have the same name ({listed(names)}): rename one")
+    return pa.table([pa.array(frame[name], pa.string(), from_pandas=True) for name in frame.columns], names)
+
+
+def find_separator(file: Path) -> str:
+    """What separates the cells of a header: a comma, or a tab in a .tsv file; if neither is there, a semicolon or tab (or comma)."""
+    usual = "\t" if file.suffix.lower() == ".tsv" else ","
+    with open(file, encoding="utf-8-sig", newline="") as lines:
+        header = next((line for line in lines if line.strip()), "")
+    cells = {separator: len(next(csv.reader([header], delimiter=separator), [])) for separator in (usual, *",;\t")}
+    return next((separator for separator in cells if cells[separator] > 1), usual)
+
+
+def read_json(file: Path) -> pa.Table:
+    """JSON Lines, or a JSON list of objects; keys that a row lacks are None."""
+    text = file.read_text(encoding="utf-8-sig")
+    if text.lstrip().startswith("["):
+        rows = json.loads(text)
+    else:
+        rows = []
+        for number, line in enumerate(text.splitlines(), 1):
+            try:
+                rows += [json.loads(line)] if line.strip() else []
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from error
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError('wanted a list of objects, such as {"image": "1.jpg", "label": "cat"}')
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
+
+
+def image_columns(table: pa.Table) -> list[str]:
+    return [field.name for field in table.schema if field.type == IMAGE_TYPE]
+
+
+def text_columns(table: pa.Table) -> list[str]:
+    return [field.name for field in table.schema if pa.types.is_string(field.type)]
+
+
+def link_images(table: pa.Table, file: Path, stems) -> tuple[pa.Table, str | None]:
+    """Text columns that name image files become image columns; the other text loses the blanks around it.
+
+    A name may lack its suffix or its folder, if there is one image of that name: then all rows must name one.
+
+    Args:
+        stems: returns `index_stems` of the table's folder.
+
+    Returns:
+        The table, and why its rows name no images, or None.
+
+    Raises:
+        ValueError: if most names without suffix are those of images, and some are not.
+    """
+    PILImage.init()  # registers the suffixes of all formats
+    reason = None
+    for column in text_columns(table):
+        names = table[column].to_pylist()
+        first = next((name.strip() for name in names if name and name.strip()), "")
+        if Path(first).suffix.lower() not in PILImage.EXTENSION:
+            continue
+        names = [clean_path(file.parent, name) for name in names]
+        if not any((file.parent / name).exists() for name in names if name):
+            images = [find_image(name, stems()) for name in names if name]
+            if all(len(found) == 1 for found in images):
+                found = iter(images)
+                names = [next(found)[0] if name else None for name in names]
+                note(f"{file.name}: the files of its column {column} are those of that name in folders below")
+            else:
+                reason = f"none of the files in its column {column} is there, such as {first}"
+        table = with_images(table, column, names)
+    if not image_columns(table):
+        table, reason = link_stems(table, file, stems())
+    for column in text_columns(table):
+        text = pc.utf8_trim_whitespace(table[column])
+        text = pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
+        table = table.set_column(table.column_names.index(column), column, text)
+    return table, reason
+
+
+def link_stems(table: pa.Table, file: Path, stems: dict[str, list[str]]) -> tuple[pa.Table, str | None]:
+    """A column of names without suffix becomes the image column; see `link_images`."""
+    best, reason = (0, None, []), NAMES_NO_IMAGE
+    for column in text_columns(table):
+        if column.lower() in (*LABEL_COLUMNS, *SPLIT_COLUMNS):
+            continue
+        names = table[column].to_pylist()
+        images = [find_image(name, stems) for name in names]
+        if 2 * sum(len(found) == 1 for found in images) >= len(names):
+            best = max(best, (len(set(names)), column, images), key=lambda found: found[0])
+        elif 2 * sum(len(found) > 1 for found in images) >= len(names):
+            reason = f"names in its column {column} stand for several images each, such as {names[0]}"
+    _, column, images = best
+    if column is None:
+        return table, reason
+    if wrong := [row for row, found in enumerate(images) if len(found) != 1]:
+        example, found = table[column][wrong[0]].as_py(), images[wrong[0]]
+        raise ValueError(
+            f"{file}: {len(wrong)} of the {len(images)} names in its column {column} are those of no image or of several, such as "
+            f"{example} in row {wrong[0]} ({listed(sorted(found)) or 'no image'}): write paths with their suffix, relative to {file.parent}"
+        )
+    note(f"{file.name}: its column {column} names images without their suffix")
+    return with_images(table, column, [found for (found,) in images]), None
+
+
+def with_images(table: pa.Table, column: str, names: list[str | None]) -> pa.Table:
+    """A table whose `column` holds undecoded images, those of the files `names`."""
+    missing = pa.array([name is None for name in names])
+    files = [pa.nulls(len(names), pa.binary()), pa.array(names, pa.string())]
+    images = pa.StructArray.from_arrays(files, fields=list(IMAGE_TYPE), mask=missing)
+    return table.set_column(table.column_names.index(column), column, images)
+
+
+def clean_path(folder: Path, name: str | None) -> str | None:
+    """A path with backslashes or blanks around it as the file is called, if it is there so alone."""
+    if name is None or (name == name.strip() and "\\" not in name) or (folder / name).exists():
+        return name
+    cleaned = name.strip().replace("\\", "/")
+    return cleaned if (folder / cleaned).exists() else name
+
+
+def index_stems(folder: Path, scan: FolderScan | None = None) -> dict[str, list[str]]:
+    """Paths of the images below a folder, relative to it, by their names without folder and suffix."""
+    stems = defaultdict(list)
+    try:
+        scan = scan or scan_folder(folder)
+    except OSError:  # a folder that may not be listed, such as one of another user in /tmp
+        return stems
+    for below, names in scan.images.items():
+        for name in names:
+            stems[os.path.splitext(name)[0]].append(f"{below}/{name}" if below else name)
+    return stems
+
+
+def find_image(name: str | None, stems: dict[str, list[str]]) -> list[str]:
+    """The images that a name stands for: the one at that path, or those whose paths end with it, with or without suffix."""
+    name = (name or "").strip().replace("\\", "/").removeprefix("./")
+    stem, suffix = os.path.splitext(name)
+    stem = stem if suffix.lower() in IMAGE_SUFFIXES else name
+    found = stems.get(stem.rpartition("/")[2], [])
+    ends = [path for path in found if f"/{path}".endswith(f"/{name}")]
+    ends = ends or [path for path in found if f"/{os.path.splitext(path)[0]}".endswith(f"/{name}")]
+    return [path for path in ends if name in (path, os.path.splitext(path)[0])] or ends
 
 
 def split_files(files: list[Path]) -> dict[str, list[Path]]:
@@ -41,3 +365,83 @@ def split_files(files: list[Path]) -> dict[str, list[Path]]:
             )
         return {"train": unknown}
     return {split: files_of_split[split] for split in ("train", "validation", "test") if split in files_of_split}
+
+
+def join_tables(tables: dict[Path, pa.Table]) -> dict[str, pa.Table]:
+    """Tables -> one for each split.
+
+    Raises:
+        ValueError: as `split_files`; if an image is in two tables of a split, or their columns differ.
+    """
+    splits, images = {}, {column for table in tables.values() for column in image_columns(table)}
+    for file, table in tables.items():
+        for column in images.intersection(text_columns(table)):
+            tables[file] = with_images(tables[file], column, table[column].to_pylist())
+    for split, files in split_files(list(tables)).items():
+        for file in files[1:]:
+            refuse_other_columns(tables[files[0]], tables[file], files[0].name, file.name)
+        parts = [tables[file].select(tables[files[0]].column_names) for file in files]
+        splits[split] = pa.concat_tables(parts, promote_options="permissive")
+        for column in image_columns(splits[split]) if len(files) > 1 else []:
+            seen = {}
+            for file, part in zip(files, parts, strict=True):
+                for image in part[column].to_pylist():
+                    if image and seen.setdefault(image["path"], file) != file:
+                        raise ValueError(
+                            f"{file.parent}: {image['path']} is in {seen[image['path']].name} and in {file.name}, both of the "
+                            f"split {split!r}: name one with --dataset_name, or move one away"
+                        )
+    return splits
+
+
+def refuse_other_columns(first: pa.Table, other: pa.Table, first_name: str, other_name: str):
+    """Raises ValueError if two tables of a data set have different columns."""
+    if missing := [name for name in first.column_names if name not in other.column_names]:
+        raise ValueError(
+            f"{other_name} lacks {listed(missing)} of {first_name}: wanted the same columns in both, or name one with --dataset_name"
+        )
+    if more := [name for name in other.column_names if name not in first.column_names]:
+        raise ValueError(
+            f"{other_name} has {listed(more)}, which {first_name} lacks: wanted the same columns in both, or name one with "
+            "--dataset_name"
+        )
+
+
+def to_splits(tables: dict[str, pa.Table], folder: Path, infer_numbers: bool) -> DatasetDict:
+    """Tables of the splits -> data sets whose images are restricted to `folder`.
+
+    Args:
+        infer_numbers: turn columns of the text of numbers into numbers, as CSV files need it.
+    """
+    splits, of_text = DatasetDict(), text_columns(next(iter(tables.values()))) if infer_numbers else []
+    kinds = {name: column_type([table[name] for table in tables.values()]) for name in of_text}
+    for split, table in tables.items():
+        for column, kind in kinds.items():
+            table = table.set_column(table.column_names.index(column), column, table[column].cast(kind))
+        table = table.replace_schema_metadata(None)
+        features = Features.from_arrow_schema(table.schema)
+        for column in image_columns(table):
+            features[column] = RestrictedImage(decode=False, files=AllowedFiles(str(folder)))
+        digest = hashlib.sha256(str(table.schema).encode())
+        for batch in table.combine_chunks().to_batches():
+            digest.update(batch.serialize())
+        splits[split] = Dataset(table, DatasetInfo(features=features), fingerprint=digest.hexdigest()[:16])
+    return splits
+
+
+def column_type(columns: list[pa.ChunkedArray]) -> pa.DataType:
+    """The type of a column of text in all splits: whole numbers only if none would change its text (01, 1e3), decimals, booleans,
+    or text."""
+    text = pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.string()).drop_null()
+    is_all = lambda pattern: len(text) > 0 and pc.all(pc.match_substring_regex(text, pattern)).as_py()
+    if is_all(INTEGERS):
+        return pa.int64()
+    if is_all(BOOLEANS):
+        return pa.bool_()
+    has_point = pc.any(pc.match_substring(text, ".")).as_py()  # 1e3 and 1000 are two labels
+    return pa.float64() if has_point and is_all(DECIMALS) else pa.string()
+
+
+def note(sentence: str):
+    if is_main_process():
+        logger.warning(sentence)

@@ -1,7 +1,9 @@
 """Claims about tables: which split and class an image gets, and what is said where that cannot be told."""
 
+import json
+
 import pytest
-from image_data import animal, pictures, write_tar
+from image_data import animal, pictures, prepare, write_tar
 
 from hf_vit.data.sources import load_splits
 
@@ -70,3 +72,169 @@ def test_shards_whose_split_cannot_be_told_are_not_trained_on(names, tmp_path):
         write_tar(tmp_path / f"{name}.tar", pictures([0, 1]), [0, 1])
     with pytest.raises(ValueError, match=r"are of no split|holds several data sets"):
         load_splits(str(tmp_path))
+
+
+def labels(path, **how):
+    splits, names, _ = prepare(load_splits(str(path)), train=None, eval_split="train", **how)
+    return [names[label] for label in splits["eval"]["label"][:]]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "images/0.png,cat,small\nimages/1.png,dog,large",
+        "images/0.png,cat,\nimages/1.png,dog,",
+        "images/0.png,cat\nimages/1.png,dog,large",
+    ],
+)
+def test_rows_with_more_cells_than_the_header_are_refused(rows, folder):
+    """an unquoted comma, or one at the end of each line | never another column as the label"""
+    (folder / "labels.csv").write_text(f"image,label\n{rows}\n")
+    with pytest.raises(
+        ValueError, match=r"labels.csv cannot be read as csv: .*(more cells than its header|Expected 2)"
+    ):
+        load_splits(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("cells", "names"),
+    [
+        (["01", "1", "10"], ["01", "1", "10"]),
+        (["1e3", "1000", "10"], ["1e3", "1000", "10"]),
+        (["007", "042", "100"], ["007", "042", "100"]),
+        (["1", "2", "10"], ["1", "2", "10"]),
+        (["True", "False", "True"], ["True", "False", "True"]),
+        (["nan", "None", "NA"], ["nan", "None", "NA"]),
+    ],
+)
+def test_a_label_is_the_text_of_its_cell(cells, names, folder):
+    (folder / "labels.csv").write_text(
+        "image,label\n" + "".join(f"images/{number}.png,{cell}\n" for number, cell in enumerate(cells))
+    )
+    assert labels(folder / "labels.csv") == names
+
+
+def test_whole_numbers_are_class_indices_and_decimals_no_labels(folder):
+    write = lambda *cells: (folder / "labels.csv").write_text(
+        "image,label\n" + "".join(f"images/{n}.png,{cell}\n" for n, cell in enumerate(cells))
+    )
+    write(2, 0, 1, 10)
+    assert load_splits(str(folder / "labels.csv"))["train"]["label"][:] == [2, 0, 1, 10]
+    for cells in (("0.5", "1", "2.25"), ("1e-05", "0.5")):
+        write(*cells)
+        with pytest.raises(ValueError, match=r"the labels are numbers with decimals"):
+            labels(folder / "labels.csv")
+
+
+def test_columns_of_0_and_1_and_separated_labels_are_read_from_a_table(folder):
+    (folder / "labels.csv").write_text("image,cat,dog\nimages/0.png,1,0\nimages/1.png,1,1\n")
+    splits, _, _ = prepare(load_splits(str(folder)), train=None, eval_split="train", label_columns="cat,dog")
+    assert splits["eval"]["label"][:] == [[0], [0, 1]]
+    (folder / "labels.csv").write_text("image,label\nimages/0.png,cat;dog\nimages/1.png,\n")
+    splits, _, _ = prepare(load_splits(str(folder)), train=None, eval_split="train", label_separator=";")
+    assert splits["eval"]["label"][:] == [[0, 1], []]
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """part_1/a0.png ... part_2/a3.png: folders that are no classes"""
+    write_images(tmp_path, ["part_1/a0.png", "part_1/a1.png", "part_2/a2.png", "part_2/a3.png"])
+    return tmp_path
+
+
+FILES = ["part_1/a0.png", "part_1/a1.png", "part_2/a2.png", "part_2/a3.png"]
+KINDS = ["cat", "dog", "cat", "dog"]
+
+
+def write_kinds(path, files=FILES, separator=",", header="image,label"):
+    rows = [header.split(","), *zip(files, KINDS, strict=True)]
+    if path.suffix in (".json", ".jsonl"):
+        rows = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+        path.write_text(json.dumps(rows) if path.suffix == ".json" else "\n".join(map(json.dumps, rows)))
+    else:
+        path.write_text("\n".join(map(separator.join, rows)))
+
+
+@pytest.mark.parametrize(
+    ("name", "separator"),
+    [
+        ("l.tsv", "\t"),
+        ("l.tsv", ","),
+        ("LABELS.CSV", ","),
+        ("l.csv", ";"),
+        ("l.csv", "\t"),
+        ("l.jsonl", ""),
+        ("l.json", ""),
+    ],
+)
+def test_a_table_of_any_kind_beside_folders_is_the_data_set(name, separator, parts, caplog):
+    write_kinds(parts / name, separator=separator)
+    assert labels(parts) == KINDS
+    assert f"images and labels are those of {name}, and folders are no classes (4 rows, 4 images)" in caplog.text
+    assert labels(parts / name) == KINDS
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize(
+    "names", [["a0", "a1", "a2", "a3"], ["a0.png", "a1.png", "a2.png", "a3.png"], [file[:-4] for file in FILES]]
+)
+def test_names_without_suffix_or_folder_stand_for_the_one_image_of_that_name(names, alone, parts, caplog):
+    """HAM10000_images_part_1/ISIC_1.jpg and a column image_id of ISIC_1 | used, and said"""
+    write_kinds(parts / "HAM10000_metadata.csv", names, header="image_id,dx")
+    assert labels(parts / "HAM10000_metadata.csv" if alone else parts, label_column="dx") == KINDS
+    assert "its column image_id" in caplog.text
+
+
+def test_names_that_are_of_no_image_or_several_are_an_error(parts):
+    write_kinds(parts / "l.csv", ["a0", "a1", "a2", "a9"])
+    with pytest.raises(
+        ValueError,
+        match=r"1 of the 4 names in its column image are those of no image or of several, such as a9 in row 3",
+    ):
+        load_splits(str(parts))
+    write_images(parts, ["part_3/a2.png"])
+    write_kinds(parts / "l.csv", ["a0", "a1", "a2", "a3"])
+    with pytest.raises(ValueError, match=r"such as a2 in row 2 \(part_2/a2.png, part_3/a2.png\)"):
+        load_splits(str(parts))
+
+
+def test_a_table_that_may_be_the_data_set_and_cannot_be_used_stops_the_run(parts):
+    """as many rows as images, or folders that are no classes | one error, and no training on folders"""
+    write_kinds(parts / "l.csv", ["x", "y", "z", "w"])
+    with pytest.raises(
+        ValueError, match=r"l.csv has a row for each of the 4 images, but it names no image of the folder"
+    ):
+        load_splits(str(parts))
+    for name in ("a2.png", "a3.png"):
+        (parts / "part_2" / name).unlink()
+    with pytest.raises(
+        ValueError, match=r"all in one folder, part_1, and no table says .*: l.csv is not used: it names no"
+    ):
+        load_splits(str(parts))
+
+
+def test_a_table_that_is_not_used_is_named_with_the_reason(parts, caplog):
+    (parts / "sites.csv").write_text("id,name\n1,north\n")
+    (parts / "classes.json").write_text('{"cat": 0,\n"dog": 1}')
+    (parts / "labels").mkdir()
+    write_kinds(parts / "labels" / "labels.csv")
+    assert labels(parts) == ["part_1", "part_1", "part_2", "part_2"]
+    for reason in (
+        "sites.csv is not used: it names no image of the folder",
+        "classes.json is not used: it is no list of rows",
+        "labels/labels.csv is not used: only tables in the folder itself are read",
+    ):
+        assert reason in caplog.text
+
+
+def test_blanks_and_backslashes_around_cells_are_none_of_the_label_or_path(parts):
+    (parts / "l.csv").write_text("label, image\n cat, part_1\\a0.png\ncat , part_2\\a2.png\ndog, part_1/a1.png\n")
+    assert labels(parts) == ["cat", "cat", "dog"]
+    assert load_splits(str(parts))["train"]["image"][0]["path"] == "part_1/a0.png"
+
+
+def test_a_table_without_rows_is_refused_in_one_sentence(parts):
+    (parts / "l.csv").write_text("image,label\n")
+    for path in (parts, parts / "l.csv"):
+        with pytest.raises(ValueError, match=r"l.csv has no rows: wanted a row for each image below the header"):
+            load_splits(str(path))
