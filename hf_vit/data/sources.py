@@ -14,7 +14,8 @@ from yaml import YAMLError
 
 from hf_vit.data.folder_layout import SPLIT_OF_WORD, FolderScan, counted, image_folder_splits, scan_folder
 from hf_vit.data.image_files import AllowedFiles, hub_files, restrict_files
-from hf_vit.data.tables import TABLE_FORMATS, find_tables, has_metadata, load_tables, note, root_files, split_files
+from hf_vit.data.table_files import TABLE_FORMATS
+from hf_vit.data.tables import find_tables, has_metadata, load_tables, note, root_files, split_files
 from hf_vit.system.escapes import as_license
 from hf_vit.system.hub_names import refuse_mistyped_path
 from hf_vit.system.recipes_folder import RECIPES

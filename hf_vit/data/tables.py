@@ -1,36 +1,40 @@
 """Tables of image files: which of a folder is the data set, what its rows name, and which split they belong to.
 
-A table is a CSV, TSV, JSON or JSONL file whose rows name images in or below its own folder. CSV cells are read as text, so that 01 and
-1 are two labels. What cannot be told for sure is an error, or a warning that says what was done.
+A table is a CSV, TSV, JSON or JSONL file whose rows name images in or below its own folder. What cannot be told for
+sure is an error, or a warning that says what was done.
 """
 
-import csv
 import hashlib
-import json
 import os
 import re
 from collections import defaultdict
 from functools import cache, partial
 from pathlib import Path
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from datasets import Dataset, DatasetDict, DatasetInfo, Features, Image
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from PIL import Image as PILImage
 from transformers.utils import logging
 
 from hf_vit.data.columns import LABEL_COLUMNS
-from hf_vit.data.folder_layout import IMAGE_SUFFIXES, FolderScan, class_names, listed, scan_folder, split_of_name
+from hf_vit.data.folder_layout import (
+    IMAGE_SUFFIXES,
+    SPLIT_OF_WORD,
+    FolderScan,
+    class_names,
+    listed,
+    scan_folder,
+    split_of_name,
+)
 from hf_vit.data.image_files import AllowedFiles, RestrictedImage
+from hf_vit.data.table_files import TABLE_FORMATS, header_of, holds_rows, is_csv, read_table
 from hf_vit.system.progress import is_main_process
 
 
 logger = logging.get_logger(__name__)
 
-TABLE_FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json"}  # suffixes in lower case
 IMAGE_TYPE = Image().pa_type  # a struct of bytes and path
 SPLIT_COLUMNS = ("split", "set", "subset", "partition")
 OTHER_SPLIT_COLUMNS = ("fold", "is_test", "is_train", "is_valid")  # which do not say what is to be scored in words
@@ -57,9 +61,11 @@ def load_tables(files: list[Path]) -> DatasetDict:
             tables[file] = read_table(file)
         except ValueError as error:
             raise ValueError(f"{folder}: {error}") from error
-        tables[file], reason = link_images(tables[file], file, stems)
-        if reason not in (None, NAMES_NO_IMAGE) and not image_columns(tables[file]):
-            raise ValueError(f"{file}: {reason}: write paths with their suffix, relative to {folder}")
+        tables[file], _ = link_paths(tables[file], file, stems)
+        if not image_columns(tables[file]):
+            tables[file], reason = link_stems(tables[file], file, stems())
+            if reason not in (None, NAMES_NO_IMAGE):
+                raise ValueError(f"{file}: {reason}: write paths with their suffix, relative to {folder}")
     return to_splits(join_tables(tables), folder, all(is_csv(file) for file in files))
 
 
@@ -72,7 +78,7 @@ def find_tables(scan: FolderScan, metadata: bool) -> tuple[DatasetDict | None, d
     Raises:
         ValueError: as `load_tables`; if a CSV table cannot be read; if no table names images, and one has a row for each of them.
     """
-    tables, unused, rows = {}, {}, {}
+    tables, unused = {}, {}
     stems = cache(partial(index_stems, scan.path, scan))
     for file in root_files(scan, TABLE_FORMATS, () if metadata else METADATA):
         try:
@@ -84,11 +90,10 @@ def find_tables(scan: FolderScan, metadata: bool) -> tuple[DatasetDict | None, d
                 raise ValueError(f"{scan.path}: {error}; mend it, or move it away") from error
             unused[file.name] = str(error)
             continue
-        table, reason = link_images(table, file, stems)
-        if reason is None:
-            tables[file] = table
-        else:
-            unused[file.name], rows[file.name] = reason, len(table)
+        tables[file] = table
+    rows = {file.name: len(table) for file, table in tables.items()}
+    tables, others = link_tables(tables, stems)
+    unused |= others
     if tables:
         splits = join_tables(tables)
         first = next(iter(splits.values()))
@@ -102,13 +107,34 @@ def find_tables(scan: FolderScan, metadata: bool) -> tuple[DatasetDict | None, d
     below = [name for name in scan.data_files if "/" in name and name.lower().endswith((".csv", ".tsv", ".jsonl"))]
     if below and not metadata and not tables:
         unused[listed(sorted(below), 3)] = "only tables in the folder itself are read"
-    same = [name for name, count in rows.items() if count == scan.count() and name not in METADATA]
-    if same and not tables:
+    same = [name for name, count in rows.items() if count == scan.count() and name not in METADATA and not tables]
+    if same:
         raise ValueError(
             f"{scan.path / same[0]} has a row for each of the {scan.count():,} images, but {unused[same[0]]}: write paths relative to "
             f"{scan.path}, or move the table away if the folders are the classes"
         )
     return None, unused
+
+
+def link_tables(tables: dict[Path, pa.Table], stems) -> tuple[dict[Path, pa.Table], dict[str, str]]:
+    """The tables that name images by their paths, or else without suffix and with labels, linked to them; and why others do not."""
+    linked, unused = {}, {}
+    for file, table in tables.items():
+        linked[file], reason = link_paths(table, file, stems)
+        if reason is not None:
+            unused[file] = reason
+    if len(unused) == len(tables):
+        for file, table in tables.items():
+            if not image_columns(linked[file]):
+                linked[file], reason = link_stems(table, file, stems())
+                unused[file] = reason
+                if reason is None and not could_be_labelled(linked[file]):
+                    unused[file] = f"it has no column of labels beside {listed(image_columns(linked[file]))}"
+                elif reason is None:
+                    del unused[file]
+    return {file: linked[file] for file in tables if file not in unused}, {
+        file.name: reason for file, reason in unused.items()
+    }
 
 
 def root_files(scan: FolderScan, suffixes, also=()) -> list[Path]:
@@ -117,16 +143,6 @@ def root_files(scan: FolderScan, suffixes, also=()) -> list[Path]:
     names = [name for name in scan.data_files if "/" not in name and os.path.splitext(name)[1].lower() in suffixes]
     kept = [name for name in names if not name.endswith(NO_DATA) and (name in also or name not in METADATA)]
     return [scan.path / name for name in sorted(kept)]
-
-
-def holds_rows(file: Path) -> bool:
-    """Whether a .json file begins as a list, or as JSON Lines: others may be large, and are no tables."""
-    with open(file, encoding="utf-8-sig", errors="replace") as lines:
-        first = lines.readline(2**16).strip()
-    try:
-        return first.startswith("[") or isinstance(json.loads(first), dict)
-    except ValueError:
-        return False
 
 
 def has_metadata(scan: FolderScan) -> bool:
@@ -145,16 +161,6 @@ def has_metadata(scan: FolderScan) -> bool:
     return any(could_be_labelled(read_table(file), "file_name") for file in described)
 
 
-def header_of(file: Path) -> list[str]:
-    """The names of a table's columns."""
-    if file.suffix == ".parquet":
-        return pq.read_schema(file).names
-    if is_csv(file):
-        return list(pd.read_csv(file, sep=find_separator(file), nrows=0).columns)
-    with open(file, encoding="utf-8-sig") as lines:
-        return list(json.loads(lines.readline() or "{}"))
-
-
 def could_be_labelled(table: pa.Table, image_column: str | None = None) -> bool:
     """Whether a column has a usual name of labels, or values some of which repeat."""
     names = {name for name in table.column_names if name.lower() not in SPLIT_COLUMNS}
@@ -165,67 +171,6 @@ def could_be_labelled(table: pa.Table, image_column: str | None = None) -> bool:
     return False
 
 
-def is_csv(file: Path) -> bool:
-    return TABLE_FORMATS[file.suffix.lower()] == "csv"
-
-
-def read_table(file: Path) -> pa.Table:
-    """The rows of a table; the cells of CSV and TSV files are text, empty ones None.
-
-    Raises:
-        ValueError: if it cannot be read, has no rows, or rows with more cells than its header.
-    """
-    try:
-        table = read_csv(file) if is_csv(file) else read_json(file)
-    except (ValueError, OSError, pa.ArrowException) as error:  # pandas' and json's errors are ValueErrors
-        raise ValueError(f"{file.name} cannot be read as {TABLE_FORMATS[file.suffix.lower()]}: {error}") from error
-    if len(table) == 0:
-        raise ValueError(f"{file.name} has no rows: wanted a row for each image below the header")
-    return table
-
-
-def read_csv(file: Path) -> pa.Table:
-    """A CSV file as text, whatever separates its cells; "None" and "NA" may be classes."""
-    separator = find_separator(file)
-    frame = pd.read_csv(file, sep=separator, dtype=str, keep_default_na=False, na_values=[""])
-    names = [str(name).strip() for name in frame.columns]
-    if not isinstance(frame.index, pd.RangeIndex):  # pandas takes the first cells for names of rows
-        raise ValueError(
-            f"its rows have more cells than its header ({listed(names)}): quote cells that hold {separator!r}, and end no line "
-            "with it"
-        )
-    if len(set(names)) < len(names):
-        raise ValueError(f"two columns have the same name ({listed(names)}): rename one")
-    return pa.table([pa.array(frame[name], pa.string(), from_pandas=True) for name in frame.columns], names)
-
-
-def find_separator(file: Path) -> str:
-    """What separates the cells of a header: a comma, or a tab in a .tsv file; if neither is there, a semicolon or tab (or comma)."""
-    usual = "\t" if file.suffix.lower() == ".tsv" else ","
-    with open(file, encoding="utf-8-sig", newline="") as lines:
-        header = next((line for line in lines if line.strip()), "")
-    cells = {separator: len(next(csv.reader([header], delimiter=separator), [])) for separator in (usual, *",;\t")}
-    return next((separator for separator in cells if cells[separator] > 1), usual)
-
-
-def read_json(file: Path) -> pa.Table:
-    """JSON Lines, or a JSON list of objects; keys that a row lacks are None."""
-    text = file.read_text(encoding="utf-8-sig")
-    if text.lstrip().startswith("["):
-        rows = json.loads(text)
-    else:
-        rows = []
-        for number, line in enumerate(text.splitlines(), 1):
-            try:
-                rows += [json.loads(line)] if line.strip() else []
-            except ValueError as error:
-                raise ValueError(f"line {number}: {error}") from error
-    if not all(isinstance(row, dict) for row in rows):
-        raise ValueError('wanted a list of objects, such as {"image": "1.jpg", "label": "cat"}')
-    names = dict.fromkeys(name for row in rows for name in row)
-    return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
-
-
 def image_columns(table: pa.Table) -> list[str]:
     return [field.name for field in table.schema if field.type == IMAGE_TYPE]
 
@@ -234,69 +179,79 @@ def text_columns(table: pa.Table) -> list[str]:
     return [field.name for field in table.schema if pa.types.is_string(field.type)]
 
 
-def link_images(table: pa.Table, file: Path, stems) -> tuple[pa.Table, str | None]:
-    """Text columns that name image files become image columns; the other text loses the blanks around it.
+def link_paths(table: pa.Table, file: Path, stems) -> tuple[pa.Table, str | None]:
+    """Text columns of file names with the suffix of an image become image columns.
 
-    A name may lack its suffix or its folder, if there is one image of that name: then all rows must name one.
+    If none of the files is there, they are those of the same names in folders below, if there is one of each name.
 
     Args:
         stems: returns `index_stems` of the table's folder.
 
     Returns:
         The table, and why its rows name no images, or None.
-
-    Raises:
-        ValueError: if most names without suffix are those of images, and some are not.
     """
     PILImage.init()  # registers the suffixes of all formats
-    reason = None
+    exists, reason = False, NAMES_NO_IMAGE
     for column in text_columns(table):
         names = table[column].to_pylist()
         first = next((name.strip() for name in names if name and name.strip()), "")
         if Path(first).suffix.lower() not in PILImage.EXTENSION:
             continue
         names = [clean_path(file.parent, name) for name in names]
-        if not any((file.parent / name).exists() for name in names if name):
-            images = [find_image(name, stems()) for name in names if name]
-            if all(len(found) == 1 for found in images):
-                found = iter(images)
-                names = [next(found)[0] if name else None for name in names]
-                note(f"{file.name}: the files of its column {column} are those of that name in folders below")
-            else:
-                reason = f"none of the files in its column {column} is there, such as {first}"
+        if any(os.path.exists(file.parent / name) for name in names if name):
+            exists = True
+        elif found := match_images(names, column, file, stems()):
+            names, exists = found, True
+            note(f"{file.name}: the files of its column {column} are those of these names in folders below")
+        else:
+            reason = f"none of the files in its column {column} is there, such as {first}"
         table = with_images(table, column, names)
-    if not image_columns(table):
-        table, reason = link_stems(table, file, stems())
+    return table, None if exists else reason
+
+
+def link_stems(table: pa.Table, file: Path, stems: dict[str, list[str]]) -> tuple[pa.Table, str | None]:
+    """The text column whose names without suffix are those of most images becomes the image column; returns as `link_paths`."""
+    best, names, reason = None, [], NAMES_NO_IMAGE
+    for column in text_columns(table):
+        if column.lower() in (*LABEL_COLUMNS, *SPLIT_COLUMNS):
+            continue
+        cells = table[column].to_pylist()
+        if 2 * sum(len(find_image(name, stems)) > 1 for name in cells) > len(cells):
+            reason = f"names in its column {column} stand for several images each, such as {cells[0]}"
+        elif len(set(cells)) > len(set(names)) and (found := match_images(cells, column, file, stems)):
+            best, names = column, found
+    if best is None:
+        return table, reason
+    note(f"{file.name}: its column {best} names images without their suffix")
+    return with_images(table, best, names), None
+
+
+def match_images(names: list[str | None], column: str, file: Path, stems: dict[str, list[str]]) -> list[str | None]:
+    """The paths of the images that `names` stand for, by `find_image`; empty if most stand for none, or for several.
+
+    Raises:
+        ValueError: if most names stand for one image, and some do not.
+    """
+    images = [find_image(name, stems) if name else [None] for name in names]
+    wrong = [row for row, found in enumerate(images) if len(found) != 1]
+    if not any(names) or 2 * len(wrong) > len(names):
+        return []
+    if wrong:
+        found = listed(sorted(images[wrong[0]])) or "no image"
+        raise ValueError(
+            f"{file}: {len(wrong)} of the {len(names)} names in its column {column} are those of no image or of several, such as "
+            f"{names[wrong[0]]} in row {wrong[0]} ({found}): write paths with their suffix, relative to {file.parent}"
+        )
+    return [found for (found,) in images]
+
+
+def strip_text(table: pa.Table) -> pa.Table:
+    """A table without the blanks around its text; empty text is None."""
     for column in text_columns(table):
         text = pc.utf8_trim_whitespace(table[column])
         text = pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
         table = table.set_column(table.column_names.index(column), column, text)
-    return table, reason
-
-
-def link_stems(table: pa.Table, file: Path, stems: dict[str, list[str]]) -> tuple[pa.Table, str | None]:
-    """A column of names without suffix becomes the image column; see `link_images`."""
-    best, reason = (0, None, []), NAMES_NO_IMAGE
-    for column in text_columns(table):
-        if column.lower() in (*LABEL_COLUMNS, *SPLIT_COLUMNS):
-            continue
-        names = table[column].to_pylist()
-        images = [find_image(name, stems) for name in names]
-        if 2 * sum(len(found) == 1 for found in images) >= len(names):
-            best = max(best, (len(set(names)), column, images), key=lambda found: found[0])
-        elif 2 * sum(len(found) > 1 for found in images) >= len(names):
-            reason = f"names in its column {column} stand for several images each, such as {names[0]}"
-    _, column, images = best
-    if column is None:
-        return table, reason
-    if wrong := [row for row, found in enumerate(images) if len(found) != 1]:
-        example, found = table[column][wrong[0]].as_py(), images[wrong[0]]
-        raise ValueError(
-            f"{file}: {len(wrong)} of the {len(images)} names in its column {column} are those of no image or of several, such as "
-            f"{example} in row {wrong[0]} ({listed(sorted(found)) or 'no image'}): write paths with their suffix, relative to {file.parent}"
-        )
-    note(f"{file.name}: its column {column} names images without their suffix")
-    return with_images(table, column, [found for (found,) in images]), None
+    return table
 
 
 def with_images(table: pa.Table, column: str, names: list[str | None]) -> pa.Table:
@@ -371,13 +326,16 @@ def join_tables(tables: dict[Path, pa.Table]) -> dict[str, pa.Table]:
     """Tables -> one for each split.
 
     Raises:
-        ValueError: as `split_files`; if an image is in two tables of a split, or their columns differ.
+        ValueError: as `split_files`; if an image is in two tables of a split, or columns differ (a test table without labels is left
+            out).
     """
     splits, images = {}, {column for table in tables.values() for column in image_columns(table)}
     for file, table in tables.items():
         for column in images.intersection(text_columns(table)):
-            tables[file] = with_images(tables[file], column, table[column].to_pylist())
-    for split, files in split_files(list(tables)).items():
+            table = with_images(table, column, table[column].to_pylist())
+        tables[file] = strip_text(table)
+    files_of_split = split_files(list(tables))
+    for split, files in files_of_split.items():
         for file in files[1:]:
             refuse_other_columns(tables[files[0]], tables[file], files[0].name, file.name)
         parts = [tables[file].select(tables[files[0]].column_names) for file in files]
@@ -391,6 +349,50 @@ def join_tables(tables: dict[Path, pa.Table]) -> dict[str, pa.Table]:
                             f"{file.parent}: {image['path']} is in {seen[image['path']].name} and in {file.name}, both of the "
                             f"split {split!r}: name one with --dataset_name, or move one away"
                         )
+    first, *others = splits
+    for split in others:
+        names = [files_of_split[name][0].name for name in (first, split)]
+        if split == "test" and lacks_labels(splits[first], splits[split]):
+            note(f"{names[1]} has not the labels of {names[0]} and is left out")
+            del splits[split]
+        else:
+            refuse_other_columns(splits[first], splits[split], *names)
+    return divide_by_column(splits) if list(splits) == ["train"] else splits
+
+
+def lacks_labels(train: pa.Table, test: pa.Table) -> bool:
+    """Whether a test table is one as competitions hand it out: without the column of labels, or with an empty one."""
+    usual = [name for name in train.column_names if name.lower() in LABEL_COLUMNS]
+    if usual:
+        return all(name not in test.column_names or test[name].null_count == len(test) for name in usual)
+    return set(test.column_names) < set(train.column_names)
+
+
+def divide_by_column(splits: dict[str, pa.Table]) -> dict[str, pa.Table]:
+    """A training table with a column of splits -> a table for each."""
+    (table,) = splits.values()
+    for column in text_columns(table):
+        if column.lower() not in SPLIT_COLUMNS:
+            continue
+        words = [SPLIT_OF_WORD.get((word or "").lower()) for word in table[column].to_pylist()]
+        if None in words:
+            note(
+                f"the column {column} is not used, as {table[column][words.index(None)].as_py()!r} in it is no split: all rows train"
+            )
+            continue
+        divided = {
+            split: table.filter(pc.equal(pa.array(words), split)) for split in dict.fromkeys(SPLIT_OF_WORD.values())
+        }
+        divided = {split: rows for split, rows in divided.items() if len(rows)}
+        note(
+            f"the column {column} says the split: "
+            + ", ".join(f"{len(rows):,} {split}" for split, rows in divided.items())
+        )
+        return divided
+    if others := [name for name in table.column_names if name.lower() in OTHER_SPLIT_COLUMNS]:
+        note(
+            f"the column {listed(others)} is not used, and all rows train: wanted train, validation and test in a column split"
+        )
     return splits
 
 

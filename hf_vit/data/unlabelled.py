@@ -18,7 +18,7 @@ from hf_vit.data.image_files import AllowedFiles, RestrictedImage, allowed_files
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.sources import EMBEDDED, FILE_FORMATS, is_saved_data_set, load_splits
 from hf_vit.data.splits import stratified_holdout, stratified_subset
-from hf_vit.data.tables import TABLE_FORMATS
+from hf_vit.data.table_files import TABLE_FORMATS
 
 
 FIND_SUFFIXES = {*IMAGE_SUFFIXES, *UNREAD_SUFFIXES}  # those that are not read are named as unreadable

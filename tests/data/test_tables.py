@@ -238,3 +238,73 @@ def test_a_table_without_rows_is_refused_in_one_sentence(parts):
     for path in (parts, parts / "l.csv"):
         with pytest.raises(ValueError, match=r"l.csv has no rows: wanted a row for each image below the header"):
             load_splits(str(path))
+
+
+def sizes(path):
+    return {split: len(rows) for split, rows in load_splits(str(path)).items()}
+
+
+@pytest.mark.parametrize("column", ["split", "Set", "subset", "partition"])
+def test_a_column_of_split_words_divides_a_table(column, folder, caplog):
+    rows = [
+        f"images/{n}.png,{animal(n)},{word}"
+        for n, word in enumerate(["train", "train", "Training", "val", "test", "TEST"])
+    ]
+    (folder / "labels.csv").write_text("\n".join([f"image,label,{column}", *rows]))
+    assert sizes(folder) == sizes(folder / "labels.csv") == {"train": 3, "validation": 1, "test": 2}
+    assert f"the column {column} says the split: 3 train, 1 validation, 2 test" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("column", "cells", "sentence"),
+    [
+        ("split", ["train", "a", "b"], "the column split is not used, as 'a' in it is no split: all rows train"),
+        ("split", ["train", "", "test"], "the column split is not used, as None in it is no split"),
+        ("is_test", ["0", "1", "1"], "the column is_test is not used, and all rows train: wanted train, validation"),
+    ],
+)
+def test_a_column_that_may_say_splits_in_other_words_is_named(column, cells, sentence, folder, caplog):
+    rows = [f"images/{n}.png,{animal(n)},{cell}" for n, cell in enumerate(cells)]
+    (folder / "labels.csv").write_text("\n".join([f"image,label,{column}", *rows]))
+    assert sizes(folder) == {"train": 3}
+    assert sentence in caplog.text
+
+
+@pytest.mark.parametrize(
+    "test", ["image\nimages/4.png\nimages/5.png\n", "image,label\nimages/4.png,\nimages/5.png,\n"]
+)
+def test_a_test_table_without_labels_is_left_out(test, folder, caplog):
+    (folder / "train.csv").write_text(rows_of(range(4)))
+    (folder / "test.csv").write_text(test)
+    assert sizes(folder) == {"train": 4}
+    assert "test.csv has not the labels of train.csv and is left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("header", "sentence"),
+    [
+        ("image,species", r"val.csv lacks label of train.csv: wanted the same columns"),
+        ("image,label,weight", r"val.csv has weight, which train.csv lacks: wanted the same columns"),
+    ],
+)
+def test_tables_of_other_columns_are_refused_in_one_sentence(header, sentence, folder):
+    (folder / "train.csv").write_text(rows_of(range(4)))
+    (folder / "val.csv").write_text(rows_of([4], header) + ",3" * header.count("weight"))
+    with pytest.raises(ValueError, match=sentence):
+        load_splits(str(folder))
+
+
+def test_a_table_of_class_names_beside_the_labels_is_no_data_set(folder, caplog):
+    (folder / "labels.csv").write_text(rows_of(range(6)))
+    (folder / "classes.csv").write_text("id,name\n0,cat\n1,dog\n")
+    assert sizes(folder) == {"train": 6}
+    assert "classes.csv is not used" in caplog.text
+
+
+def test_an_image_in_two_tables_of_a_split_is_an_error(folder):
+    (folder / "train.csv").write_text(rows_of(range(4)))
+    (folder / "train_old.csv").write_text(rows_of([3, 4]))
+    with pytest.raises(
+        ValueError, match=r"images/3.png is in train.csv and in train_old.csv, both of the split 'train'"
+    ):
+        load_splits(str(folder))
