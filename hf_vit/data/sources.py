@@ -12,10 +12,18 @@ from huggingface_hub.errors import HTTPError, RepositoryNotFoundError
 from transformers.utils import logging
 from yaml import YAMLError
 
-from hf_vit.data.folder_layout import SPLIT_OF_WORD, FolderScan, counted, image_folder_splits, scan_folder
+from hf_vit.data.folder_layout import SPLIT_OF_WORD, FolderScan, counted, image_folder_splits, listed, scan_folder
 from hf_vit.data.image_files import AllowedFiles, hub_files, restrict_files
 from hf_vit.data.table_files import TABLE_FORMATS
-from hf_vit.data.tables import find_tables, has_metadata, load_tables, note, root_files, split_files
+from hf_vit.data.tables import (
+    cast_paths_to_images,
+    find_tables,
+    has_metadata,
+    load_tables,
+    note,
+    root_files,
+    split_files,
+)
 from hf_vit.system.escapes import as_license
 from hf_vit.system.hub_names import refuse_mistyped_path
 from hf_vit.system.recipes_folder import RECIPES
@@ -187,6 +195,7 @@ def _load_files(files: list[Path], streaming: bool):
     except Exception as error:  # each format raises its own
         names = ", ".join(file.name for file in files[:3])
         raise ValueError(f"{files[0].parent}: {names} cannot be read as {kind}: {error.__cause__ or error}") from error
+    splits = splits if kind == "webdataset" else cast_paths_to_images(splits)
     return restrict_files(splits, AllowedFiles(str(files[0].parent)))
 
 
@@ -212,6 +221,10 @@ def _load_with_datasets(path: Path, config: str | None, streaming: bool, lists_f
         else:
             splits = load_dataset(str(path), config, streaming=streaming)
     except Exception as error:  # each format raises its own
+        if archives := sorted(str(file) for file in path.rglob("*.zip")):
+            raise ValueError(f"{path} holds {listed(archives)}, which cannot be read as it is: unpack it") from error
         raise ValueError(f"{path} cannot be read as a data set: {error.__cause__ or error}") from error
+    if next(iter(splits.values())).info.builder_name in ("parquet", "arrow"):
+        splits = cast_paths_to_images(splits)
     links = lists_files and next(iter(splits.values())).info.builder_name == "imagefolder"
     return restrict_files(splits, AllowedFiles(str(path), links=links))

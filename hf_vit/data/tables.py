@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset, DatasetDict, DatasetInfo, Features, Image
+from datasets import Dataset, DatasetDict, DatasetInfo, Features, Image, Value
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from PIL import Image as PILImage
 from transformers.utils import logging
@@ -207,6 +207,21 @@ def link_paths(table: pa.Table, file: Path, stems) -> tuple[pa.Table, str | None
             reason = f"none of the files in its column {column} is there, such as {first}"
         table = with_images(table, column, names)
     return table, None if exists else reason
+
+
+def cast_paths_to_images(splits):
+    """Splits of Parquet or Arrow files, whose text columns that name image files become image columns if no column holds images."""
+    features = next(iter(splits.values())).features or {}
+    if any(isinstance(feature, (Image, dict)) or feature == Value("binary") for feature in features.values()):
+        return splits
+    PILImage.init()
+    for column in [name for name, feature in features.items() if feature in (Value("string"), Value("large_string"))]:
+        values = (row[column] for rows in splits.values() for row in rows.select_columns([column]))
+        first = next(filter(None, values), "")
+        if Path(first).suffix.lower() in PILImage.EXTENSION:
+            for split in splits:
+                splits[split] = splits[split].cast_column(column, Image(decode=False))
+    return splits
 
 
 def link_stems(table: pa.Table, file: Path, stems: dict[str, list[str]]) -> tuple[pa.Table, str | None]:

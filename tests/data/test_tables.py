@@ -1,7 +1,10 @@
 """Claims about tables: which split and class an image gets, and what is said where that cannot be told."""
 
 import json
+import zipfile
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from image_data import animal, pictures, prepare, write_tar
 
@@ -308,3 +311,58 @@ def test_an_image_in_two_tables_of_a_split_is_an_error(folder):
         ValueError, match=r"images/3.png is in train.csv and in train_old.csv, both of the split 'train'"
     ):
         load_splits(str(folder))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_metadata_file_that_names_no_images_or_labels_leaves_the_folders_their_classes(nested, parts, caplog):
+    place = parts / "part_1" if nested else parts
+    for text in (
+        "id,camera\n1,canon\n",
+        "id,camera\n" + "1,canon\n" * 4,
+        "file_name,photographer\n"
+        + "".join(f"{file.rpartition('/')[2] if nested else file},bob\n" for file in FILES[:2]),
+    ):
+        (place / "metadata.csv").write_text(text)
+        caplog.clear()
+        assert labels(parts) == ["part_1", "part_1", "part_2", "part_2"]
+        assert "metadata.csv is not used" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # `datasets` leaves metadata.csv open
+def test_a_metadata_file_of_labels_or_beside_no_class_folders_is_read_as_by_datasets(parts, tmp_path):
+    write_kinds(parts / "metadata.csv", header="file_name,species")
+    assert labels(parts, label_column="species") == KINDS
+    write_images(tmp_path / "flat", ["0.png", "1.png"])
+    (tmp_path / "flat" / "metadata.csv").write_text("file_name,caption\n0.png,a cat\n1.png,a dog\n")
+    assert load_splits(str(tmp_path / "flat"))["train"]["caption"][:] == ["a cat", "a dog"]
+
+
+def test_class_names_that_only_look_different_are_named(folder, caplog):
+    cells = ["cat", "Cat", "caf\u00e9", "cafe\u0301", "dog", "dog "]
+    (folder / "labels.csv").write_text(
+        "image,label\n" + "".join(f"images/{number}.png,{cell}\n" for number, cell in enumerate(cells))
+    )
+    assert len(set(labels(folder))) == 5
+    assert "'Cat' and 'cat'" in caplog.text
+    assert "are different classes: rename the labels if they are the same" in caplog.text
+    assert "dog" not in caplog.text.partition("are different classes")[0].rpartition("\n")[2]
+
+
+def test_a_folder_with_an_archive_alone_says_to_unpack_it(tmp_path):
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w") as archive:
+        for number, image in enumerate(pictures(range(4))):
+            archive.writestr(f"{animal(number)}/{number}.png", image)
+    with pytest.raises(ValueError, match=r"photos.zip, which cannot be read as it is: unpack it"):
+        load_splits(str(tmp_path))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_parquet_file_may_name_images_beside_it(streaming, folder):
+    rows = {"image": [f"images/{number}.png" for number in range(4)], "label": [animal(number) for number in range(4)]}
+    pq.write_table(pa.table(rows), folder / "rows.parquet")
+    (folder / "README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: rows.parquet\n---\n")
+    for path in (folder, folder / "rows.parquet"):
+        row = next(iter(load_splits(str(path), streaming=streaming)["train"]))
+        assert row["image"] == {"bytes": None, "path": "images/0.png"}
+    if not streaming:
+        assert labels(folder) == labels(folder / "rows.parquet") == ["cat", "dog", "cat", "dog"]
