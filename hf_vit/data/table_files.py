@@ -27,7 +27,9 @@ def read_table(file: Path) -> pa.Table:
     try:
         table = read_csv(file) if is_csv(file) else read_json(file)
     except (ValueError, OSError, pa.ArrowException) as error:  # pandas' and json's errors are ValueErrors
-        raise ValueError(f"{file.name} cannot be read as {TABLE_FORMATS[file.suffix.lower()]}: {error}") from error
+        raise ValueError(
+            f"{file.name} cannot be read as {TABLE_FORMATS[file.suffix.lower()]}: {str(error).strip()}"
+        ) from error
     if len(table) == 0:
         raise ValueError(f"{file.name} has no rows: wanted a row for each image below the header")
     return table
@@ -64,7 +66,7 @@ def read_json(file: Path) -> pa.Table:
         rows = json.loads(text)
     else:
         rows = []
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.split("\n"), 1):
             try:
                 rows += [json.loads(line)] if line.strip() else []
             except ValueError as error:

@@ -324,8 +324,9 @@ def split_files(files: list[Path]) -> dict[str, list[Path]]:
         named = listed(file.name for file in unknown)
         if files_of_split:
             raise ValueError(
-                f"{files[0].parent}: {named} are of no split, beside {listed(file.name for file in files if file not in unknown)}; "
-                "wanted train, validation or test in each name: rename them, move them away, or name one file with --dataset_name"
+                f"{files[0].parent}: the split of {named} cannot be told beside "
+                f"{listed(file.name for file in files if file not in unknown)}; wanted train, validation or test in each name: rename "
+                "them, move them away, or name one file with --dataset_name"
             )
         numbered = [NUMBERED.fullmatch(file.stem) for file in unknown]
         if not all(numbered) or len({match[1] for match in numbered}) > 1:
@@ -338,11 +339,10 @@ def split_files(files: list[Path]) -> dict[str, list[Path]]:
 
 
 def join_tables(tables: dict[Path, pa.Table]) -> dict[str, pa.Table]:
-    """Tables -> one for each split.
+    """Tables -> one for each split. A test table without labels is left out, and taken out of `tables`.
 
     Raises:
-        ValueError: as `split_files`; if an image is in two tables of a split, or columns differ (a test table without labels is left
-            out).
+        ValueError: as `split_files`; if an image is in two tables of a split, or columns differ.
     """
     splits, images = {}, {column for table in tables.values() for column in image_columns(table)}
     for file, table in tables.items():
@@ -370,6 +370,8 @@ def join_tables(tables: dict[Path, pa.Table]) -> dict[str, pa.Table]:
         if split == "test" and lacks_labels(splits[first], splits[split]):
             note(f"{names[1]} has not the labels of {names[0]} and is left out")
             del splits[split]
+            for file in files_of_split[split]:
+                del tables[file]
         else:
             refuse_other_columns(splits[first], splits[split], *names)
     return divide_by_column(splits) if list(splits) == ["train"] else splits

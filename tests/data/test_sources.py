@@ -186,7 +186,7 @@ def test_a_file_of_no_split_beside_others_is_an_error_that_names_it(tmp_path):
     for name in ("train", "test", "holdout"):
         (tmp_path / f"{name}.csv").write_text("image,label\na.png,cat\nb.png,dog\n")
     with pytest.raises(
-        ValueError, match=r"holdout.csv are of no split, beside .*; wanted train, validation or test in"
+        ValueError, match=r"the split of holdout.csv cannot be told beside .*; wanted train, validation or test in"
     ):
         load_splits(str(tmp_path))
 
