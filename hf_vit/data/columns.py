@@ -1,6 +1,7 @@
 """Finds the image and the label column of a data set, and turns labels of any kind into class indices, one or several an image."""
 
-from collections import Counter
+import unicodedata
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -238,6 +239,15 @@ def encode_labels(
                 f"{labels[wrong[0]]} in row {wrong[0]}: an unlabelled split cannot be used"
             )
     return splits, names
+
+
+def warn_of_similar_names(names: list[str]):
+    """One warning on classes whose names differ in capitals, blanks or Unicode form alone, as slips of the hand make them."""
+    alike = defaultdict(list)
+    for name in names:
+        alike[" ".join(unicodedata.normalize("NFC", name).casefold().split())].append(name)
+    if pairs := [" and ".join(map(repr, same)) for same in alike.values() if len(same) > 1]:
+        logger.warning(f"{', '.join(pairs[:5])} are different classes: rename the labels if they are the same")
 
 
 def _match_class_labels(

@@ -11,21 +11,18 @@ from datasets import (
     ClassLabel,
     DatasetDict,
     Features,
-    Image,
     IterableDatasetDict,
     load_dataset,
     load_dataset_builder,
     load_from_disk,
 )
 from datasets import config as datasets_config
-from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from huggingface_hub import DatasetCard, HfApi
 from huggingface_hub.errors import HTTPError, RepositoryNotFoundError
-from PIL import Image as PILImage
 from transformers.utils import logging
 from yaml import YAMLError
 
-from hf_vit.data.columns import LABEL_COLUMNS, holds_images, label_feature
+from hf_vit.data.columns import holds_images, label_feature
 from hf_vit.data.folder_layout import (
     SPLIT_OF_WORD,
     FolderScan,
@@ -36,26 +33,26 @@ from hf_vit.data.folder_layout import (
     scan_folder,
 )
 from hf_vit.data.image_files import AllowedFiles, hub_files, restrict_files
+from hf_vit.data.table_files import TABLE_FORMATS
+from hf_vit.data.tables import (
+    cast_paths_to_images,
+    find_tables,
+    has_metadata,
+    load_tables,
+    note,
+    root_files,
+    split_files,
+)
 from hf_vit.system.escapes import as_license
 from hf_vit.system.hub_names import refuse_mistyped_path
-from hf_vit.system.progress import is_main_process
 from hf_vit.system.recipes_folder import RECIPES
 
 
 logger = logging.get_logger(__name__)
 
 EMBEDDED = {"fashion-mnist-mini": RECIPES / "data" / "fashion-mnist-mini"}
-FILE_FORMATS = {
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".json": "json",
-    ".jsonl": "json",
-    ".tar": "webdataset",
-}
+FILE_FORMATS = {".parquet": "parquet", ".arrow": "arrow", **TABLE_FORMATS, ".tar": "webdataset"}
 HUB_SECONDS = 10  # that the Hub may take to answer
-TABLES = ("csv", "json")  # formats that name image files and do not hold them
 
 
 def load_splits(
@@ -155,11 +152,6 @@ def is_saved_data_set(path: Path) -> bool:
     return (path / "dataset_dict.json").is_file() or (path / "dataset_info.json").is_file()
 
 
-# An ImageFolder's, and what audit.py, eval.py, embed.py and train.py write.
-NO_DATA = ("metadata.csv", ".duplicates.csv", ".labels.csv", ".predictions.csv", ".rows.csv", "confusion_matrix.csv")
-PREDICTED = {"label_1", "probability_1"}  # columns that predict.py writes
-
-
 def _load_folder(path: Path, config: str | None, streaming: bool, label_column: str | None):
     """A folder written by `save_to_disk`, of tar shards, of tables, or of images."""
     if is_saved_data_set(path):
@@ -167,13 +159,16 @@ def _load_folder(path: Path, config: str | None, streaming: bool, label_column: 
         splits = saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
         return restrict_files(splits, AllowedFiles(str(path)))
     scan = scan_folder(path)
-    shards = sorted(path.glob("[!.]*.tar"))
-    if shards and not scan.images:
-        return _load_files(shards, streaming)
-    tables = sorted(file for file in path.glob("[!.]*.csv") if not file.name.endswith(NO_DATA))
-    tables = [table for table in tables if table.is_file() and not _header(table) >= PREDICTED]
-    if tables and (splits := _load_tables(tables, scan, label_column)) is not None:
-        return _as_stream(splits) if streaming else splits
+    metadata, reasons = has_metadata(scan), ""
+    if scan.images:
+        splits, unused = find_tables(scan, metadata, label_column)
+        if unused:
+            reasons = "; ".join(f"{name} is not used: {reason}" for name, reason in unused.items())
+            note(f"{path}: {reasons}")
+        if splits is not None:
+            return _as_stream(splits) if streaming else splits
+    elif files := root_files(scan, [".tar"]) or root_files(scan, [".csv", ".tsv"]):
+        return _load_files(files, streaming)
     if not scan.images and not scan.data_files:
         found = scan.count_unread() or counted(scan.others)
         linked = f"; links to folders are not followed: {listed(sorted(scan.links))}" if scan.links else ""
@@ -181,86 +176,33 @@ def _load_folder(path: Path, config: str | None, streaming: bool, label_column: 
             f"{path} holds {f'{found} files and no image that is read' if found else 'no files'}; wanted a folder per class "
             f"of .jpg, .png, .webp, .gif, .bmp or .tiff files, or Parquet, CSV or tar files{linked}"
         )
-    if config is None and scan.images and not _describes_its_files(scan):
+    if config is None and scan.images and not (metadata or _describes_its_files(scan)):
         splits = image_folder_splits(scan)
+        classes = next(iter(splits.values())).features["label"].names
+        if reasons and len(classes) == 1:
+            raise ValueError(
+                f"{path}: the images are all in one folder, {classes[0]}, and no table says their labels: {reasons}; wanted a folder "
+                "per class, or a table of paths and labels"
+            )
         return _as_stream(splits) if streaming else splits
-    splits = _load_with_datasets(scan, config, streaming)
+    splits = _load_with_datasets(scan, config, streaming, lists_files=not metadata)
     first = next(iter(splits.values()))
-    is_by_folders = first.info.builder_name == "imagefolder" and not any(map(_is_metadata, scan.data_files))
-    if is_by_folders and scan.images and is_main_process():
+    if first.info.builder_name == "imagefolder" and not metadata and scan.images:
         feature = label_feature((first.features or {}).get("label"))
         classes = f": {listed(feature.names, 10)}" if isinstance(feature, ClassLabel) else ""
-        logger.warning(f"{path}: images are read as `datasets` finds them, by their innermost folders{classes}")
+        note(f"{path}: images are read as `datasets` finds them, by their innermost folders{classes}")
     return splits
-
-
-def _header(table: Path) -> set[str]:
-    """The names of the columns of a CSV table, as its first line has them."""
-    with open(table, encoding="utf-8-sig", errors="replace") as file:
-        return {name.strip(' "') for name in file.readline().strip().split(",")}
-
-
-def _load_tables(tables: list[Path], scan: FolderScan, label_column: str | None) -> DatasetDict | None:
-    """The splits of the tables in a folder, or None if they are not the data set. A line says what was chosen.
-
-    Class folders go before tables that name no images, have no column of labels, or list a part of the images under the names
-    of the folders.
-
-    Raises:
-        ValueError: if the tables cannot be read.
-    """
-    classes, named = class_folder_names(scan), listed(table.name for table in tables)
-    are_splits = all(re.split(r"[-_.]", table.stem.lower())[0] in SPLIT_OF_WORD for table in tables)
-    prefers_folders = classes and not are_splits
-    try:
-        splits = _load_files(tables, streaming=False)
-    except ValueError as error:
-        if not prefers_folders or label_column:
-            raise
-        return _leave_alone(scan, named, str(error))
-    if not scan.images:
-        return splits
-    first, count, in_folders = next(iter(splits.values())), sum(map(len, splits.values())), scan.count()
-    if not any(isinstance(feature, Image) for feature in (first.features or {}).values()):
-        return None
-    wanted = [name.strip() for name in label_column.split(",")] if label_column else LABEL_COLUMNS
-    columns = [name for name in first.column_names if name in wanted or (not label_column and name.lower() in wanted)]
-    if prefers_folders and not columns:
-        columns = ", ".join(first.column_names)
-        return _leave_alone(scan, named, f"it has no column of labels ({columns}): name one with --label_column")
-    is_part = prefers_folders and not label_column and count < in_folders and len(columns) == 1
-    if is_part and {str(label) for rows in splits.values() for label in rows[columns[0]][:]} <= classes:
-        why = f"it lists {count:,} of {in_folders:,} images: to read these alone, name the table with --dataset_name"
-        return _leave_alone(scan, named, why)
-    if in_folders > 1 and is_main_process():
-        part = f" ({count:,} of {in_folders:,})" if count < in_folders else ""
-        logger.warning(f"{scan.path}: images and labels are those of {named}{part}, and folders are no classes")
-    return splits
-
-
-def _leave_alone(scan: FolderScan, named: str, why: str) -> None:
-    """Warn that tables beside class folders are not read."""
-    if is_main_process():
-        logger.warning(f"{scan.path}: the folders are the classes, and {named} is left alone: {why}")
-
-
-def _is_metadata(file: str) -> bool:
-    return file.rpartition("/")[2] in ImageFolder.METADATA_FILENAMES
 
 
 def _describes_its_files(scan: FolderScan) -> bool:
-    """Whether a folder with images holds what `datasets` reads rather than class folders: metadata.csv, Parquet or Arrow files of
-    more images, or a README.md of the Hub whose configurations name files. A warning names Parquet and Arrow files that are left
-    alone."""
-    if any(map(_is_metadata, scan.data_files)):
-        return True
+    """Whether a folder with images holds what `datasets` reads rather than class folders: Parquet or Arrow files of more images,
+    or a README.md of the Hub whose configurations name files. A warning names Parquet and Arrow files that are left alone."""
     if files := sorted(file for file in scan.data_files if file.endswith((".parquet", ".arrow"))):
         in_files, in_folders = sum(_count_images(scan.path / file) for file in files), scan.count()
         if in_files >= in_folders or not class_folder_names(scan):
             return True
-        if is_main_process():
-            holding = f"{in_files:,} images, the class folders {in_folders:,}" if in_files else "no images"
-            logger.warning(f"{scan.path}: {listed(files)} are left alone: they hold {holding}")
+        holding = f"{in_files:,} images, the class folders {in_folders:,}" if in_files else "no images"
+        note(f"{scan.path}: {listed(files)} are left alone: they hold {holding}")
     return _card_names_files(scan.path)
 
 
@@ -288,33 +230,21 @@ def _count_images(file: Path) -> int:
 
 
 def _load_files(files: list[Path], streaming: bool):
-    """Data files of one format. With several files, the first word of a file's name decides its split."""
-    suffix = files[0].suffix
+    """Data files of one format, in the splits that their names say."""
+    suffix = files[0].suffix.lower()
     if suffix not in FILE_FORMATS:
         raise ValueError(f"{files[0]} is no data file; wanted one of {', '.join(FILE_FORMATS)}, or a folder of images")
-    files_of_split, unknown = defaultdict(list), []
-    for file in files:
-        word = file.stem.replace("_", "-").partition("-")[0].lower()
-        if word not in SPLIT_OF_WORD:
-            unknown.append(file.name)
-        files_of_split[SPLIT_OF_WORD.get(word, "train") if len(files) > 1 else "train"].append(glob.escape(str(file)))
-    if len(files_of_split) > 1 and unknown:
-        raise ValueError(
-            f"{files[0].parent}: {', '.join(unknown)} are of no split; wanted names that begin with {', '.join(SPLIT_OF_WORD)}"
-        )
-    kind = FILE_FORMATS[suffix]
-    is_table, options = kind in TABLES, {"sep": "\t"} if suffix == ".tsv" else {}
-    if kind == "csv":  # "None" and "NA" may be classes
-        options |= {"keep_default_na": False, "na_values": [""]}
+    if suffix in TABLE_FORMATS:
+        return _as_stream(load_tables(files)) if streaming else load_tables(files)
+    kind, files_of_split = FILE_FORMATS[suffix], split_files(files)
+    escaped = {split: [glob.escape(str(file)) for file in of_split] for split, of_split in files_of_split.items()}
     try:
-        splits = load_dataset(kind, data_files=dict(files_of_split), streaming=streaming and not is_table, **options)
+        splits = load_dataset(kind, data_files=escaped, streaming=streaming)
     except Exception as error:  # each format raises its own
         names = ", ".join(file.name for file in files[:3])
         raise ValueError(f"{files[0].parent}: {names} cannot be read as {kind}: {error.__cause__ or error}") from error
-    if is_table:
-        splits = _cast_paths_to_images(splits)
-    splits = restrict_files(splits, AllowedFiles(str(files[0].parent)))
-    return _as_stream(splits) if streaming and is_table else splits
+    splits = splits if kind == "webdataset" else cast_paths_to_images(splits)
+    return restrict_files(splits, AllowedFiles(str(files[0].parent)))
 
 
 def _as_stream(splits: DatasetDict) -> IterableDatasetDict:
@@ -322,8 +252,12 @@ def _as_stream(splits: DatasetDict) -> IterableDatasetDict:
     return IterableDatasetDict({name: rows.to_iterable_dataset() for name, rows in splits.items()})
 
 
-def _load_with_datasets(scan: FolderScan, config: str | None, streaming: bool):
-    """Parquet files, archives, or images that a metadata file or a card describes, as `datasets` finds them."""
+def _load_with_datasets(scan: FolderScan, config: str | None, streaming: bool, lists_files: bool):
+    """Parquet files, archives, or images that a metadata file or a card describes, as `datasets` finds them.
+
+    Args:
+        lists_files: whether paths of images come from listing the folder, and not from a metadata file.
+    """
     path = scan.path
     folders = [folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith((".", "__"))]
     are_splits = folders and all(folder.name.lower() in SPLIT_OF_WORD for folder in folders)
@@ -338,8 +272,11 @@ def _load_with_datasets(scan: FolderScan, config: str | None, streaming: bool):
         else:
             splits = load_dataset(str(path), config, streaming=streaming)
     except Exception as error:  # each format raises its own
+        if archives := sorted(str(file) for file in path.rglob("*.zip")):
+            raise ValueError(f"{path} holds {listed(archives)}, which cannot be read as it is: unpack it") from error
         raise ValueError(f"{path} cannot be read as a data set: {error.__cause__ or error}") from error
-    lists_files = not any(map(_is_metadata, scan.data_files))  # and no metadata file names the images
+    if next(iter(splits.values())).info.builder_name in ("parquet", "arrow"):
+        splits = cast_paths_to_images(splits)
     links = lists_files and next(iter(splits.values())).info.builder_name == "imagefolder"
     return restrict_files(splits, AllowedFiles(str(path), links=links))
 
@@ -356,9 +293,9 @@ def _load_parquet(scan: FolderScan, config: str | None, streaming: bool):
     files_of = (builder.config.data_files or {}) if builder.info.builder_name == "parquet" else {}
     read = {str(file) for files in files_of.values() for file in files}
     unread = [file for file in scan.data_files if file.endswith(".parquet") and str(scan.path / file) not in read]
-    if read and unread and config is None and not _card_names_files(scan.path) and is_main_process():
+    if read and unread and config is None and not _card_names_files(scan.path):
         advice = "their names and folders say no split; write train, validation or test into them"
-        logger.warning(f"{path}: {listed(sorted(unread))} are not read: {advice}")
+        note(f"{path}: {listed(sorted(unread))} are not read: {advice}")
     classes_of = {}
     for split, files in files_of.items():
         for file in files:
@@ -383,15 +320,3 @@ def _class_names(file: str) -> dict[str, list[str]]:
     return {
         name: label_feature(kind).names for name, kind in kinds.items() if isinstance(label_feature(kind), ClassLabel)
     }
-
-
-def _cast_paths_to_images(splits: DatasetDict) -> DatasetDict:
-    """Casts text columns that name image files to image columns."""
-    PILImage.init()  # registers the suffixes of all formats
-
-    for column in list(next(iter(splits.values())).features):
-        values = (value for rows in splits.values() for value in rows[column] if value is not None)
-        first = next(values, None)
-        if isinstance(first, str) and Path(first).suffix.lower() in PILImage.EXTENSION:
-            splits = splits.cast_column(column, Image(decode=False))
-    return splits

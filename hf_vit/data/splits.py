@@ -12,6 +12,7 @@ from hf_vit.data.columns import (
     join_label_columns,
     label_tensor,
     select_image_and_label,
+    warn_of_similar_names,
 )
 from hf_vit.data.folder_layout import SPLIT_OF_WORD
 from hf_vit.system.progress import is_main_process
@@ -122,7 +123,9 @@ def select_and_encode(
     chosen = DatasetDict({key: select_image_and_label(data, columns) for key, data in chosen.items()})
     for key, data in chosen.items():  # errors name a broken image by its row number
         chosen[key] = data.add_column("row", np.arange(len(data)))
-    return encode_labels(chosen, label_names, split_names, label_separator)
+    encoded, names = encode_labels(chosen, label_names, split_names, label_separator)
+    warn_of_similar_names(names)
+    return encoded, names
 
 
 def _check_split_names(splits: DatasetDict, train_split: str | None, eval_split: str | None):

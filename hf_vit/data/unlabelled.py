@@ -18,8 +18,9 @@ from hf_vit.data.folder_layout import IMAGE_SUFFIXES, UNREAD_SUFFIXES, listed
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_files import AllowedFiles, RestrictedImage, allowed_files
 from hf_vit.data.image_spec import ImageSpec
-from hf_vit.data.sources import EMBEDDED, FILE_FORMATS, TABLES, is_saved_data_set, load_splits
+from hf_vit.data.sources import EMBEDDED, FILE_FORMATS, is_saved_data_set, load_splits
 from hf_vit.data.splits import stratified_holdout, stratified_subset
+from hf_vit.data.table_files import TABLE_FORMATS
 from hf_vit.system.progress import is_main_process
 
 
@@ -139,7 +140,9 @@ def load_unlabelled(
     rows = splits[split]
     if len(rows) == 0:
         raise ValueError(f"{name} has no images in its split {split!r}: name another with {flag}")
-    files = [(file["filename"], os.stat(file["filename"])) for file in rows.cache_files]
+    is_table = path.is_file() and path.suffix.lower() in TABLE_FORMATS
+    files = [str(path.resolve())] if is_table else [file["filename"] for file in rows.cache_files]
+    files = [(file, os.stat(file)) for file in files]
     source = {
         "dataset": name if name in EMBEDDED or not path.exists() else str(path.resolve()),
         "config": config,
@@ -148,7 +151,6 @@ def load_unlabelled(
         "files": [[file, stat.st_size, stat.st_mtime_ns] for file, stat in files],
     }
     column = find_image_column(rows, image_column)
-    is_table = path.is_file() and FILE_FORMATS.get(path.suffix) in TABLES
     if is_table and Path(column).suffix.lower() in FIND_SUFFIXES:
         raise ValueError(f"{path} begins with {column}: wanted a first line that names the columns, such as `file`")
     if not isinstance(rows.features[column], RestrictedImage):

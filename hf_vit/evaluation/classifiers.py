@@ -43,7 +43,9 @@ def model_folder(checkpoint: str, onnx: bool = False) -> str:
     folder, inside = Path(checkpoint), Path(checkpoint) / "model"
     is_model = (folder / "config.json").exists()
     if (folder / "config.yaml").is_file() and not is_model and not inside.is_dir():
-        raise ValueError(f"MODEL {checkpoint} is a run that is not finished: the command that began it goes on with it")
+        raise ValueError(
+            f"MODEL {checkpoint} is a run that is not finished: the command that began it goes on with it"
+        )
     found = str(inside) if inside.is_dir() and not is_model else checkpoint
     return refuse_mistyped_path(found, "MODEL")
 

@@ -186,7 +186,9 @@ def test_a_table_whose_text_names_no_image_files_is_an_error(tmp_path):
 def test_a_file_of_no_split_beside_others_is_an_error_that_names_it(tmp_path):
     for name in ("train", "test", "holdout"):
         (tmp_path / f"{name}.csv").write_text("image,label\na.png,cat\nb.png,dog\n")
-    with pytest.raises(ValueError, match=r"holdout.csv are of no split; wanted names that begin with train"):
+    with pytest.raises(
+        ValueError, match=r"the split of holdout.csv cannot be told beside .*; wanted train, validation or test in"
+    ):
         load_splits(str(tmp_path))
 
 
@@ -222,7 +224,7 @@ def test_a_table_beside_folders_says_that_it_is_the_data_set_and_one_of_our_own_
     assert len(load_splits(str(tmp_path))["train"]) == 4
     (tmp_path / "birds.csv").write_text("file,label\ncat/a.png,x\ncat/b.png,y\n")
     assert len(load_splits(str(tmp_path))["train"]) == 2
-    assert "images and labels are those of birds.csv (2 of 4), and folders are no classes" in caplog.text
+    assert "images and labels are those of birds.csv, and folders are no classes (2 rows, 4 images)" in caplog.text
 
 
 OURS = {
@@ -245,14 +247,14 @@ def test_class_folders_go_before_a_table_without_labels_or_of_a_part_of_them(tmp
     class_folders(tmp_path, "cat", "dog")
     (tmp_path / "notes.csv").write_text("file,comment\ncat/0.png,dark\ndog/0.png,old\n")
     assert len(load_splits(str(tmp_path))["train"]) == 6
-    assert "notes.csv is left alone: it has no column of labels (file, comment): name one with" in caplog.text
+    assert "notes.csv is not used: it has no column of labels (file, comment): name one with" in caplog.text
     assert len(load_splits(str(tmp_path), label_column="comment")["train"]) == 2
     (tmp_path / "notes.csv").rename(tmp_path / "train.csv")
     assert len(load_splits(str(tmp_path))["train"]) == 2
     (tmp_path / "train.csv").unlink()
     (tmp_path / "list.csv").write_text("file,label\ncat/0.png,cat\ndog/0.png,dog\n")
     assert len(load_splits(str(tmp_path))["train"]) == 6
-    assert "list.csv is left alone: it lists 2 of 6 images" in caplog.text
+    assert "list.csv is not used: it lists 2 of 6 images" in caplog.text
     assert len(load_splits(str(tmp_path / "list.csv"))["train"]) == 2
 
 
