@@ -100,6 +100,8 @@ def _columns_of(data: Dataset) -> str:
 def _only_column(data: Dataset, wanted: type, flag: str, columns: str, image_column: str | None = None) -> str:
     """The only column of a feature type or, for labels, with a usual name."""
     found = [name for name, feature in data.features.items() if isinstance(feature, wanted)]
+    if not found and wanted is Image:  # bytes and paths of images, as pandas writes them
+        found = [name for name, feature in data.features.items() if holds_images(feature)]
     if not found and wanted is ClassLabel:
         found = [name for name in data.features if name != image_column and name.lower() in LABEL_COLUMNS]
         found = found or [name for name, kind in data.features.items() if isinstance(label_feature(kind), ClassLabel)]
@@ -204,6 +206,9 @@ def encode_labels(
                 for row, label in enumerate(labels)
                 if is_missing(label) or (several and any(map(is_missing, label)))
             ]
+            if empty and not several and any(isinstance(label, str) for label in labels):
+                advice = "; where an image may have none or several, pass --label_separator"
+                raise ValueError(missing_labels(empty, split_names[key]) + advice)
             if empty:
                 raise ValueError(missing_labels(empty, split_names[key]))
         check_label_values(set().union(*map(flat, labels_of.values())), several)

@@ -28,9 +28,10 @@ RATES = {
     "probe": (1.0, 1.0, 1.0),
     "pretraining": (0.128, 0.128, 1.0),
 }
-# Below so many images, a backbone and its low-rank updates learn at a rate that falls with the root of their number: at full rates,
-# LoRA on 30 images fell below the probe of the same checkpoint, on both data sets.
-FULL_RATE_IMAGES = 300
+# Below so many images, a backbone and its low-rank updates learn at a rate that falls with a power of their number. On 30 images of
+# CIFAR-10 the root of it left LoRA 2.6 points below the probe of the same checkpoint, and this power 1.3; a rate in proportion
+# to the number made up for another 0.6 there, and lost 4 on digits and 0.1 on Fashion-MNIST (three seeds).
+FULL_RATE_IMAGES, RATE_POWER = 300, 0.75
 # Smallest part of the area that a random crop shows, to fine-tune. BiT-HyperRule cuts squares of 128 pixels out of 160: 0.64.
 CROP_SCALE = 0.64
 
@@ -60,7 +61,7 @@ def default_rates(method: str, images: int | None, hidden_size: int) -> tuple[fl
         return 1e-3, 1e-3, 1.0
     rate, head_rate, layer_decay = RATES[method]
     if method in ("full", "lora") and images is not None:
-        rate *= min(1.0, math.sqrt(images / FULL_RATE_IMAGES))
+        rate *= min(1.0, (images / FULL_RATE_IMAGES) ** RATE_POWER)
     return float(f"{rate / hidden_size:.2g}"), float(f"{head_rate / hidden_size:.2g}"), layer_decay
 
 

@@ -72,12 +72,17 @@ def checkpoint(tmp_path_factory):
     return folder
 
 
+ALIKE = (
+    "imagenet",
+    "flowers",
+    "food3",
+    "mnist",
+)  # presets that take long, or are of the kind of another that runs by default
+
+
 @pytest.mark.parametrize(
     "path",
-    [
-        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * path.stem.startswith("imagenet"))
-        for path in CONFIGS
-    ],
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * path.stem.startswith(ALIKE)) for path in CONFIGS],
 )
 def test_a_preset_trains(path, checkpoint, tmp_path):
     script = "pretrain" if path.stem.startswith("pretrain-") else "train"

@@ -83,7 +83,7 @@ def test_few_images_move_the_backbone_less_and_the_head_as_much():
     for method in ("full", "lora"):
         rates = [default_rates(method, images, 768) for images in (10, 30, 100, 300, 10**6, None)]
         assert [rate for rate, *_ in rates] == sorted(rate for rate, *_ in rates)
-        assert rates[1][0] == pytest.approx(0.316 * rates[4][0], rel=0.05)
+        assert rates[1][0] == pytest.approx(0.178 * rates[4][0], rel=0.1)
         assert rates[3] == rates[4] == rates[5]
         assert len({head_rate for _, head_rate, _ in rates}) == 1
     assert default_rates("probe", 10, 768) == default_rates("probe", 10**6, 768)
