@@ -63,7 +63,7 @@ def find_faults(args: TrainArguments, log: list[dict], results: dict) -> list[st
     if duplicates / results["data"]["scored_images"] > value - low:  # more than chance may add
         found.append(
             f"Too good to be true: {duplicates:,} of the {results['data']['scored_images']:,} scored images look the same as an image "
-            "that was trained on. Take them out of one of the splits ({script_name('audit')} lists them), and train again."
+            f"that was trained on. Take them out of one of the splits ({script_name('audit')} lists them), and train again."
         )
     return found
 
