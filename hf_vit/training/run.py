@@ -328,9 +328,8 @@ def start_or_resume(run: Run, saved: dict | None, tensors: dict | None) -> Train
         state.scored_step = 0  # its best weights are lost: score the last ones again
     if args.report_to != "none":
         config = {key: value for key, value in vars(args).items() if value is not None}
-        later = {
-            "tensorboard": {"purge_step": state.step + 1}
-        }  # lines of a run that was replaced, or stopped before it saved
+        # Lines of a run that was replaced, or that was stopped before it saved them, go.
+        later = {"tensorboard": {"purge_step": state.step + 1}}
         accelerator.init_trackers("hf_vit", config, later)
     state.seconds["training"] += run.feature_seconds
     run.training_began = time.monotonic()
