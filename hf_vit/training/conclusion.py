@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hf_vit.data.splits import describe_scored
 from hf_vit.evaluation.scores import headline
-from hf_vit.system.command_line import from_here, shell_line
+from hf_vit.system.command_line import from_here, script_name, shell_line
 from hf_vit.training.arguments import TrainArguments
 from hf_vit.training.pretrain_arguments import PretrainArguments
 from hf_vit.training.run import Run
