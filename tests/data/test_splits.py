@@ -106,7 +106,7 @@ def test_scoring_without_a_split_to_score_and_missing_labels_are_errors():
         prepare({"train": dataset([0, 1])}, train=None)
     words = dataset([0, 1]).remove_columns("label").add_column("label", ["a", None])
     with pytest.raises(
-        ValueError, match="1 labels of the split 'train' are missing, the first in row 1; .*pass --label_sep"
+        ValueError, match=r"1 labels of the split 'train' are missing, the first in row 1; .*pass --label_sep"
     ):
         prepare({"train": words})
 
