@@ -206,11 +206,9 @@ def encode_labels(
                 for row, label in enumerate(labels)
                 if is_missing(label) or (several and any(map(is_missing, label)))
             ]
-            if empty and not several and any(isinstance(label, str) for label in labels):
-                advice = "; where an image may have none or several, pass --label_separator"
-                raise ValueError(missing_labels(empty, split_names[key]) + advice)
             if empty:
-                raise ValueError(missing_labels(empty, split_names[key]))
+                is_text = any(isinstance(label, str) for label in labels)
+                raise ValueError(missing_labels(empty, split_names[key], is_text))
         check_label_values(set().union(*map(flat, labels_of.values())), several)
         values = sorted(set(flat(next(iter(labels_of.values())))), key=lambda label: (str(type(label)), label))
         if not values:
@@ -288,9 +286,10 @@ def _match_class_labels(
         splits[key] = data.remove_columns("label").add_column("label", encoded, feature=kind)
 
 
-def missing_labels(rows: list[int], split_name: str) -> str:
-    """What is said of rows without a label."""
-    return f"{len(rows)} labels of the split {split_name!r} are missing, the first in row {rows[0]}"
+def missing_labels(rows: list[int], split_name: str, is_text: bool = False) -> str:
+    """What is said of rows without a label; where labels are text, a row may hold none or several of them."""
+    advice = "; where an image may have none or several, pass --label_separator" if is_text else ""
+    return f"{len(rows)} labels of the split {split_name!r} are missing, the first in row {rows[0]}{advice}"
 
 
 def places_in_names(known: list[str], label_names: list[str]) -> list[int]:
