@@ -65,7 +65,8 @@ def load_classifier(checkpoint: str, trained: bool = False, **kwargs):
     if is_onnx(checkpoint):
         return OnnxClassifier(checkpoint)
     base_of_adapter(checkpoint if Path(checkpoint).is_dir() else None, {})
-    model_class = AutoModelForImageClassification if _is_native(checkpoint) else HFViTForImageClassification
+    is_native = _is_native(checkpoint)
+    model_class = AutoModelForImageClassification if is_native else HFViTForImageClassification
     model, info = model_class.from_pretrained(checkpoint, trust_remote_code=False, output_loading_info=True, **kwargs)
     if trained and info["missing_keys"]:
         raise ValueError(
@@ -73,7 +74,7 @@ def load_classifier(checkpoint: str, trained: bool = False, **kwargs):
             + script_name("train")
         )
     kind = model.config.problem_type
-    if kind == "regression" or (kind is None and model.config.num_labels == 1 and _is_native(checkpoint)):
+    if kind == "regression" or (kind is None and model.config.num_labels == 1 and is_native):
         raise ValueError(f"{checkpoint} gives numbers and no classes (regression): wanted an image classifier")
     model.config.id2label = labels_by_id(model.config.id2label)
     check_weights(model, checkpoint)
