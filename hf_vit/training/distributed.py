@@ -43,7 +43,10 @@ def _watch(store, over: threading.Event):
         try:
             if not store.check([FAILED]):
                 continue
-            _report_failure(store.get(FAILED).decode())
+            failure = store.get(FAILED).decode()
+            if failure.startswith(f"{dist.get_rank()} "):  # its own: `exit_with_error` prints it and leaves
+                return
+            _report_failure(failure)
             store.add(HEARD, 1)
         except RuntimeError:  # the process that held the store is gone
             if over.is_set():

@@ -589,6 +589,22 @@ time.sleep(600)
     assert "error" not in printed[1 - failing]
 
 
+def test_the_process_that_failed_prints_its_traceback_though_it_watches_too(tmp_path):
+    code = """
+import hf_vit.training.distributed as distributed
+def slow(*error):
+    time.sleep(3 * POLL_SECONDS)  # the watcher has looked meanwhile
+    print("its traceback")
+distributed.traceback.print_exception = slow
+if rank == 0:
+    exit_with_error(RuntimeError("out of memory"))
+time.sleep(600)
+"""
+    first, second = pair(tmp_path, code, [1, 1])
+    assert "its traceback" in first and "stopped" not in first
+    assert second == ""
+
+
 def test_what_follows_from_the_first_failure_is_not_told(tmp_path):
     code = """
 over.set()  # it does not look: its collective breaks instead
