@@ -1,7 +1,6 @@
 """What images a model wants: size, channels, resizing and normalisation, read off its image processor."""
 
 import contextlib
-import math
 import numbers
 from dataclasses import dataclass, replace
 from typing import Any
@@ -132,7 +131,7 @@ def check_processor(settings: dict):
             )
 
     def is_finite(value):
-        return isinstance(value, numbers.Real) and math.isfinite(value)
+        return isinstance(value, numbers.Real) and abs(value) <= torch.finfo().max
 
     for name in ("size", "crop_size", "pad_size"):
         sides = settings.get(name) or {}

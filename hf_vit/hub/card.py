@@ -13,7 +13,7 @@ from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME
 
 from hf_vit.data.sources import EMBEDDED
 from hf_vit.hub.retry import summarize_error
-from hf_vit.hub.run_results import FIGURES, num_channels, read_config, weights_file, without_paths
+from hf_vit.hub.run_results import FIGURES, PER_CLASS, num_channels, read_config, weights_file, without_paths
 from hf_vit.model.configuration_hf_vit import HFViTConfig
 from hf_vit.system.escapes import as_license, inline, inline_all, printable
 from hf_vit.system.files import checksum
@@ -147,10 +147,8 @@ def write_pretraining_card(folder: Path, template: Path, results: dict, config: 
 def _percentages(row: dict) -> dict:
     """A row of `per_class` of several labels an image, as the card shows it."""
     percent = lambda value: "-" if value is None else f"{value:.2%}"
-    return {
-        key: inline(value) if key == "label" else value if key == "images" else percent(value)
-        for key, value in row.items()
-    }
+    shares = {key: percent(row.get(key)) for key in PER_CLASS if key != "images"}
+    return {**shares, "label": inline(row["label"]), "images": row.get("images")}
 
 
 def _code_arguments(folder: Path, model_path: str, repo: str | None, revision: str | None) -> dict:

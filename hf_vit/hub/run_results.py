@@ -26,6 +26,7 @@ FIGURES = (
 )  # fmt: skip
 FIGURES_WITH_IMAGES = ("predictions", "mistakes", "attention", "augmentations")  # that show images of the data set
 MAX_TRAINING_FILE_BYTES = 2**30  # the confusion matrix of 20,000 classes
+PER_CLASS = ("images", "average_precision", "precision", "recall", "f1")
 RESULTS_SHAPE = {  # the part of results.json that a card shows
     **dict.fromkeys(("metrics_of", "mixed_precision", "hardware", "command", "answer"), str),
     **dict.fromkeys(("commit", "base_model_hub_id", "attention_query"), (OPTIONAL, str)),
@@ -35,13 +36,15 @@ RESULTS_SHAPE = {  # the part of results.json that a card shows
     "intervals": {str: [NUMBER, 2]},
     "warnings": (OPTIONAL, [str]),
     "thresholds": (OPTIONAL, [NUMBER]),
-    "per_class": [{"label": str, "recall": (OPTIONAL, NUMBER)}],
+    "temperature": (OPTIONAL, NUMBER),
+    "per_class": [{"label": str, **dict.fromkeys(PER_CLASS, (OPTIONAL, NUMBER))}],
     "image_size": [int, 2],
     "versions": {str: str},
     "data": {
         **dict.fromkeys(("name", "scored"), str),
         **dict.fromkeys(("hub_id", "config", "license"), (OPTIONAL, str)),
-        **{"labels": [str], "scored_images": int, "train_images": (OPTIONAL, int)},
+        **dict.fromkeys(("train_images", "scored_duplicates"), (OPTIONAL, int)),
+        **{"labels": [str], "scored_images": int},
     },
 }
 
