@@ -63,8 +63,8 @@ class FeatureDistillation(nn.Module):
         self.pooled_projection = nn.Linear(student.config.pooled_size, teacher_widths[0])
         self.patch_projection = nn.Linear(student.config.hidden_size, teacher_widths[1])
 
-    def gradient_checkpointing_enable(self, options: dict):
-        self.vit.gradient_checkpointing_enable(options)
+    def activation_checkpointing_enable(self, options: dict):
+        self.vit.activation_checkpointing_enable(options)
 
     def save_pretrained(self, folder):
         """The student alone."""

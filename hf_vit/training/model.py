@@ -246,3 +246,9 @@ def compile_model(model: nn.Module, sharded: bool):
             layer.compile(dynamic=False)
     else:
         model.compile(dynamic=False)
+
+
+def shard_by_layer(accelerator, model: nn.Module):
+    """Tell FSDP the classes of the model's layers, of which each is a part: a launch file names those of one kind of model."""
+    layers = {type(module).__name__ for module in model.modules() if isinstance(module, HFViTLayer)}
+    accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = sorted(layers)

@@ -9,6 +9,7 @@ import tarfile
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import forked
 import numpy as np
@@ -23,6 +24,7 @@ from torch.testing import assert_close
 
 from hf_vit import HFViTConfig, HFViTForImageClassification
 from hf_vit.data.sampling import epoch_batches
+from hf_vit.training.model import shard_by_layer
 from hf_vit.training.optimizers import learning_rate
 
 
@@ -498,6 +500,14 @@ def test_what_is_sharded_by_itself_is_the_layer_of_the_model(tiny_fields):
     config = yaml.safe_load((LAUNCHERS / "fsdp2.yaml").read_text())["fsdp_config"]
     model = HFViTForImageClassification(HFViTConfig(**tiny_fields))
     assert {type(layer).__name__ for layer in model.vit.layers} == {config["fsdp_transformer_layer_cls_to_wrap"]}
+
+
+@pytest.mark.parametrize(("norm_first", "layer"), [(True, "HFViTLayer"), (False, "HFViTPostNormLayer")])
+def test_a_model_whose_layers_are_of_another_class_is_sharded_by_those(tiny_fields, norm_first, layer):
+    plugin = SimpleNamespace(transformer_cls_names_to_wrap=["HFViTLayer"])
+    model = HFViTForImageClassification(HFViTConfig(**tiny_fields, norm_first=norm_first))
+    shard_by_layer(SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin)), model)
+    assert plugin.transformer_cls_names_to_wrap == [layer]
 
 
 def test_processes_that_do_not_find_each_other_are_refused(tmp_path):

@@ -272,7 +272,7 @@ def test_gradient_checkpointing_takes_less_memory_for_the_same_gradients(device,
     images, peaks, gradients = pixels(batch=256).to(device), [], []
     for checkpointed in (False, True):
         if checkpointed:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.activation_checkpointing_enable({"use_reentrant": False})
         torch.cuda.reset_peak_memory_stats()
         model(images).logits.square().sum().backward()
         peaks.append(torch.cuda.max_memory_allocated())

@@ -166,7 +166,6 @@ def teacher(home, tiny_config, randomize):
     return home / "teacher"
 
 
-@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable. is deprecated:FutureWarning")
 def test_a_teachers_features_are_learned_as_by_a_plain_loop(run, home, teacher):
     flags = (*PLAIN, "--teacher_name_or_path", teacher, "--max_train_steps", "24", "--checkpoints_total_limit", "99")
     flags += ("--gradient_checkpointing", "true")
