@@ -118,10 +118,10 @@ def allocated_peak(config: HFViTConfig, batch: int, way: str) -> int:
     return max(totals) - (totals[0] - events[0]["args"]["Bytes"])  # what earlier profiles left
 
 
-def flops_per_image(config: HFViTConfig, training: bool) -> int:
-    """Multiplications and additions of one image: of a forward pass, or of a full training step."""
+def flops_per_image(config: HFViTConfig, training: bool, make=HFViTForImageClassification) -> int:
+    """Multiplications and additions of one image, of a forward pass or of a full training step of the model `make(config)`."""
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        model = HFViTForImageClassification(config).train(training)
+        model = make(config).train(training)
         model.set_attn_implementation("eager")  # as many, and each a product that is counted
         with contextlib.nullcontext() if training else torch.no_grad():
             logits = model(torch.zeros(1, config.num_channels, config.image_size, config.image_size)).logits
