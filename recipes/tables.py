@@ -38,6 +38,7 @@ TABLES = {
     "seeds": run_tables.seeds,
     "transfer": run_tables.transfer,
     "fine_tuning": run_tables.fine_tuning,
+    "pretraining": run_tables.pretraining,
     "families": measurement_tables.families,
     "speed": measurement_tables.speed,
     "budget": measurement_tables.budget,

@@ -46,7 +46,7 @@ def presets(house: Path) -> str:
         card = house / "model_cards" / file.stem / "results.json"
         model = f"fine-tuned {preset['model_name_or_path']}" if "model_name_or_path" in preset else "from scratch"
         model = "pre-trained without labels" if file.stem.startswith("pretrain-") else model
-        run = "not run yet | |"
+        run = "no card yet | |"
         if card.is_file():
             results = json.loads(card.read_text())
             low, high = results["intervals"]["accuracy"]
@@ -139,8 +139,7 @@ def fine_tuning(house: Path) -> str:
         cells = []
         for method in methods:
             scores = [100 * run["accuracy"] for run in row if run["method"] == method]
-            spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
-            cells.append(f"{statistics.mean(scores):.1f}%{spread}" if scores else "not run")
+            cells.append(_mean_and_deviation(scores))
         seeds = len({run["seed"] for run in row})
         lines.append(f"| {key[0]} | {key[1]} | {key[2]:,} | {' | '.join(cells)} | {seeds} |")
     sizes = {run["checkpoint"]: run["parameters"] for run in runs if run["method"] == "full"}
@@ -150,3 +149,27 @@ def fine_tuning(house: Path) -> str:
         f"{said}. {describe_machines(runs)}."
     )
     return "\n".join(lines)
+
+
+def pretraining(house: Path) -> str:
+    """One row per number of labels, length and rate of `benchmarks/pretraining.py`: the accuracy from both starts."""
+    runs = json.loads((house / "model_cards" / "pretraining.json").read_text())
+    starts = ("pre-trained", "from scratch")
+    lines = header("labels", "epochs", "learning rate", *starts, "points", "seeds")
+    for key in sorted({(run["size"], run["num_train_epochs"], run["learning_rate"]) for run in runs}):
+        row = [run for run in runs if (run["size"], run["num_train_epochs"], run["learning_rate"]) == key]
+        scores = {start: [100 * run["accuracy"] for run in row if run["start"] == start] for start in starts}
+        cells = [_mean_and_deviation(scores[start]) for start in starts]
+        gain = statistics.mean(scores["pre-trained"]) - statistics.mean(scores["from scratch"])
+        lines.append(f"| {key[0]:,} | {key[1]:g} | {key[2]:g} | {' | '.join(cells)} | {gain:+.1f} | {len(row) // 2} |")
+    lines.append(
+        f"\nAccuracy on {runs[0]['scored_images']:,} test images: mean and, of several seeds, sample standard deviation; a seed draws the "
+        f"labelled images too. {runs[0]['parameters'] / 1e6:.1f} M parameters. {describe_machines(runs)}."
+    )
+    return "\n".join(lines)
+
+
+def _mean_and_deviation(scores: list[float]) -> str:
+    """Percents as a table shows them."""
+    spread = f" ± {statistics.stdev(scores):.1f}" if len(scores) > 1 else ""
+    return f"{statistics.mean(scores):.1f}%{spread}" if scores else "not run"
