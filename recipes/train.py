@@ -102,7 +102,7 @@ def main(args: TrainArguments, task_class, report, signals: Signals | None = Non
 
     if saved is not None:
         keep_defaults(args, saved["config"])
-    run = build_run(args, task_class(args, accelerator), accelerator, signals, began)
+    run = build_run(args, task_class(args, accelerator), accelerator, signals, began, resumes=saved is not None)
     state = start_or_resume(run, saved, tensors)
     del tensors  # as large as the model and its optimizers
     if not run.data.selects_best:

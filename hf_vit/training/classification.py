@@ -17,6 +17,7 @@ from hf_vit.evaluation.scores import classification_report, compute_metrics, hea
 from hf_vit.system.run_files import NUM_SAMPLES, NUMBER, PREDICTIONS, SAMPLES
 from hf_vit.training.arguments import TrainArguments, parse_overrides
 from hf_vit.training.checkpoints import save_best
+from hf_vit.training.defaults import HEAD_STEPS, default_rates
 from hf_vit.training.inputs import Batch, RunData, load_rows
 from hf_vit.training.losses import (
     Teacher,
@@ -76,6 +77,29 @@ class Classification:
         if args.balance == "weights":
             self.weights = class_weights(data.train_images.labels, len(data.labels)).to(device)
 
+    def fit_head(self, head, features, labels):
+        """Train the head alone, in place, at the rate of a probe, which falls to zero; each step is on all images.
+
+        Args:
+            head: a dense layer.
+            features: of the training images (n, D).
+            labels: their labels, (n,) or (n, L).
+        """
+        targets = soft_targets(labels, len(self.data.labels), self.args.label_smoothing)
+        highest = default_rates("probe", None, features.shape[1])[0]
+        optimizer = torch.optim.AdamW(head.parameters(), highest, weight_decay=self.args.weight_decay)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, HEAD_STEPS)
+        for _ in range(HEAD_STEPS):
+            self.loss_of_logits(head(features), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+
+    def loss_of_logits(self, logits, targets) -> torch.Tensor:
+        """The loss () of logits and targets (B, L), without a teacher."""
+        kind = multi_label_loss if self.data.several_labels else classification_loss
+        return kind(logits, targets, self.args.loss, self.weights)
+
     def with_targets(self, inputs, labels, epoch: int, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets (B, L), mixed if that is asked for: all micro-batches of a step alike, as one large batch would be."""
         args = self.args
@@ -86,8 +110,7 @@ class Classification:
         """The loss (), and the logits (B, L)."""
         args, outputs = self.args, model(batch.inputs, **kwargs)
         logits = outputs if args.cache_features else outputs.logits
-        kind = multi_label_loss if self.data.several_labels else classification_loss
-        loss = kind(logits, batch.targets, args.loss, self.weights)
+        loss = self.loss_of_logits(logits, batch.targets)
         if self.teacher is not None:
             with self.accelerator.autocast():
                 teacher_logits = self.teacher(batch.inputs)

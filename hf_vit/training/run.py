@@ -14,7 +14,7 @@ from accelerate.utils import DistributedType, gather_object
 from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
-from hf_vit.data.image_dataset import FeatureDataset
+from hf_vit.data.image_dataset import FeatureDataset, ImageDataset
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import sequential_batches
 from hf_vit.data.splits import describe_scored
@@ -25,11 +25,19 @@ from hf_vit.system.files import write_text
 from hf_vit.training import lives
 from hf_vit.training.arguments import TrainArguments, to_yaml
 from hf_vit.training.checkpoints import gather_state, gather_weights, restore_state, save_checkpoint
-from hf_vit.training.defaults import describe_training, fill_crop_scale, fill_defaults
+from hf_vit.training.defaults import describe_training, fill_crop_scale, fill_defaults, fits_head_first
 from hf_vit.training.distributed import run_on_main
 from hf_vit.training.ema import ModelEMA
 from hf_vit.training.inputs import RunData, TrainBatches, num_workers, read_data
-from hf_vit.training.model import add_lora, check_first_image_size, compile_model, find_batch_size, freeze, save_model
+from hf_vit.training.model import (
+    add_lora,
+    check_first_image_size,
+    compile_model,
+    find_batch_size,
+    freeze,
+    save_model,
+    shard_by_layer,
+)
 from hf_vit.training.optimizers import build_optimizers
 from hf_vit.training.run_folder import NEW_RUN, STARTED, clear, continue_run
 from hf_vit.training.signals import Signals
@@ -173,6 +181,20 @@ def predict_images(args, accelerator, model, images, spec, split: str, features=
     return predict(model, batches, spec, accelerator, len(images), features, stopped, split)
 
 
+def extract_features(args: TrainArguments, accelerator, model, images: ImageDataset, spec) -> FeatureDataset:
+    """What the model's head reads of these training images."""
+    return FeatureDataset(images, *predict_images(args, accelerator, model, images, spec, args.train_split, True))
+
+
+def fit_new_head(args: TrainArguments, task, accelerator, model, data: RunData):
+    """Train the head alone, on the features of all training images without random crops."""
+    images, device = data.train_images, accelerator.device
+    if data.train_spec != data.spec:
+        images = ImageDataset(images.rows, data.spec, args.on_bad_image)
+    seen = extract_features(args, accelerator, model, images, data.spec)
+    task.fit_head(classification_head(model), seen.cache.to(device), seen.labels.to(device))
+
+
 def own_batches(args: TrainArguments, accelerator, images):
     """The batches that this process scores."""
     rank, world = accelerator.process_index, accelerator.num_processes
@@ -180,8 +202,12 @@ def own_batches(args: TrainArguments, accelerator, images):
     return data_loader(images, share, num_workers(args))
 
 
-def build_run(args: TrainArguments, task, accelerator, signals: Signals, began: float) -> Run:
-    """Read the data and build all that a run works on."""
+def build_run(args: TrainArguments, task, accelerator, signals: Signals, began: float, resumes: bool = False) -> Run:
+    """Read the data and build all that a run works on.
+
+    Args:
+        resumes: whether the weights of a checkpoint will replace those of the model.
+    """
     say = lambda text: print_main(accelerator, text)
     device, world = accelerator.device, accelerator.num_processes
     fill_crop_scale(args)
@@ -198,19 +224,23 @@ def build_run(args: TrainArguments, task, accelerator, signals: Signals, began: 
     sharded = accelerator.distributed_type == DistributedType.FSDP
     unsharded = copy.deepcopy(model) if sharded else model
     if args.gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    if not sharded:  # a sharded model goes to its devices in parts, when it is prepared
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    if sharded:  # it goes to its devices in parts, when it is prepared
+        shard_by_layer(accelerator, model)
+    else:
         model.to(device)
+    task.set_up(data, backbone)
     features_began = time.monotonic()
+    if args.cache_features and sharded:
+        raise ValueError("--cache_features trains a head, which FSDP has no need to split: use ddp.yaml")
     if args.cache_features:
-        if sharded:
-            raise ValueError("--cache_features trains a head, which FSDP has no need to split: use ddp.yaml")
-        say(f"computing the features of {len(data.train_images):,} images")
-        features = predict_images(args, accelerator, model, data.train_images, data.spec, args.train_split, True)
-        data.train_images = FeatureDataset(data.train_images, *features)
+        say(f"computing the features of {images:,} images")
+        data.train_images = extract_features(args, accelerator, model, data.train_images, data.spec)
+    elif fits_head_first(args, images) and not (sharded or resumes) and not classification_head(model).weight.any():
+        say(f"fitting the head on the features of {images:,} images")
+        fit_new_head(args, task, accelerator, model, data)
     feature_seconds = time.monotonic() - features_began
 
-    task.set_up(data, backbone)
     batch_size, accumulation = fit_batch_size(args, task, accelerator, data, model)
     accelerator.gradient_accumulation_steps = accumulation
     betas = (args.adam_beta1, args.adam_beta2)

@@ -42,6 +42,9 @@ class Task(Protocol):
     def set_up(self, data: RunData, backbone: nn.Module):
         """Keep what the methods below need of data and backbone."""
 
+    def fit_head(self, head: nn.Linear, features: torch.Tensor, labels: torch.Tensor):
+        """Train a new head alone on features (n, D) of the training images; only where there are labels and a checkpoint."""
+
     def with_targets(self, inputs, labels, epoch: int, batch: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Inputs (B, C, H, W) and targets of a batch."""
 

@@ -117,7 +117,7 @@ def test_an_interrupt_saves_and_the_same_call_goes_on_to_the_same_weights(train,
 
 @pytest.mark.parametrize("where", ["before the first step", "twice in a step"])
 def test_an_interrupt_with_nothing_to_wait_for_leaves_at_once(where, train, at_step, monkeypatch, tmp_path):
-    interrupt = lambda *_: signal.raise_signal(signal.SIGINT)
+    interrupt = lambda *_, **__: signal.raise_signal(signal.SIGINT)
     if where == "before the first step":
         monkeypatch.setattr("hf_vit_recipes.train.build_run", interrupt)
     else:

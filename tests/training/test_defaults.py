@@ -18,6 +18,7 @@ from hf_vit.training.defaults import (
     describe_training,
     fill_crop_scale,
     fill_defaults,
+    fits_head_first,
     keep_defaults,
 )
 
@@ -163,8 +164,8 @@ def test_a_line_says_what_was_chosen():
     assert describe_training(args, 9, 8) == "the head alone: 9 steps of 8 images, learning rate 0.001"
 
 
-def test_fine_tuning_30_images_by_default_is_no_worse_than_the_probe_where_ten_small_steps_are(tmp_path):
-    """A checkpoint of CIFAR-10, images of clothes; within a standard error. Ten steps of 64 images at 5e-5 were the old defaults."""
+def test_fine_tuning_30_images_by_default_is_no_worse_than_the_probe_where_ten_small_steps_are(tmp_path, monkeypatch):
+    """A checkpoint of CIFAR-10, images of clothes. Ten steps of 64 images at 5e-5 with a head of zeros were the old defaults."""
     splits = load_splits("fashion-mnist-mini")
     labels = np.asarray(splits["train"]["label"])
     rows = [row for label in range(10) for row in np.flatnonzero(labels == label)[:3]]
@@ -173,6 +174,17 @@ def test_fine_tuning_30_images_by_default_is_no_worse_than_the_probe_where_ten_s
     flags = {"dataset_name": tmp_path, "model_name_or_path": PRETRAINED, "mixed_precision": "no"}
     of_old = {"learning_rate": 5e-5, "max_train_steps": 10, "per_device_train_batch_size": 64, "crop_scale": 0.35}
     probe = fine_tune(**flags, freeze_backbone="true", cache_features="true")["accuracy"]
+    assert fine_tune(**flags)["accuracy"] >= probe
+    monkeypatch.setattr("hf_vit.training.defaults.HEAD_FIRST_IMAGES", 0)
     noise = math.sqrt(probe * (1 - probe) / 400)  # one standard error
     assert fine_tune(**flags, **of_old)["accuracy"] < probe - 2 * noise
-    assert fine_tune(**flags)["accuracy"] > probe - noise
+
+
+def test_a_new_head_of_few_images_is_fitted_first():
+    fitted = lambda images, *flags, **how: fits_head_first(chosen(images or 54, *flags, **how), images)
+    assert fitted(54)
+    assert fitted(1000, "--lora_rank", "8")
+    assert not fitted(1001)
+    assert not fitted(None)  # a stream
+    assert not fitted(54, *METHODS["probe"])
+    assert not fitted(54, model=("--preset", "tiny-patch16-224"))

@@ -17,6 +17,9 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
+from datasets import ClassLabel, Dataset, Features
+from datasets import Image as ImageFeature
+from image_data import picture
 from PIL import Image
 from torch import nn
 from transformers import (
@@ -43,7 +46,8 @@ from hf_vit.evaluation.probes import few_shot_accuracy, knn_accuracy, probe
 from hf_vit.evaluation.scores import classification_report, compute_metrics
 from hf_vit.system import hardware
 from hf_vit.training import setup
-from hf_vit.training.arguments import TrainArguments
+from hf_vit.training.arguments import TrainArguments, parse_args
+from hf_vit.training.classification import Classification
 from hf_vit.training.ema import ModelEMA
 from hf_vit.training.inputs import resize
 from hf_vit.training.losses import (
@@ -57,7 +61,8 @@ from hf_vit.training.losses import (
 )
 from hf_vit.training.model import add_lora, build_model, check_first_image_size, find_batch_size, freeze, save_model
 from hf_vit.training.optimizers import build_optimizers, learning_rate, parameter_groups, split_decay
-from hf_vit.training.setup import known_trackers
+from hf_vit.training.run import build_run, predict_images
+from hf_vit.training.setup import known_trackers, set_up_accelerator
 
 
 @pytest.fixture
@@ -1193,3 +1198,68 @@ def test_memory_is_not_kept_where_the_c_library_has_no_way_to(monkeypatch):
     monkeypatch.setattr(hardware.ctypes, "CDLL", lambda name: pytest.fail("no other system was asked for"))
     monkeypatch.setattr(hardware, "sys", SimpleNamespace(platform="darwin"))
     assert hardware.keep_memory() is False
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The head before its first step
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_head_that_is_fitted_first_separates_what_can_be_separated(accelerator, several):
+    labels = torch.arange(30) % 3
+    features = nn.functional.one_hot(labels, 8) + 0.3 * torch.randn(30, 8)
+    if several:
+        labels = nn.functional.one_hot(labels, 3).float()
+    task = Classification(TrainArguments("d", "o", label_smoothing=0.1), accelerator)
+    task.args.loss = "binary_cross_entropy" if several else "cross_entropy"
+    task.data = SimpleNamespace(labels=list("abc"), several_labels=several)
+    head = nn.Linear(8, 3)
+    nn.init.zeros_(head.weight)
+    before = task.loss_of_logits(head(features), soft_targets(labels, 3, 0.1))
+    task.fit_head(head, features, labels)
+    assert head.weight.grad is None
+    assert task.loss_of_logits(head(features), soft_targets(labels, 3, 0.1)) < 0.8 * before
+    assert count_correct(head(features), labels) >= 29
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT asks for it
+@pytest.mark.parametrize("lora", [False, True])
+def test_only_a_new_head_is_fitted_on_whole_images_and_nothing_else_is(
+    tmp_path, tiny_model, lora, capsys, monkeypatch
+):
+    seen = []
+    note = lambda *given: seen.append(given[3]) or predict_images(*given)
+    monkeypatch.setattr("hf_vit.training.run.predict_images", note)
+    rows = {"image": [picture(number, (40, 24)) for number in range(12)], "label": [0, 1, 2] * 4}
+    Dataset.from_dict(rows, Features(image=ImageFeature(), label=ClassLabel(names=list("abc")))).to_parquet(
+        tmp_path / "train.parquet"
+    )
+    checkpoint = tiny_model()
+    for labels in (("x", "y", "z"), ("a", "b", "c")):
+        checkpoint.config.id2label = dict(enumerate(labels))
+        checkpoint.save_pretrained(tmp_path / "checkpoint")
+        ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(tmp_path / "checkpoint")
+        flags = {
+            "dataset_name": tmp_path / "train.parquet",
+            "model_name_or_path": tmp_path / "checkpoint",
+            "num_workers": 0,
+        }
+        flags |= {"output_dir": tmp_path / "out", "auto_find_batch_size": "false", "lora_rank": 8 * lora}
+        args = parse_args([f"--{name}={value}" for name, value in flags.items()])
+        accelerator = set_up_accelerator(args)
+        run = build_run(args, Classification(args, accelerator), accelerator, None, 0.0)
+        head = classification_head(run.network)
+        is_new = labels == ("x", "y", "z")
+        assert ("fitting the head on the features of" in capsys.readouterr().out) == is_new
+        assert head.weight.any()
+        assert torch.equal(head.weight, checkpoint.classifier.weight) != is_new
+        resumed = build_run(args, Classification(args, accelerator), accelerator, None, 0.0, resumes=True)
+        assert classification_head(resumed.network).weight.any() != is_new
+        assert [images.spec.crop_scale for images in seen] == [None]  # a crop is of 0.64 of the area or more
+        assert run.data.train_images.spec.crop_scale == 0.64
+        weights = {
+            name.removeprefix("base_model.model.").replace(".base_layer", ""): w
+            for name, w in run.network.state_dict().items()
+        }
+        for name, weight in checkpoint.vit.state_dict().items():
+            assert torch.equal(weights[f"vit.{name}"], weight)
