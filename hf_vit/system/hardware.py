@@ -1,5 +1,6 @@
 """What this machine can do, and what is chosen for it: device, precision, compilation, threads, workers, memory."""
 
+import contextlib
 import ctypes
 import importlib.util
 import os
@@ -111,6 +112,26 @@ def use_all_cores():
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if launched() and torch.get_num_threads() == 1:
         torch.set_num_threads(max(1, (psutil.cpu_count(logical=False) or 1) // processes))
+
+
+def cpu_seconds_of_others() -> float:
+    """CPU time that this machine has spent on all but this process and its children."""
+    times = psutil.cpu_times()
+    spent = sum(getattr(times, kind, 0) for kind in ("user", "nice", "system", "irq", "softirq"))
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            spent -= sum(process.cpu_times()[:4])  # its own and its ended children's
+    return spent
+
+
+def fewer_threads(busy: float) -> int | None:
+    """The threads that would not meet other programs, which keep `busy` cores busy; None if these leave enough cores.
+
+    Threads that share a core with a program make all others wait, and actively so: two may be slower than one.
+    """
+    threads, cores = torch.get_num_threads(), psutil.cpu_count() or 1
+    free = max(1, round(cores - busy))
+    return free if threads + busy > cores + 0.5 and free < threads else None
 
 
 def keep_memory() -> bool:

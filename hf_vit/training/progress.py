@@ -6,9 +6,12 @@ import time
 import torch
 from tqdm.auto import tqdm
 
-from hf_vit.system.hardware import peak_memory
+from hf_vit.system.hardware import cpu_seconds_of_others, fewer_threads, peak_memory
 from hf_vit.training.run import Run
 from hf_vit.training.state import TrainState
+
+
+SECONDS_TO_MEET_OTHERS = 10
 
 
 class ProgressBar:
@@ -25,6 +28,9 @@ class ProgressBar:
             mininterval=1 if watched else 20,
             disable=not run.accelerator.is_main_process,
         )
+        self.began = time.monotonic()
+        shares_no_cores = run.accelerator.device.type != "cpu" or run.accelerator.num_processes > 1
+        self.spent_by_others = None if shares_no_cores else cpu_seconds_of_others()
 
     def update(self, run: Run, state: TrainState, rate: float, norm: torch.Tensor):
         self.bar.update()
@@ -47,3 +53,14 @@ class ProgressBar:
         run.log(state.step, state.epoch + 1, **mean, **numbers, seconds=run.seconds_of_training(state))
         run.sums.zero_()
         self.logged_step, self.logged_at = state.step, now
+        if self.spent_by_others is not None and now > self.began + SECONDS_TO_MEET_OTHERS:
+            self.tell_of_others(run, now)
+
+    def tell_of_others(self, run: Run, now: float):
+        busy = (cpu_seconds_of_others() - self.spent_by_others) / (now - self.began)
+        self.spent_by_others, threads = None, fewer_threads(busy)
+        if threads is not None:
+            run.print(
+                f"other programs keep {busy:.1f} cores busy, and the threads of this run wait for each other: stop it, and go on "
+                f"with OMP_NUM_THREADS={threads} before the same command, which may be several times as fast"
+            )

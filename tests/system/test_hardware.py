@@ -1,8 +1,12 @@
 """What is chosen for a machine: by stubs of what it can do, and by counts of what a GPU would have to wait for."""
 
 import os
+import subprocess
+import sys
+import time
 import types
 
+import psutil
 import pytest
 import torch
 from accelerate.utils import DistributedType
@@ -12,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hf_vit import HFViTModel
 from hf_vit.data import augment
 from hf_vit.system import hardware
+from hf_vit.training import progress
 from hf_vit.training.inputs import Prefetcher
 from hf_vit.training.model import compile_model, find_batch_size
 
@@ -114,6 +119,70 @@ def test_a_system_without_affinity_counts_all_cores(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 10)
     assert hardware.own_cores() == 10
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "busy", "fewer"),
+    [
+        (2, 2, 1.0, 1),
+        (2, 2, 0.3, None),
+        (2, 2, 5.0, 1),
+        (2, 1, 1.0, None),
+        (8, 8, 2.2, 6),
+        (8, 4, 4.2, None),
+        (8, 4, 6.0, 2),
+    ],
+)
+def test_threads_that_share_a_core_with_other_programs_are_too_many(monkeypatch, cores, threads, busy, fewer):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr("psutil.cpu_count", lambda: cores)
+    assert hardware.fewer_threads(busy) == fewer
+
+
+def test_time_of_this_process_and_of_its_children_is_not_that_of_others(monkeypatch):
+    times = psutil.cpu_times()
+    monkeypatch.setattr("psutil.cpu_times", lambda: times)  # nothing else runs
+    before = hardware.cpu_seconds_of_others()
+    spend = "import time\nwhile time.process_time() < 0.6: pass\ninput()"
+    child = subprocess.Popen([sys.executable, "-c", spend], stdin=subprocess.PIPE)
+    until = time.monotonic() + 60
+    while sum(psutil.Process(child.pid).cpu_times()[:2]) < 0.5 and time.monotonic() < until:
+        time.sleep(0.05)
+    running = hardware.cpu_seconds_of_others()
+    child.communicate(b"\n")
+    assert running <= before - 0.4
+    assert hardware.cpu_seconds_of_others() <= before - 0.4  # it has ended
+
+
+@pytest.mark.parametrize(("others", "told"), [(0.9, ["OMP_NUM_THREADS=1"]), (0.1, [])])
+def test_a_run_beside_another_program_says_once_how_many_threads_are_free(monkeypatch, others, told):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr("psutil.cpu_count", lambda: 2)
+    clock = types.SimpleNamespace(now=0.0)
+    monkeypatch.setattr(progress, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(progress, "cpu_seconds_of_others", lambda: 1000 + others * clock.now)
+    printed = []
+    accelerator = types.SimpleNamespace(
+        device=torch.device("cpu"), num_processes=1, is_main_process=False, reduce=lambda sums, reduction: sums
+    )
+    run = types.SimpleNamespace(
+        accelerator=accelerator,
+        args=types.SimpleNamespace(log_steps=1),
+        batches=types.SimpleNamespace(total_steps=10),
+        images_per_step=4,
+        log=lambda *_, **__: None,
+        print=printed.append,
+        seconds_of_training=lambda state: clock.now,
+        signals=types.SimpleNamespace(in_notebook=False),
+        sums=torch.ones(3),
+        task=types.SimpleNamespace(has_accuracy=True),
+    )
+    state = types.SimpleNamespace(step=0, epoch=0)
+    bar = progress.ProgressBar(run, state)
+    for step in range(1, 10):
+        state.step, clock.now = step, 4.0 * step
+        bar.update(run, state, 1e-3, torch.ones(()))
+    assert [text.split("with ")[1].split(" before")[0] for text in printed] == told
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
