@@ -77,7 +77,9 @@ def write_card(
     is_adapter = weights.name == ADAPTER_SAFE_WEIGHTS_NAME
     if is_adapter:
         layout = f"This is a LoRA adapter of {inline(base_model)}; it needs the packages hf_vit and peft."
-    recalls = sorted((row for row in results["per_class"] if row["recall"] is not None), key=lambda row: row["recall"])
+    recalls = sorted(
+        (row for row in results["per_class"] if row.get("recall") is not None), key=lambda row: row["recall"]
+    )
     thresholds = results.get("thresholds")
     card = ModelCard.from_template(
         metadata,

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import stat
+import sys
 from pathlib import Path, PurePosixPath
 
 import yaml
@@ -113,6 +114,8 @@ def check_shape(value, shape, where: str):
         # True is an int of Python, and none of JSON.
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise ValueError(f"{where} is a {type(value).__name__}: wanted {' or '.join(k.__name__ for k in kinds)}")
+        if shape is NUMBER and abs(value) > sys.float_info.max and isinstance(value, int):
+            raise ValueError(f"{where} is larger than any number that a run writes")
 
 
 def listed_files(folder: Path, *needed: str) -> dict[str, dict]:

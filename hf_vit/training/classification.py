@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
 from hf_vit.data.augment import mix
 from hf_vit.data.columns import has_several_labels
+from hf_vit.data.sampling import class_balanced_ids
 from hf_vit.data.splits import class_weights
 from hf_vit.evaluation.calibration import fit_temperature, folded_temperature
 from hf_vit.evaluation.classifiers import model_folder
@@ -78,13 +80,17 @@ class Classification:
             self.weights = class_weights(data.train_images.labels, len(data.labels)).to(device)
 
     def fit_head(self, head, features, labels):
-        """Train the head alone, in place, at the rate of a probe, which falls to zero; each step is on all images.
+        """Train the head alone, in place, at the rate of a probe, which falls to zero; each step is on all images, or on as many
+        of each class if that is asked for.
 
         Args:
             head: a dense layer.
             features: of the training images (n, D).
             labels: their labels, (n,) or (n, L).
         """
+        if self.args.balance == "sampling":
+            ids = class_balanced_ids(labels.cpu().numpy(), np.random.default_rng(self.args.seed)) % len(labels)
+            features, labels = features[ids], labels[ids]
         targets = soft_targets(labels, len(self.data.labels), self.args.label_smoothing)
         highest = default_rates("probe", None, features.shape[1])[0]
         optimizer = torch.optim.AdamW(head.parameters(), highest, weight_decay=self.args.weight_decay)

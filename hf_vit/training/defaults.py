@@ -69,12 +69,13 @@ def default_rates(method: str, images: int | None, hidden_size: int) -> tuple[fl
 
 
 def fits_head_first(args: TrainArguments, images: int | None) -> bool:
-    """Whether a head that is new is fitted alone before training.
+    """Whether a head that is new is fitted to the labels, alone, before training. With a teacher, labels are not all it learns.
 
     Args:
         images: to train on; None for a stream.
     """
-    return training_method(args) in ("full", "lora") and images is not None and images <= HEAD_FIRST_IMAGES
+    few = images is not None and images <= HEAD_FIRST_IMAGES
+    return few and training_method(args) in ("full", "lora") and args.teacher_name_or_path is None
 
 
 def default_batch_size(method: str, images: int | None, processes: int = 1) -> int:

@@ -32,14 +32,17 @@ def classification_loss(
         logits, targets: (B, L); targets are probabilities.
         kind: "cross_entropy", or "binary_cross_entropy", a yes or no for each label, mean of the labels
             (arXiv 2110.00476, section 2.2).
-        weights: (L,), one per label.
+        weights: (L,), one per label. An image counts as much as its targets weigh: if each label's term were weighted instead,
+            as PyTorch does, the smoothed targets of a rare label would outweigh the label of a frequent one.
     """
     logits = logits.float()
     if kind == "cross_entropy":
-        return nn.functional.cross_entropy(logits, targets, weight=weights)
-    weights = torch.ones_like(targets[0]) if weights is None else weights
-    each = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")  # (B, L)
-    return (each.mean(dim=1) * (targets * weights).sum(dim=1)).mean()
+        if weights is None:
+            return nn.functional.cross_entropy(logits, targets)
+        each = nn.functional.cross_entropy(logits, targets, reduction="none")
+    else:
+        each = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(dim=1)
+    return (each if weights is None else each * (targets * weights).sum(dim=1)).mean()
 
 
 def multi_label_loss(logits, targets, kind: str, weights: torch.Tensor | None = None) -> torch.Tensor:
@@ -48,17 +51,17 @@ def multi_label_loss(logits, targets, kind: str, weights: torch.Tensor | None = 
     Args:
         logits, targets: (B, L); each target is a probability of its own.
         kind: "binary_cross_entropy", or "asymmetric" (arXiv 2009.14119, equations 5 to 7).
-        weights: (L,), of the images that have the label; those without it count 1.
+        weights: (L,), of the images that have the label; those without it count 1, and smoothed targets what lies between.
     """
     logits = logits.float()
+    counts = 1.0 if weights is None else 1 + (weights - 1) * targets
     if kind == "binary_cross_entropy":
-        return nn.functional.binary_cross_entropy_with_logits(logits, targets, pos_weight=weights)
+        return (counts * nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")).mean()
     probabilities = logits.sigmoid()
     shifted = (probabilities - MARGIN).clamp(min=0)
     positive = (1 - probabilities) ** GAMMA_POSITIVE * nn.functional.logsigmoid(logits)
     negative = shifted**GAMMA_NEGATIVE * (1 - shifted).log()  # 1 - shifted is at least the margin
-    weights = 1.0 if weights is None else weights
-    return -(weights * targets * positive + (1 - targets) * negative).mean()
+    return -(counts * (targets * positive + (1 - targets) * negative)).mean()
 
 
 def count_correct(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -123,7 +123,7 @@ def collect_results(run: Run, state: TrainState, scores: dict, answers: dict, sk
             "reading": round(data.seconds, 1),
             **{name: round(seconds[name], 1) for name in ("input", "model", "scoring")},
         },
-        "images_per_second": round(state.step * run.images_per_step / (seconds["training"] - seconds["scoring"]), 1),
+        "images_per_second": round(state.step * run.images_per_step / (seconds["input"] + seconds["model"]), 1),
         "steps": state.step,
         "images_per_step": run.images_per_step,
         "skipped_steps": state.skipped_steps,

@@ -189,7 +189,7 @@ def extract_features(args: TrainArguments, accelerator, model, images: ImageData
 def fit_new_head(args: TrainArguments, task, accelerator, model, data: RunData):
     """Train the head alone, on the features of all training images without random crops."""
     images, device = data.train_images, accelerator.device
-    if data.train_spec != data.spec:
+    if images.cache is None or data.train_spec != data.spec:
         images = ImageDataset(images.rows, data.spec, args.on_bad_image)
     seen = extract_features(args, accelerator, model, images, data.spec)
     task.fit_head(classification_head(model), seen.cache.to(device), seen.labels.to(device))

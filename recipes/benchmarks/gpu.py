@@ -376,11 +376,12 @@ class Bench:
         try:
             output, _ = process.communicate(timeout=max(1.0, self.deadline - time.monotonic() - TO_STOP))
         except subprocess.TimeoutExpired as error:
-            process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=TO_STOP)
             raise OutOfTime from error
         finally:  # with what it has started
+            if process.poll() is None:  # time is over, or this script is stopped: a run saves itself
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.communicate(timeout=TO_STOP)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -408,6 +409,8 @@ def main(args: argparse.Namespace):
         raise ValueError("there is no CUDA device here: --tiny true checks the script without one")
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+    args.output_dir = args.output_dir.resolve()  # pytest works in another folder
     args.output_dir.mkdir(parents=True, exist_ok=True)
     file = args.output_dir / "gpu.json"
     results = json.loads(file.read_text()) if file.is_file() else {}

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from hf_vit.data.image_spec import ImageSpec
+from hf_vit.training.report import read_log
 
 
 RECIPES = Path(__file__).resolve().parents[1]
@@ -51,8 +52,7 @@ def run_training(folder: Path, **flags) -> dict:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {**json.loads((folder / "results.json").read_text()), "lines": lines}
+    return {**json.loads((folder / "results.json").read_text()), "lines": read_log(folder)}
 
 
 def training_seconds(run: dict) -> float:

@@ -27,7 +27,7 @@ from hf_vit import figures
 from hf_vit.hub.card import CARD_BEGIN, CARD_END, merge_cards, split_card, write_card
 from hf_vit.hub.package import build_package, load_merged_model
 from hf_vit.hub.push import push_model
-from hf_vit.hub.run_results import load_samples, read_run
+from hf_vit.hub.run_results import RESULTS_SHAPE, load_samples, read_run
 from hf_vit.hub.verification import load_without_code
 from hf_vit.system import escapes, files, run_files
 from hf_vit.system.files import atomic_dir, checksum, verify_checksums, write_text
@@ -103,6 +103,17 @@ HOSTILE = [
     f"a\n{CARD_END}\nb", f"{CARD_BEGIN}\n# other", "a\n---\nlicense: gpl\n---", "```\n# out of the fence", "<img src=x>", "x | y",
     "\x1b]0;title\x07\x1b[2J", "\u202egpj.exe", "=HYPERLINK(0)", "\udcff", "<!-- metadata of this part: {} -->", "{{ 7 * 7 }}",
 ]  # fmt: skip
+
+
+def test_a_card_is_written_without_what_may_be_absent_and_numbers_that_are_none_are_refused(run, tmp_path):
+    results, config = read_run(run)
+    results |= {"temperature": None, "per_class": [{"label": "a"}, {"label": "b", "recall": None}]}
+    run_files.check_shape(results, RESULTS_SHAPE, "results.json")
+    folder = shutil.copytree(run / "model", tmp_path / "card")
+    write_card(folder, publish.TEMPLATE, results, config)
+    assert "temperature" not in split_card((folder / "README.md").read_text())[1].split("## Limits")[1]
+    with pytest.raises(ValueError, match=r"results.json: temperature is larger than any number that a run writes"):
+        run_files.check_shape({**results, "temperature": 10**400}, RESULTS_SHAPE, "results.json")
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))

@@ -1,6 +1,7 @@
 """Claims about recipes/benchmarks/gpu.py, which is meant for a GPU: its stages work, end in time and are not measured twice."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +12,9 @@ import pytest
 from benchmarks import gpu
 from datasets import ClassLabel, Dataset, Features, Image
 from image_data import picture
+
+
+SAVES = "import signal, time; signal.signal(15, lambda *_: (open('saved', 'w'), exit(75))); time.sleep(60)"
 
 
 def write_parquet(folder, column, side, mode):
@@ -46,9 +50,22 @@ def test_every_stage_works_and_is_measured_once(tmp_path):
 def test_a_process_that_takes_too_long_is_asked_to_stop(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "TO_STOP", 5)
     bench = gpu.Bench(Namespace(output_dir=tmp_path, tiny=True), time.monotonic() + 7, {})
-    saves = "import signal, time; signal.signal(15, lambda *_: (open('saved', 'w'), exit(75))); time.sleep(60)"
     with pytest.raises(gpu.OutOfTime):
-        bench.run([sys.executable, "-c", saves], cwd=tmp_path)
+        bench.run([sys.executable, "-c", SAVES], cwd=tmp_path)
+    assert (tmp_path / "saved").exists()
+
+
+def test_a_process_is_asked_to_stop_when_the_script_is(tmp_path):
+    """By SIGTERM, whose handler raises SystemExit; here by an alarm."""
+    bench = gpu.Bench(Namespace(output_dir=tmp_path, tiny=True), time.monotonic() + 600, {})
+    before = signal.signal(signal.SIGALRM, lambda *_: sys.exit(75))
+    signal.setitimer(signal.ITIMER_REAL, 5)
+    try:
+        with pytest.raises(SystemExit):
+            bench.run([sys.executable, "-c", SAVES], cwd=tmp_path)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
     assert (tmp_path / "saved").exists()
 
 

@@ -186,5 +186,6 @@ def test_a_new_head_of_few_images_is_fitted_first():
     assert fitted(1000, "--lora_rank", "8")
     assert not fitted(1001)
     assert not fitted(None)  # a stream
+    assert not fitted(54, "--teacher_name_or_path", "x")
     assert not fitted(54, *METHODS["probe"])
     assert not fitted(54, model=("--preset", "tiny-patch16-224"))

@@ -414,12 +414,14 @@ def sigmoid(x):
 
 @pytest.mark.parametrize("weights", [None, (0.5, 1.0, 4.0)])
 def test_cross_entropy_is_that_of_a_hand_computation(weights):
+    """An image counts as much as its label does, 0.9 x 0.5 + 0.1 x 1 and 0.25 x 0.5 + 0.75 x 4."""
     parts = []
     for logits, targets in zip(LOGITS.tolist(), TARGETS.tolist(), strict=True):
         log_sum = math.log(sum(math.exp(x) for x in logits))
-        parts.append(sum(w * t * (log_sum - x) for w, t, x in zip(weights or (1, 1, 1), targets, logits, strict=True)))
+        parts.append(sum(t * (log_sum - x) for t, x in zip(targets, logits, strict=True)))
+    counts = (1, 1) if weights is None else (0.55, 3.125)
     loss = classification_loss(LOGITS, TARGETS, "cross_entropy", None if weights is None else torch.tensor(weights))
-    assert loss.item() == pytest.approx(sum(parts) / 2, abs=1e-6)
+    assert loss.item() == pytest.approx((counts[0] * parts[0] + counts[1] * parts[1]) / 2, abs=1e-6)
 
 
 @pytest.mark.parametrize("weights", [None, (0.5, 1.0, 4.0)])
@@ -441,14 +443,14 @@ SEVERAL = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.3]])  # labels of an image
 
 @pytest.mark.parametrize("weights", [None, (0.5, 1.0, 4.0)])
 def test_the_loss_of_several_labels_is_that_of_a_hand_computation(weights):
-    """The mean of all labels' yes or no; the weights count for the yes alone."""
+    """The mean of all labels' yes or no; the weights count for the yes alone, and for 0.3 of a mixed one by 0.3."""
     parts = {"binary_cross_entropy": [], "asymmetric": []}
     for logits, targets in zip(LOGITS.tolist(), SEVERAL.tolist(), strict=True):
         for weight, t, x in zip(weights or (1, 1, 1), targets, logits, strict=True):
-            p, yes = sigmoid(x), -weight * t * math.log(sigmoid(x))
+            p, yes, counts = sigmoid(x), -t * math.log(sigmoid(x)), t * weight + 1 - t
             shifted = max(p - 0.05, 0)
-            parts["binary_cross_entropy"].append(yes - (1 - t) * math.log(1 - p))
-            parts["asymmetric"].append(yes - (1 - t) * shifted**4 * math.log(1 - shifted))
+            parts["binary_cross_entropy"].append(counts * (yes - (1 - t) * math.log(1 - p)))
+            parts["asymmetric"].append(counts * (yes - (1 - t) * shifted**4 * math.log(1 - shifted)))
     for kind, of_labels in parts.items():
         loss = multi_label_loss(LOGITS, SEVERAL, kind, None if weights is None else torch.tensor(weights))
         assert loss.item() == pytest.approx(sum(of_labels) / 6, abs=1e-6)
@@ -1220,6 +1222,34 @@ def test_a_head_that_is_fitted_first_separates_what_can_be_separated(accelerator
     assert head.weight.grad is None
     assert task.loss_of_logits(head(features), soft_targets(labels, 3, 0.1)) < 0.8 * before
     assert count_correct(head(features), labels) >= 29
+
+
+@pytest.mark.parametrize("kind", ["cross_entropy", "binary_cross_entropy", "several labels", "asymmetric"])
+def test_weights_of_rare_classes_and_smoothing_do_not_lose_the_frequent_one(accelerator, kind):
+    """In losses that weigh each label's term, the smoothed targets of 30 images outweigh the labels of 950."""
+    labels = (torch.arange(980) >= 950).long()
+    features = 4.0 * nn.functional.one_hot(labels, 8)
+    task = Classification(TrainArguments("d", "o", label_smoothing=0.1), accelerator)
+    task.weights = torch.tensor([980 / 2 / 950, 980 / 2 / 30])
+    if several := kind in ("several labels", "asymmetric"):
+        labels = nn.functional.one_hot(labels, 2).float()
+    task.args.loss = "binary_cross_entropy" if kind == "several labels" else kind
+    task.data = SimpleNamespace(labels=list("ab"), several_labels=several)
+    head = nn.Linear(8, 2)
+    nn.init.zeros_(head.weight)
+    task.fit_head(head, features, labels)
+    assert count_correct(head(features), labels) == 980
+
+
+def test_a_head_is_fitted_on_as_many_images_of_each_class_if_that_is_asked_for(accelerator):
+    labels = (torch.arange(940) >= 900).long()
+    task = Classification(TrainArguments("d", "o", label_smoothing=0.0, balance="sampling"), accelerator)
+    task.args.loss = "cross_entropy"
+    task.data = SimpleNamespace(labels=list("ab"), several_labels=False)
+    head = nn.Linear(8, 2)
+    nn.init.zeros_(head.weight)
+    task.fit_head(head, torch.ones(940, 8), labels)  # which says nothing of the class
+    assert head(torch.ones(8)).softmax(0)[0].item() == pytest.approx(0.5, abs=0.01)
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT asks for it
