@@ -89,5 +89,5 @@ def add_hardware_flags(parser: Parser, batch_size: int):
 def refuse_less(parser: Parser, args, **least: int):
     """End the script if a flag is less than its least value."""
     for name, smallest in least.items():
-        if getattr(args, name) < smallest:
-            parser.error(f"argument --{name}: {getattr(args, name)} was given, {smallest} or more was wanted")
+        if (given := getattr(args, name)) is not None and given < smallest:
+            parser.error(f"argument --{name}: {given} was given, {smallest} or more was wanted")

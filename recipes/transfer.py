@@ -28,7 +28,7 @@ import sys
 import time
 from pathlib import Path
 
-from command_line import Parser
+from command_line import Parser, refuse_less
 
 
 RECIPES = Path(__file__).resolve().parent
@@ -61,9 +61,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     flag("--public", action="store_true", help="make a new repository public")
     args = parser.parse_args(argv)
-    for name in ("shots", "seeds", "pretrain_epochs", "scratch_epochs", "finetune_epochs"):
-        if (value := getattr(args, name)) is not None and value < 1:
-            parser.error(f"argument --{name}: {value} was given, 1 or more was wanted")
+    refuse_less(parser, args, shots=1, seeds=1, pretrain_epochs=1, scratch_epochs=1, finetune_epochs=1)
     if args.public and args.repo is None:
         parser.error("argument --public: wanted the repository as well: --repo USER/NAME names it")
     if not Path(args.config).is_file():

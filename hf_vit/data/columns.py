@@ -50,14 +50,12 @@ def find_columns(
 
 def label_feature(feature):
     """The type of a label: of a list of them, that of its elements."""
-    if isinstance(feature, list):
-        return feature[0]
     return feature.feature if isinstance(feature, (List, LargeList)) else feature
 
 
 def has_several_labels(rows: Dataset) -> bool:
     """Whether the column `label` holds a list of labels for each image."""
-    return isinstance(rows.features["label"], (list, List, LargeList))
+    return isinstance(rows.features["label"], (List, LargeList))
 
 
 def label_tensor(rows: Dataset) -> torch.Tensor:

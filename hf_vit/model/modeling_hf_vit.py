@@ -237,9 +237,6 @@ class HFViTDropPath(nn.Module):
         keep = hidden_states.new_empty(hidden_states.shape[0], 1, 1).bernoulli_(1 - self.probability)  # (B, 1, 1)
         return hidden_states * keep / (1 - self.probability)
 
-    def extra_repr(self):
-        return f"probability={self.probability:.3f}"
-
 
 class HFViTLayer(GradientCheckpointingLayer):
     """Pre-norm transformer layer: attention, then MLP, each with a residual (arXiv 2010.11929, equations 2 and 3)."""

@@ -68,7 +68,7 @@ def atomic_dir(folder: Path):
 
 @contextlib.contextmanager
 def checksummed_dir(folder: Path, needed: int):
-    """A `atomic_dir` with a manifest of sizes and checksums, which `verify_checksums` compares.
+    """An `atomic_dir` with a manifest of sizes and checksums, which `verify_checksums` compares.
 
     Args:
         needed: bytes that will be written.

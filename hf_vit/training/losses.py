@@ -10,7 +10,7 @@ from hf_vit.evaluation.classifiers import load_classifier, load_processor
 
 # "Asymmetric Loss For Multi-Label Classification", arXiv 2009.14119, section 2: positives keep their cross-entropy, and a negative
 # below the margin counts nothing.
-GAMMA_POSITIVE, GAMMA_NEGATIVE, MARGIN = 0, 4, 0.05
+GAMMA_NEGATIVE, MARGIN = 4, 0.05
 
 
 def soft_targets(labels: torch.Tensor, num_labels: int, smoothing: float) -> torch.Tensor:
@@ -59,9 +59,8 @@ def multi_label_loss(logits, targets, kind: str, weights: torch.Tensor | None = 
         return (counts * nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")).mean()
     probabilities = logits.sigmoid()
     shifted = (probabilities - MARGIN).clamp(min=0)
-    positive = (1 - probabilities) ** GAMMA_POSITIVE * nn.functional.logsigmoid(logits)
     negative = shifted**GAMMA_NEGATIVE * (1 - shifted).log()  # 1 - shifted is at least the margin
-    return -(counts * (targets * positive + (1 - targets) * negative)).mean()
+    return -(counts * (targets * nn.functional.logsigmoid(logits) + (1 - targets) * negative)).mean()
 
 
 def count_correct(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
