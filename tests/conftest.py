@@ -15,8 +15,10 @@ assert "transformers" not in sys.modules, "the environment below must be set bef
 HOUSE = Path(__file__).parents[1]
 HOME = tempfile.mkdtemp(prefix="hf_vit-tests-")
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
+# ONEDNN_MAX_CPU_ISA: a CPU with bf16 would choose it by default, and round what tests compare; those of bf16 ask for it.
 # passive: threads that wait leave the cores to other tests
-os.environ |= {"HF_HOME": HOME, "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "passive", "TRANSFORMERS_OFFLINE": "1"}
+os.environ |= {"HF_HOME": HOME, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+os.environ |= {"ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_WAIT_POLICY": "passive"}
 if "PYTEST_XDIST_WORKER" in os.environ:  # of several: the cores are busy without threads
     os.environ["OMP_NUM_THREADS"] = "1"
 
