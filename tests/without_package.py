@@ -41,7 +41,8 @@ def clean_python(folder, *names):
 def in_clean_python(script, *names, cwd, **environment):
     """What a script prints in a `clean_python`."""
     python = clean_python(cwd / "clean", *names)
-    environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", **environment}
+    kept = {name: os.environ[name] for name in ("PATH", "ONEDNN_MAX_CPU_ISA")}  # its products round as this process's
+    environment = {**kept, "OMP_NUM_THREADS": "1", **environment}
     line = [python, "-W", "ignore", "-c", script]
     pipes = dict(stdin=subprocess.DEVNULL, capture_output=True, text=True)
     done = subprocess.run(line, cwd=cwd, env=environment, timeout=120, **pipes)
