@@ -8,6 +8,9 @@ from importlib.util import find_spec
 from types import ModuleType
 
 
+SWITCH = dict(type=bool, nargs="?", const=True, default=False, metavar="true|false")
+
+
 def answer_signals():
     """A signal before training has begun ends the process at once, with the exit code of a run that can continue."""
 
@@ -73,8 +76,7 @@ def add_unlabelled_flags(parser: Parser):
 def add_output_flags(group, endings: str):
     """The flags of a script whose result is one file, `endings` such as ".csv or .parquet"."""
     group.add_argument("--output_file", required=True, help=f"file to write, {endings}")
-    switch = dict(type=bool, nargs="?", const=True, default=False, metavar="true|false")
-    group.add_argument("--overwrite", **switch, help="replace the output file")
+    group.add_argument("--overwrite", **SWITCH, help="replace the output file")
 
 
 def add_hardware_flags(parser: Parser, batch_size: int):

@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from command_line import Parser, add_column_flags, add_hardware_flags, refuse_less
+from command_line import SWITCH, Parser, add_column_flags, add_hardware_flags, refuse_less
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -42,8 +42,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help="JSON file for the metrics, their intervals, the scores of each class and the confusion matrix; the prediction for "
         "each image goes into a table beside it: x.json and x.predictions.csv; by default neither is written",
     )
-    switch = dict(type=bool, nargs="?", const=True, default=False, metavar="true|false")
-    flag("--overwrite", **switch, help="replace these two files")
+    flag("--overwrite", **SWITCH, help="replace these two files")
     args = parser.parse_args(argv)
     refuse_less(parser, args, token_merging=0, per_device_eval_batch_size=1, num_workers=0)
     parser.check_output_file(args.output_file)
@@ -62,7 +61,7 @@ if __name__ == "__main__":  # a wrong flag is answered before the imports, which
     ARGUMENTS = parse_args()
 
 from hf_vit import HFViTForImageClassification
-from hf_vit.data.columns import column_arguments, has_several_labels, match_labels, named_label_columns
+from hf_vit.data.columns import class_names, column_arguments, has_several_labels, match_labels, named_label_columns
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
@@ -141,7 +140,7 @@ def main(args: argparse.Namespace):
     common = (image_spec, accelerator, args)
 
     images, seen, logits = predict_rows(model, splits["eval"], eval_split, *common)
-    truth, names = images.labels[seen], [model.config.id2label[i] for i in range(model.config.num_labels)]
+    truth, names = images.labels[seen], class_names(model.config)
     metrics, details, thresholds = {}, {}, thresholds_of(model.config)
     try:
         check_task(truth, thresholds)

@@ -59,7 +59,7 @@ import transformers
 from huggingface_hub import try_to_load_from_cache
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_NAME
 
-from hf_vit.data.columns import COLUMN_FLAGS, column_arguments, match_labels, named_label_columns
+from hf_vit.data.columns import COLUMN_FLAGS, class_names, column_arguments, match_labels, named_label_columns
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
@@ -190,7 +190,7 @@ def export(checkpoint: str, folder: Path, evaluated) -> dict:
     if images is not None:
         exporting.quantize(full, small)
         thresholds = thresholds_of(config)
-        names, answers = [config.id2label[index] for index in range(config.num_labels)], {}
+        names, answers = class_names(config), {}
         for file in (full, small):
             logits, truth = predict(file, images)
             check_task(truth, thresholds)

@@ -33,6 +33,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 if __name__ == "__main__":
     ARGUMENTS = parse_args()  # before the imports, which take seconds
 
+from hf_vit.data.columns import class_names
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
 from hf_vit.data.unlabelled import UnlabelledImages, load_unlabelled
@@ -78,7 +79,7 @@ def main(args: argparse.Namespace):
             args.overwrite,
         )
     if accelerator.is_main_process:
-        labels = [model.config.id2label[index] for index in range(model.config.num_labels)]
+        labels = class_names(model.config)
         tables = (
             prediction_columns(images.key, images.names(part["index"].tolist()), part, labels, args.top_k)
             for part in parts.read()

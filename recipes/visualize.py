@@ -54,11 +54,10 @@ if __name__ == "__main__":  # a wrong flag is answered before the imports, which
 
 import datasets
 import torch
-from accelerate import Accelerator
 from transformers.utils import logging
 
 from hf_vit import HFViTForImageClassification, figures
-from hf_vit.data.columns import column_arguments, match_labels, named_label_columns
+from hf_vit.data.columns import class_names, column_arguments, match_labels, named_label_columns
 from hf_vit.data.decoding import decode_rows, stack_images
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_files import read_file
@@ -75,8 +74,8 @@ from hf_vit.evaluation.prediction_table import image_names
 from hf_vit.evaluation.scores import classification_report, compute_metrics, headline, surest_mistakes
 from hf_vit.hub.pictures import draw_average_precision, model_figures
 from hf_vit.model.attention_maps import GRADIENT_METHODS
-from hf_vit.system import hardware
 from hf_vit.system.errors import run_script
+from hf_vit.training.setup import set_up_evaluation
 
 
 def check_model(model, args):
@@ -109,13 +108,12 @@ def load_images(args, image_spec) -> tuple[ImageDataset, list[str], str]:
 
 def draw_evaluation(model, images: ImageDataset, labels: list[str], split: str, image_spec) -> dict:
     """Figures of how the model does on the images, by name; none if it does not know the labels."""
-    accelerator = Accelerator()
-    hardware.use_all_cores()
+    accelerator = set_up_evaluation("no")
     model.to(accelerator.device)
     batches = data_loader(images, sequential_batches(len(images), 64), 0)
     logits, rows = predict(model, batches, image_spec, accelerator, len(images))
     model.cpu()
-    names, thresholds = class_names(model), thresholds_of(model.config)
+    names, thresholds = class_names(model.config), thresholds_of(model.config)
     try:
         check_task(images.labels, thresholds)
         truth = match_labels(images.labels[rows], labels, model.config.id2label)
@@ -152,7 +150,7 @@ def draw_attention(model, pixels: torch.Tensor, args, image_spec) -> dict:
     pictures = denormalize(pixel_values, image_spec)
     with torch.no_grad():
         several = thresholds_of(config) is not None
-        captions = figures.prediction_captions(model(pixel_values).logits, class_names(model), several)
+        captions = figures.prediction_captions(model(pixel_values).logits, class_names(model.config), several)
     drawn = model_figures(model, pictures, pixel_values, captions)
     layers = list(range(config.num_hidden_layers)) if args.layers is None else args.layers
     labels = {} if args.label is None else {"labels": config.label2id[args.label]}
@@ -166,10 +164,6 @@ def draw_attention(model, pixels: torch.Tensor, args, image_spec) -> dict:
         embeddings = model.vit.embeddings.positions_on_grid(config.grid_size)[1][0]  # (N, D)
         drawn["positions"] = figures.positions(embeddings, config.position_embedding)
     return drawn
-
-
-def class_names(model) -> list[str]:
-    return [model.config.id2label[index] for index in range(model.config.num_labels)]
 
 
 def main(args: argparse.Namespace):

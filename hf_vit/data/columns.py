@@ -7,13 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Image, LargeList, List, Value
-from transformers.utils import logging
 
 from hf_vit.data.image_files import RestrictedImage
-from hf_vit.system.progress import is_main_process
+from hf_vit.system.progress import warn
 
-
-logger = logging.get_logger(__name__)
 
 COLUMN_FLAGS = ("image_column", "label_column", "label_names", "label_separator", "label_columns")
 LABEL_COLUMNS = ("label", "labels", "class", "cls", "category", "target")  # usual names of label columns
@@ -248,7 +245,7 @@ def warn_of_similar_names(names: list[str]):
     for name in names:
         alike[" ".join(unicodedata.normalize("NFC", name).casefold().split())].append(name)
     if pairs := [" and ".join(map(repr, same)) for same in alike.values() if len(same) > 1]:
-        logger.warning(f"{', '.join(pairs[:5])} are different classes: rename the labels if they are the same")
+        warn(f"{', '.join(pairs[:5])} are different classes: rename the labels if they are the same")
 
 
 def _match_class_labels(
@@ -320,10 +317,10 @@ def places_in_names(known: list[str], label_names: list[str]) -> list[int]:
             f"--label_names has {len(label_names)} names and the data set has {len(known)} classes ({', '.join(known[:5])}"
             f"{' ...' if len(known) > 5 else ''}), none of which is among them: wanted a name for each class, in their order"
         )
-    if is_main_process() and not (is_obvious and len(known) == len(label_names)):
+    if not (is_obvious and len(known) == len(label_names)):
         pairs = [f"{name} is called {called}" for name, called in zip(ordered[:5], label_names, strict=False)]
         more = " ..." if len(known) > 5 else ""
-        logger.warning(f"--label_names has other names than the data set: {', '.join(pairs)}{more}")
+        warn(f"--label_names has other names than the data set: {', '.join(pairs)}{more}")
     place_of = {name: place for place, name in enumerate(ordered)}
     return [place_of[name] for name in known]
 
@@ -370,7 +367,12 @@ def check_label_values(values: set, several: bool = False):
                     f"{separator!r})"
                 )
         if several and separator != ",":  # which is usual in names
-            logger.warning(f"the label {several[0]!r} is taken for the name of one class")
+            warn(f"the label {several[0]!r} is taken for the name of one class")
+
+
+def class_names(config) -> list[str]:
+    """The names of a model's classes, in the order of its logits."""
+    return [config.id2label[index] for index in range(config.num_labels)]
 
 
 def match_labels(labels: torch.Tensor, names: list[str], id2label: dict[int, str]) -> torch.Tensor:

@@ -15,13 +15,10 @@ from pathlib import Path
 import pyarrow as pa
 from datasets import ClassLabel, Dataset, DatasetDict, DatasetInfo, Features
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
-from transformers.utils import logging
 
 from hf_vit.data.image_files import AllowedFiles, RestrictedImage
-from hf_vit.system.progress import is_main_process, progress_bar
+from hf_vit.system.progress import progress_bar, warn
 
-
-logger = logging.get_logger(__name__)
 
 SPLIT_OF_WORD = {
     **dict.fromkeys(("train", "training", "trainset", "trainingset"), "train"),
@@ -174,9 +171,8 @@ def image_folder_splits(scan: FolderScan) -> DatasetDict:
         within = f"; folders inside them, such as {min(inner)}, make no classes" if inner else ""
         folders = listed(str(scan.path / base) for split in bases if split in rows for base in bases[split])
         notes.append(f"the classes are the folders in {folders}: {listed(names, 10)}{within}")
-    if is_main_process():
-        for note in notes:
-            logger.warning(f"{scan.path}: {note}")
+    for note in notes:
+        warn(f"{scan.path}: {note}")
     return DatasetDict({split: to_dataset(scan.path, sorted(rows[split]), names) for split in bases if rows[split]})
 
 

@@ -19,7 +19,6 @@ from datasets import (
 from datasets import config as datasets_config
 from huggingface_hub import DatasetCard, HfApi
 from huggingface_hub.errors import HTTPError, RepositoryNotFoundError
-from transformers.utils import logging
 from yaml import YAMLError
 
 from hf_vit.data.columns import holds_images, label_feature
@@ -39,16 +38,14 @@ from hf_vit.data.tables import (
     find_tables,
     has_metadata,
     load_tables,
-    note,
     root_files,
     split_files,
 )
 from hf_vit.system.escapes import as_license
 from hf_vit.system.hub_names import refuse_mistyped_path
+from hf_vit.system.progress import warn
 from hf_vit.system.recipes_folder import RECIPES
 
-
-logger = logging.get_logger(__name__)
 
 EMBEDDED = {"fashion-mnist-mini": RECIPES / "data" / "fashion-mnist-mini"}
 FILE_FORMATS = {".parquet": "parquet", ".arrow": "arrow", **TABLE_FORMATS, ".tar": "webdataset"}
@@ -164,7 +161,7 @@ def _load_folder(path: Path, config: str | None, streaming: bool, label_column: 
         splits, unused = find_tables(scan, metadata, label_column)
         if unused:
             reasons = "; ".join(f"{name} is not used: {reason}" for name, reason in unused.items())
-            note(f"{path}: {reasons}")
+            warn(f"{path}: {reasons}")
         if splits is not None:
             return _as_stream(splits) if streaming else splits
     elif files := root_files(scan, [".tar"]) or root_files(scan, [".csv", ".tsv"]):
@@ -190,7 +187,7 @@ def _load_folder(path: Path, config: str | None, streaming: bool, label_column: 
     if first.info.builder_name == "imagefolder" and not metadata and scan.images:
         feature = label_feature((first.features or {}).get("label"))
         classes = f": {listed(feature.names, 10)}" if isinstance(feature, ClassLabel) else ""
-        note(f"{path}: images are read as `datasets` finds them, by their innermost folders{classes}")
+        warn(f"{path}: images are read as `datasets` finds them, by their innermost folders{classes}")
     return splits
 
 
@@ -202,7 +199,7 @@ def _describes_its_files(scan: FolderScan) -> bool:
         if in_files >= in_folders or not class_folder_names(scan):
             return True
         holding = f"{in_files:,} images, the class folders {in_folders:,}" if in_files else "no images"
-        note(f"{scan.path}: {listed(files)} are left alone: they hold {holding}")
+        warn(f"{scan.path}: {listed(files)} are left alone: they hold {holding}")
     return _card_names_files(scan.path)
 
 
@@ -295,7 +292,7 @@ def _load_parquet(scan: FolderScan, config: str | None, streaming: bool):
     unread = [file for file in scan.data_files if file.endswith(".parquet") and str(scan.path / file) not in read]
     if read and unread and config is None and not _card_names_files(scan.path):
         advice = "their names and folders say no split; write train, validation or test into them"
-        note(f"{path}: {listed(sorted(unread))} are not read: {advice}")
+        warn(f"{path}: {listed(sorted(unread))} are not read: {advice}")
     classes_of = {}
     for split, files in files_of.items():
         for file in files:

@@ -3,7 +3,6 @@
 import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
-from transformers.utils import logging
 
 from hf_vit.data.columns import (
     count_labels,
@@ -15,10 +14,8 @@ from hf_vit.data.columns import (
     warn_of_similar_names,
 )
 from hf_vit.data.folder_layout import SPLIT_OF_WORD
-from hf_vit.system.progress import is_main_process
+from hf_vit.system.progress import warn
 
-
-logger = logging.get_logger(__name__)
 
 VALIDATION_SPLITS = ("validation", *(word for word, split in SPLIT_OF_WORD.items() if split == "validation"))
 TEST_SPLITS = (*(word for word, split in SPLIT_OF_WORD.items() if split == "test"), "holdout")
@@ -147,8 +144,8 @@ def find_eval_split(splits: dict, train_split: str | None) -> str | None:
 def note_unused_splits(splits: dict, train_split: str | None, eval_split: str | None):
     """A line on splits that a run neither trains on nor scores, unless they are a second validation or test split."""
     unused = [name for name in splits if name not in (train_split, eval_split) and name.lower() not in EVAL_SPLITS]
-    if unused and train_split is not None and is_main_process():
-        logger.warning(
+    if unused and train_split is not None:
+        warn(
             f"neither trained on nor scored: the split {', '.join(unused)} (--train_split and --eval_split choose others)"
         )
 

@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 from datasets import Dataset, DatasetDict, DatasetInfo, Features, Image, Value
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from PIL import Image as PILImage
-from transformers.utils import logging
 
 from hf_vit.data.columns import LABEL_COLUMNS
 from hf_vit.data.folder_layout import (
@@ -30,10 +29,8 @@ from hf_vit.data.folder_layout import (
 )
 from hf_vit.data.image_files import AllowedFiles, RestrictedImage
 from hf_vit.data.table_files import TABLE_FORMATS, header_of, holds_rows, is_csv, read_table
-from hf_vit.system.progress import is_main_process
+from hf_vit.system.progress import warn
 
-
-logger = logging.get_logger(__name__)
 
 IMAGE_TYPE = Image().pa_type  # a struct of bytes and path
 SPLIT_COLUMNS = ("split", "set", "subset", "partition")
@@ -107,7 +104,7 @@ def find_tables(
             named, count = listed(file.name for file in tables), sum(map(len, splits.values()))
             if scan.count() > 1:
                 counts = f"{count:,} rows, {scan.count():,} images"
-                note(f"{scan.path}: images and labels are those of {named}, and folders are no classes ({counts})")
+                warn(f"{scan.path}: images and labels are those of {named}, and folders are no classes ({counts})")
             return to_splits(splits, scan.path, all(map(is_csv, tables))), unused
         unused |= {file.name: reason for file in tables}
     below = [name for name in scan.data_files if "/" in name and name.lower().endswith((".csv", ".tsv", ".jsonl"))]
@@ -126,15 +123,13 @@ def why_folders_go_first(splits: dict[str, pa.Table], classes: set[str], num_ima
     """Why class folders go before tables of their images: these have no labels, or list a part of the images, without a usual name
     of labels or under the names of the folders. None if the tables go first."""
     first, count = next(iter(splits.values())), sum(map(len, splits.values()))
-    if not could_be_labelled(first):
-        return f"it has no column of labels ({listed(first.column_names)}): name one with --label_column"
-    if count >= num_images:
-        return None
     labels = [name for name in first.column_names if name.lower() in LABEL_COLUMNS]
-    if not labels:
+    is_part = count < num_images
+    if not could_be_labelled(first) or (is_part and not labels):
         return f"it has no column of labels ({listed(first.column_names)}): name one with --label_column"
     if (
-        len(labels) == 1
+        is_part
+        and len(labels) == 1
         and {str(label) for rows in splits.values() for label in rows[labels[0]].to_pylist()} <= classes
     ):
         return f"it lists {count:,} of {num_images:,} images: to read these alone, name the table with --dataset_name"
@@ -227,7 +222,7 @@ def link_paths(table: pa.Table, file: Path, stems) -> tuple[pa.Table, str | None
             exists = True
         elif found := match_images(names, column, file, stems()):
             names, exists = found, True
-            note(f"{file.name}: the files of its column {column} are those of these names in folders below")
+            warn(f"{file.name}: the files of its column {column} are those of these names in folders below")
         else:
             reason = f"none of the files in its column {column} is there, such as {first}"
         table = with_images(table, column, names)
@@ -262,7 +257,7 @@ def link_stems(table: pa.Table, file: Path, stems: dict[str, list[str]]) -> tupl
             best, names = column, found
     if best is None:
         return table, reason
-    note(f"{file.name}: its column {best} names images without their suffix")
+    warn(f"{file.name}: its column {best} names images without their suffix")
     return with_images(table, best, names), None
 
 
@@ -393,7 +388,7 @@ def join_tables(tables: dict[Path, pa.Table]) -> dict[str, pa.Table]:
     for split in others:
         names = [files_of_split[name][0].name for name in (first, split)]
         if split == "test" and lacks_labels(splits[first], splits[split]):
-            note(f"{names[1]} has not the labels of {names[0]} and is left out")
+            warn(f"{names[1]} has not the labels of {names[0]} and is left out")
             del splits[split]
             for file in files_of_split[split]:
                 del tables[file]
@@ -418,7 +413,7 @@ def divide_by_column(splits: dict[str, pa.Table]) -> dict[str, pa.Table]:
             continue
         words = [SPLIT_OF_WORD.get((word or "").lower()) for word in table[column].to_pylist()]
         if None in words:
-            note(
+            warn(
                 f"the column {column} is not used, as {table[column][words.index(None)].as_py()!r} in it is no split: all rows train"
             )
             continue
@@ -426,13 +421,13 @@ def divide_by_column(splits: dict[str, pa.Table]) -> dict[str, pa.Table]:
             split: table.filter(pc.equal(pa.array(words), split)) for split in dict.fromkeys(SPLIT_OF_WORD.values())
         }
         divided = {split: rows for split, rows in divided.items() if len(rows)}
-        note(
+        warn(
             f"the column {column} says the split: "
             + ", ".join(f"{len(rows):,} {split}" for split, rows in divided.items())
         )
         return divided
     if others := [name for name in table.column_names if name.lower() in OTHER_SPLIT_COLUMNS]:
-        note(
+        warn(
             f"the column {listed(others)} is not used, and all rows train: wanted train, validation and test in a column split"
         )
     return splits
@@ -484,8 +479,3 @@ def column_type(columns: list[pa.ChunkedArray]) -> pa.DataType:
         return pa.bool_()
     has_point = pc.any(pc.match_substring(text, ".")).as_py()  # 1e3 and 1000 are two labels
     return pa.float64() if has_point and is_all(DECIMALS) else pa.string()
-
-
-def note(sentence: str):
-    if is_main_process():
-        logger.warning(sentence)

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, DatasetInfo, Features, Image
-from transformers.utils import logging
 
 from hf_vit.data.columns import find_image_column
 from hf_vit.data.decoding import decode_rows, stack_images
@@ -21,10 +20,8 @@ from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.sources import EMBEDDED, FILE_FORMATS, is_saved_data_set, load_splits
 from hf_vit.data.splits import stratified_holdout, stratified_subset
 from hf_vit.data.table_files import TABLE_FORMATS
-from hf_vit.system.progress import is_main_process
+from hf_vit.system.progress import warn
 
-
-logger = logging.get_logger(__name__)
 
 FIND_SUFFIXES = {*IMAGE_SUFFIXES, *UNREAD_SUFFIXES}  # those that are not read are named as unreadable
 
@@ -196,8 +193,8 @@ def _find_files(name: str) -> UnlabelledRows | None:
     if path.is_dir() and not is_saved_data_set(path):
         names, links = _list_images(path)
         if names:
-            if links and is_main_process():
-                logger.warning(f"{path}: links to folders are not followed: {listed(links)}")
+            if links:
+                warn(f"{path}: links to folders are not followed: {listed(links)}")
             return _named_files(path, path, names)
         if not any(file.suffix.lower() in FILE_FORMATS for file in path.rglob("*")):
             linked = f" (links to folders are not followed: {listed(links)})" if links else ""

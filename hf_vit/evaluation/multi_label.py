@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from hf_vit.data.columns import class_names
 from hf_vit.evaluation.metrics import wilson_interval
 
 
@@ -26,7 +27,7 @@ def thresholds_of(config) -> torch.Tensor | None:
     """
     if config.problem_type != MULTI_LABEL:
         return None
-    names = [config.id2label[index] for index in range(config.num_labels)]
+    names = class_names(config)
     stored = getattr(config, "thresholds", None)  # no field of the architecture: older models and others' have none
     if stored is None:
         return torch.full((len(names),), DEFAULT_THRESHOLD)

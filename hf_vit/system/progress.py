@@ -1,14 +1,24 @@
-"""A progress bar for what may take long, on the main process alone."""
+"""What the main process alone says: warnings, and a progress bar for what may take long."""
 
 import os
 import sys
 
 from tqdm import tqdm
+from transformers.utils import logging
+
+
+logger = logging.get_logger(__name__)
 
 
 def is_main_process() -> bool:
     """Whether this is the only process, or the first of those that a launcher started."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def warn(sentence: str):
+    """A sentence in the log, once and not by each process."""
+    if is_main_process():
+        logger.warning(sentence)
 
 
 def progress_bar(what: str, unit: str, total: int | None = None) -> tqdm:

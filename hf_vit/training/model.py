@@ -8,18 +8,14 @@ import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import nn
 from transformers import ViTImageProcessorPil
-from transformers.utils import logging
 
 from hf_vit.data.image_spec import ImageSpec, eval_resize, image_spec_of
 from hf_vit.evaluation.classifiers import check_weights, load_processor
 from hf_vit.evaluation.multi_label import MULTI_LABEL
 from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification, HFViTLayer
-from hf_vit.system.progress import is_main_process
+from hf_vit.system.progress import warn
 from hf_vit.training.optimizers import layer_id
-
-
-logger = logging.get_logger(__name__)
 
 
 def build_model(
@@ -57,12 +53,12 @@ def build_model(
         check_weights(model, checkpoint)
         vars(model.config).pop("thresholds", None)  # of the labels that it had
         is_kept = list(before.id2label.values()) == labels and had_several == several
-        if is_main_process() and model.classifier.weight.any():  # a head of another size was reset with a line
+        if model.classifier.weight.any():  # a head of another size was reset with a line
             same = "its classes are those of the data"
             other = "its classes, or their order, are not those of the data"
             if had_several != several:
                 other = "one of checkpoint and data has several labels an image, the other has not"
-            logger.warning(f"the head of {checkpoint} is {f'kept: {same}' if is_kept else f'reset: {other}'}")
+            warn(f"the head of {checkpoint} is {f'kept: {same}' if is_kept else f'reset: {other}'}")
         if not is_kept:
             nn.init.zeros_(model.classifier.weight)
             nn.init.zeros_(model.classifier.bias)
@@ -198,7 +194,7 @@ def check_first_image_size(side: int | None, config: HFViTConfig):
         )
 
 
-def find_batch_size(model, compute_loss, form: ImageSpec, batch_size: int, device, copies: int = 2) -> int:
+def find_batch_size(model, compute_loss, spec: ImageSpec, batch_size: int, device, copies: int = 2) -> int:
     """The largest divisor of `batch_size`, halved or less each time, whose forward and backward pass fits in memory.
 
     It must fit beside what else a step holds: the next batch, three times while it is augmented, and `copies` of the
@@ -216,7 +212,7 @@ def find_batch_size(model, compute_loss, form: ImageSpec, batch_size: int, devic
         state = loss = pixel_values = None
         try:
             state = [torch.empty_like(p) for p in model.parameters() if p.requires_grad for _ in range(copies)]
-            pixel_values = torch.zeros(batch_size, form.channels, form.height, form.width, device=device)
+            pixel_values = torch.zeros(batch_size, spec.channels, spec.height, spec.width, device=device)
             state += [torch.empty_like(pixel_values) for _ in range(3)]
             loss = compute_loss(pixel_values)
             loss.backward()

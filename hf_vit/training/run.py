@@ -135,9 +135,9 @@ class Run:
         save_model(model, folder, self.args.lora_save)
         self.processor.save_pretrained(folder)
 
-    def predict(self, model, images, split: str, features: bool = False, stopped=lambda: False):
-        """Logits or features of all images, see `evaluation.prediction.predict`."""
-        return predict_images(self.args, self.accelerator, model, images, self.data.spec, split, features, stopped)
+    def predict(self, model, images, split: str, stopped=lambda: False):
+        """Logits of all images, see `evaluation.prediction.predict`."""
+        return predict_images(self.args, self.accelerator, model, images, self.data.spec, split, stopped=stopped)
 
     def save(self, state: TrainState):
         """Write a checkpoint of this step."""

@@ -14,6 +14,7 @@ import itertools
 import json
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
@@ -100,26 +101,36 @@ def fine_tune(**flags) -> dict:
     }
 
 
-def main(args: argparse.Namespace):
+def run_missing(file: Path, plan: Iterable[tuple[dict, dict]]):
+    """Fine-tune for each entry of `plan` that the file does not hold yet, and add its line at once.
+
+    Args:
+        plan: pairs of what names a run in the file, and its flags for `fine_tune`.
+    """
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
-    file = args.output_file
     runs = json.loads(file.read_text()) if file.is_file() else []
-    name_of = lambda path: Path(path).parent.name if Path(path).name == "model" else Path(path).name
-    classes = {dataset: len(prepare_splits(load_splits(dataset))[1]) for dataset in args.datasets}
-    plan = itertools.product(range(args.seeds), args.sizes, args.datasets, args.checkpoints, args.methods)
-    for seed, size, dataset, checkpoint, method in plan:
-        what = {"checkpoint": name_of(checkpoint), "dataset": name_of(dataset), "size": size, "method": method}
-        what["seed"] = seed
+    for what, flags in plan:
         if any(what.items() <= run.items() for run in runs):
             continue
-        flags = {"dataset_name": dataset, "model_name_or_path": checkpoint, "seed": seed, **METHODS[method]}
-        result = fine_tune(**flags, shots=size // classes[dataset])
+        result = fine_tune(**flags)
         date = datetime.date.today().isoformat()
         runs.append({**what, **result, "date": date, **environment_info(DEVICE.type, 1, result["mixed_precision"])})
         print(json.dumps(runs[-1]), flush=True)
         write_text(file, json.dumps(runs, indent=1) + "\n")
 
 
+def planned_runs(args: argparse.Namespace) -> Iterator[tuple[dict, dict]]:
+    """What `run_missing` takes, the runs of one seed after those of another."""
+    name_of = lambda path: Path(path).parent.name if Path(path).name == "model" else Path(path).name
+    classes = {dataset: len(prepare_splits(load_splits(dataset))[1]) for dataset in args.datasets}
+    plan = itertools.product(range(args.seeds), args.sizes, args.datasets, args.checkpoints, args.methods)
+    for seed, size, dataset, checkpoint, method in plan:
+        what = {"checkpoint": name_of(checkpoint), "dataset": name_of(dataset), "size": size, "method": method}
+        what["seed"] = seed
+        flags = {"dataset_name": dataset, "model_name_or_path": checkpoint, "seed": seed, **METHODS[method]}
+        yield what, {**flags, "shots": size // classes[dataset]}
+
+
 if __name__ == "__main__":
-    run_script(lambda: main(ARGUMENTS))
+    run_script(lambda: run_missing(ARGUMENTS.output_file, planned_runs(ARGUMENTS)))

@@ -31,7 +31,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # command_line.py
 
-from command_line import Parser
+from command_line import SWITCH, Parser
 
 
 STAGES = (
@@ -42,13 +42,12 @@ STAGES = (
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(__doc__, "--output_dir FOLDER [--minutes N] [--cifar10 FOLDER] [--fashion_mnist FOLDER]")
     flag = parser.add_argument
-    switch = dict(type=bool, nargs="?", const=True, default=False, metavar="true|false")
     flag("--output_dir", type=Path, required=True, help="folder of gpu.json and of the training runs")
     flag("--minutes", type=float, default=9.0, help="after which nothing more is begun, and a training run is stopped")
     flag("--stages", nargs="+", choices=STAGES, default=list(STAGES), help="what to measure, in this order")
     flag("--cifar10", help="folder of CIFAR-10; by default what needs it is left out")
     flag("--fashion_mnist", help="folder of Fashion-MNIST; by default what needs it is left out")
-    flag("--tiny", **switch, help="small sizes, to check the script itself, also without a GPU")
+    flag("--tiny", **SWITCH, help="small sizes, to check the script itself, also without a GPU")
     return parser.parse_args(argv)
 
 

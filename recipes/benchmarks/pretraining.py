@@ -10,10 +10,9 @@ goes on.
 """
 
 import argparse
-import datetime
 import itertools
-import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -38,22 +37,16 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds
     ARGUMENTS = parse_args()
 
-import datasets
-import transformers
 import yaml
-from benchmarks.fine_tuning import fine_tune
-from benchmarks.measuring import DEVICE
+from benchmarks.fine_tuning import run_missing
 
 from hf_vit.data.sources import load_splits
 from hf_vit.data.splits import prepare_splits
-from hf_vit.system.environment import environment_info
 from hf_vit.system.errors import run_script
-from hf_vit.system.files import write_text
 
 
-def main(args: argparse.Namespace):
-    datasets.disable_progress_bars()
-    transformers.utils.logging.disable_progress_bar()
+def planned_runs(args: argparse.Namespace) -> Iterator[tuple[dict, dict]]:
+    """What `run_missing` takes, the runs of one seed after those of another."""
     of_run = yaml.safe_load((args.run / "config.yaml").read_text())
     data = {name: of_run[name] for name in ("dataset_name", "dataset_config", "image_column") if name in of_run}
     starts = {
@@ -62,19 +55,12 @@ def main(args: argparse.Namespace):
     }
     columns = {"image_column": of_run.get("image_column")}
     classes = len(prepare_splits(load_splits(data["dataset_name"], of_run.get("dataset_config")), **columns)[1])
-    runs = json.loads(args.output_file.read_text()) if args.output_file.is_file() else []
     plan = itertools.product(range(args.seeds), args.sizes, args.epochs, args.learning_rates, starts)
     for seed, size, epochs, rate, start in plan:
         what = {"start": start, "size": size, "num_train_epochs": epochs, "learning_rate": rate, "seed": seed}
-        if any(what.items() <= run.items() for run in runs):
-            continue
         how = {"learning_rate": rate, "num_train_epochs": epochs, "per_device_train_batch_size": args.batch_size}
-        result = fine_tune(**data, **starts[start], **how, seed=seed, shots=size // classes)
-        date = datetime.date.today().isoformat()
-        runs.append({**what, **result, "date": date, **environment_info(DEVICE.type, 1, result["mixed_precision"])})
-        print(json.dumps(runs[-1]), flush=True)
-        write_text(args.output_file, json.dumps(runs, indent=1) + "\n")
+        yield what, {**data, **starts[start], **how, "seed": seed, "shots": size // classes}
 
 
 if __name__ == "__main__":
-    run_script(lambda: main(ARGUMENTS))
+    run_script(lambda: run_missing(ARGUMENTS.output_file, planned_runs(ARGUMENTS)))

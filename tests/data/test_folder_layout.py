@@ -7,11 +7,11 @@ import pytest
 from datasets import load_dataset
 from image_data import picture, prepare, spec_of
 
-from hf_vit.data import folder_layout
 from hf_vit.data.folder_layout import scan_folder
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.sources import load_splits, refuse_nested_folders
 from hf_vit.data.splits import describe_scored, prepare_splits
+from hf_vit.system import progress
 
 
 def write(root, *files):
@@ -32,7 +32,7 @@ def found(splits) -> dict:
 @pytest.fixture
 def said(caplog, monkeypatch):
     """What was warned of, as one text."""
-    monkeypatch.setattr(folder_layout.logger, "propagate", True)
+    monkeypatch.setattr(progress.logger, "propagate", True)
     return lambda: caplog.text
 
 

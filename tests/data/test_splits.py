@@ -6,10 +6,9 @@ import torch
 from datasets import ClassLabel, Dataset, Features, Image, List, Value
 from image_data import dataset, picture, pictures, prepare
 
-from hf_vit.data import columns
-from hf_vit.data import splits as splits_module
 from hf_vit.data.columns import find_columns, label_tensor, match_labels
 from hf_vit.data.splits import class_weights, default_split, is_test_split, stratified_holdout, stratified_subset
+from hf_vit.system import progress
 
 
 def test_columns_are_found_by_their_type():
@@ -50,7 +49,7 @@ def test_a_split_called_as_folders_are_is_scored_and_one_that_is_not_used_is_nam
         assert (scored, is_test_split(scored)) == (name, is_test)
         assert default_split({"train": train, name: other}) == name
     assert not is_test_split("part of test")
-    monkeypatch.setattr(splits_module.logger, "propagate", True)
+    monkeypatch.setattr(progress.logger, "propagate", True)
     prepare({"train": train, "validation": other, "test": other})
     assert caplog.text == ""
     prepare({"train": train, "extra": other})
@@ -169,7 +168,7 @@ def test_several_labels_in_one_text_are_no_class(labels):
 
 
 def test_a_separator_in_a_name_is_said_and_no_error(caplog, monkeypatch):
-    monkeypatch.setattr(columns.logger, "propagate", True)
+    monkeypatch.setattr(progress.logger, "propagate", True)
     for names in (["AC;DC", "Rush"], ["Felidae|lion", "Felidae|tiger"]):
         assert prepare({"train": plain(names * 4)})[1] == sorted(names)
         assert f"the label {names[0]!r} is taken for the name of one class" in caplog.text
@@ -329,7 +328,7 @@ def test_label_names_that_fit_in_part_are_an_error_that_says_where(named, senten
     ],
 )
 def test_names_given_by_the_order_of_the_classes_are_shown(classes, named, line, caplog, monkeypatch):
-    monkeypatch.setattr(columns.logger, "propagate", True)
+    monkeypatch.setattr(progress.logger, "propagate", True)
     prepare({"train": dataset([0, 0, 1, 1], classes)}, label_names=named)
     assert line in caplog.text if line else caplog.text == ""
 
