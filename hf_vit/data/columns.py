@@ -176,6 +176,8 @@ def encode_labels(
     Raises:
         ValueError: if a label is missing, unknown or outside the classes, or twice in a list.
     """
+    if label_separator == "":
+        raise ValueError("--label_separator is empty: wanted what stands between two labels, such as ';'")
     first = next(iter(splits.values()))
     several = label_separator is not None or has_several_labels(first)
     if any(has_several_labels(data) != has_several_labels(first) for data in splits.values()):
@@ -191,6 +193,7 @@ def encode_labels(
         _match_class_labels(splits, place_of, names, split_names, several)
     else:
         labels_of = {key: data["label"][:] for key, data in splits.items()}
+        refuse_lists_as_text({label for labels in labels_of.values() for label in labels if isinstance(label, str)})
         if label_separator is not None:  # an empty cell of a table is None
             take_apart = lambda text: [part.strip() for part in (text or "").split(label_separator) if part.strip()]
             labels_of = {key: list(map(take_apart, labels)) for key, labels in labels_of.items()}
@@ -209,7 +212,7 @@ def encode_labels(
         if not values:
             raise ValueError(f"no image of the split {split_names[next(iter(splits))]!r} has a label")
         if label_names is not None:
-            values = label_names if isinstance(values[0], str) else range(len(label_names))
+            values = label_names if isinstance(values[0], str) else numbers_of_names(values, label_names)
         names = label_names or [str(value) for value in values]
         index_of = {value: index for index, value in enumerate(values)}
         source = "the training split" if label_names is None else "--label_names"
@@ -237,6 +240,16 @@ def encode_labels(
                 f"{labels[wrong[0]]} in row {wrong[0]}: an unlabelled split cannot be used"
             )
     return splits, names
+
+
+def numbers_of_names(values: list[int], label_names: list[str]) -> range:
+    """The numbers that stand for the names of --label_names, in their order: from 0 on, or from 1 on where the last one is their
+    count. A warning says which is which unless 0 occurs."""
+    start = 1 if values[0] == 1 and values[-1] == len(label_names) else 0
+    if values[0] != 0:
+        shown = ", ".join(f"{number} is {name}" for number, name in enumerate(label_names[:3], start))
+        warn(f"--label_names: {shown}{' ...' if len(label_names) > 3 else ''}")
+    return range(start, start + len(label_names))
 
 
 def warn_of_similar_names(names: list[str]):
@@ -339,6 +352,14 @@ def check_label_lists(labels: list, names: list[str], split_name: str):
                 f"row {row} of the split {split_name!r} has the label {names[twice]!r} twice; wanted a list of the labels that the "
                 "image has, each once; a list of 0 and 1 for every label belongs into columns (--label_columns)"
             )
+
+
+def refuse_lists_as_text(labels: set[str]):
+    """Raises ValueError for labels such as "['cat', 'dog']", as pandas writes lists into a CSV file."""
+    if lists := [text for text in labels if text.strip()[:1] == "[" and text.strip()[-1:] == "]"]:
+        raise ValueError(
+            f"the label {min(lists)!r} is a list as text: wanted cat;dog, with --label_separator ';', or a .jsonl file with lists"
+        )
 
 
 def check_label_values(values: set, several: bool = False):

@@ -26,15 +26,29 @@ SPLIT_OF_WORD = {
     **dict.fromkeys(("test", "testing", "eval", "evaluation", "testset", "evalset"), "test"),
 }  # the split that a word in the name of a file or folder stands for
 LIKE_SPLITS = re.compile(
-    r"(train|training|test|testing|val|valid|validation)(data|dataset|sets?|images?|imgs?|photos)?\d*|trn|tst|tr|te|va",
+    r"(train|training|trainval|test|testing|val|valid|validation)(data|dataset|sets?|images?|imgs?|photos)?\d*|trn|tst|tr|te|va",
     re.IGNORECASE,
 )
 UNLIKE_CLASSES = re.compile(
-    r"(fold|split|part|batch)[-_ ]?\d+|original|augmented|images|annotations|masks|trimaps", re.IGNORECASE
+    r"(fold|split|part|batch)[-_ ]?\d+|original|augmented|images|annotations|masks|trimaps|JPEGImages|Segmentation(Class|Object)",
+    re.IGNORECASE,
 )
+OF_SYSTEMS = {
+    "$RECYCLE.BIN",
+    "System Volume Information",
+    "lost+found",
+    "@eaDir",
+    "#recycle",
+}  # folders that no user made
 # Files of the formats in `image_files.FORMATS`, whatever the case of their suffix, and other images.
 IMAGE_SUFFIXES = {".apng", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
-UNREAD_SUFFIXES = {*ImageFolder.EXTENSIONS, ".avif", ".dng", ".heic", ".heif", ".jxl"} - IMAGE_SUFFIXES
+RAW_SUFFIXES = {".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".rw2"}
+UNREAD_SUFFIXES = {*ImageFolder.EXTENSIONS, *RAW_SUFFIXES, ".avif", ".heic", ".heif", ".jxl"} - IMAGE_SUFFIXES
+NO_IMAGES = {  # files that lie beside images
+    ".bak", ".cfg", ".db", ".doc", ".docx", ".gz", ".htm", ".html", ".ini", ".ipynb", ".lnk", ".log", ".lst", ".m", ".mat", ".md",
+    ".npy", ".npz", ".pbtxt", ".pdf", ".pkl", ".py", ".pyc", ".rst", ".sh", ".sqlite", ".toml", ".txt", ".url", ".xls", ".xlsx",
+    ".xml", ".xmp", ".yaml", ".yml",
+}  # fmt: skip
 DATA_SUFFIXES = {".arrow", ".csv", ".json", ".jsonl", ".parquet", ".tar", ".tsv", ".zip"}
 
 
@@ -75,6 +89,11 @@ def split_of_name(name: str) -> str | None:
     return next((SPLIT_OF_WORD[word] for word in words if word in SPLIT_OF_WORD), None)
 
 
+def is_like_split(name: str) -> bool:
+    """Whether a name says no more than a split, as `train`, `train2017`, `Test Images` and `trainval` do."""
+    return name.lower() in SPLIT_OF_WORD or LIKE_SPLITS.fullmatch(re.sub("[-_. ]", "", name)) is not None
+
+
 def lies_in(inner: str, folder: str) -> bool:
     return not folder or inner == folder or inner.startswith(f"{folder}/")
 
@@ -91,8 +110,8 @@ def listed(names, most: int = 5) -> str:
 def scan_folder(path: Path) -> FolderScan:
     """Lists all files below a folder in one walk.
 
-    As for `datasets`, names that begin with `.`, and folders that begin with `__` (`__MACOSX`), are hidden; links to files are
-    followed, links to folders are not.
+    As for `datasets`, names that begin with `.`, and folders that begin with `__` (`__MACOSX`), are hidden, and so are those of
+    operating systems (`OF_SYSTEMS`); links to files are followed, links to folders are not.
     """
     scan, waiting = FolderScan(path), [""]
     with progress_bar(f"listing {path.name}", "images") as bar:
@@ -106,7 +125,7 @@ def scan_folder(path: Path) -> FolderScan:
                     if name.startswith("."):
                         continue
                     if entry.is_dir(follow_symlinks=False):
-                        if not name.startswith("__"):
+                        if not name.startswith("__") and name not in OF_SYSTEMS:
                             scan.folders.append(location)
                             waiting.append(location)
                     elif entry.is_dir():
@@ -148,6 +167,7 @@ def image_folder_splits(scan: FolderScan) -> DatasetDict:
     names = sorted({name for _, name in class_of.values()})
     notes = notes_on_empty_folders(scan, bases, below, names) + notes_on_doubtful_classes(scan, class_of, below)
 
+    refuse_inner_splits(scan, class_of, below)
     rows, left_out, inner = defaultdict(list), Counter(), set()
     for folder, images in scan.images.items():
         owner = folder
@@ -171,6 +191,9 @@ def image_folder_splits(scan: FolderScan) -> DatasetDict:
         within = f"; folders inside them, such as {min(inner)}, make no classes" if inner else ""
         folders = listed(str(scan.path / base) for split in bases if split in rows for base in bases[split])
         notes.append(f"the classes are the folders in {folders}: {listed(names, 10)}{within}")
+    notes += [
+        f"the split {split} is that of {listed(folders)}" for split, folders in bases.items() if len(folders) > 1
+    ]
     for note in notes:
         warn(f"{scan.path}: {note}")
     return DatasetDict({split: to_dataset(scan.path, sorted(rows[split]), names) for split in bases if rows[split]})
@@ -217,7 +240,7 @@ def find_bases(scan: FolderScan, below: dict[str, list[str]]) -> tuple[dict[str,
         root = only
     splits = split_folders(scan, below, root)
     if not splits:
-        if below[root] and all(name_of(folder).lower() in SPLIT_OF_WORD for folder in below[root]):
+        if below[root] and all(is_like_split(name_of(folder)) and not below[folder] for folder in below[root]):
             raise ValueError(
                 f"{scan.path}: the images of {listed(below[root])} ({scan.count():,}) lie in no class folders; wanted "
                 f"{scan.path / below[root][0]}/CLASS/IMAGE"
@@ -304,6 +327,18 @@ def drop_unlabelled_splits(scan: FolderScan, bases: dict[str, list[str]], class_
             del class_of[folder]
 
 
+def refuse_inner_splits(scan: FolderScan, class_of: dict[str, tuple[str, str]], below):
+    """Raises ValueError if class folders hold the folders of several splits, as cat/train and cat/test do."""
+    held = {folder: {split_of_name(name_of(inner)): inner for inner in below[folder]} for folder in class_of}
+    for folder, inner in held.items():
+        if {"train", "test"} <= inner.keys() or {"train", "validation"} <= inner.keys():
+            shown = listed(sorted(inner[split] for split in inner if split is not None))
+            raise ValueError(
+                f"{scan.path}: the class folder {folder} holds splits ({shown}), which would all be trained on; wanted the splits "
+                f"above the classes, such as {scan.path / 'train' / name_of(folder)}"
+            )
+
+
 def notes_on_empty_folders(scan: FolderScan, bases, below, names: list[str]) -> list[str]:
     """Sentences on images of other formats, links, and folders that make no classes since no image in them is read.
 
@@ -323,6 +358,8 @@ def notes_on_empty_folders(scan: FolderScan, bases, below, names: list[str]) -> 
             empty.append(folder)
     if unread := scan.count_unread():
         notes.append(f"{unread} files are not read: save them as .jpg or .png")
+    if others := counted(Counter({suffix: count for suffix, count in scan.others.items() if suffix not in NO_IMAGES})):
+        notes.append(f"{others} files are left alone: if they are images, give them the suffix of their format")
     if empty:
         notes.append(f"{listed(empty)} hold no images")
     if scan.links:

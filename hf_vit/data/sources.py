@@ -32,9 +32,11 @@ from hf_vit.data.folder_layout import (
     scan_folder,
 )
 from hf_vit.data.image_files import AllowedFiles, hub_files, restrict_files
+from hf_vit.data.splits import EVAL_SPLITS
 from hf_vit.data.table_files import TABLE_FORMATS
 from hf_vit.data.tables import (
     cast_paths_to_images,
+    divide_rows,
     find_tables,
     has_metadata,
     load_tables,
@@ -49,6 +51,7 @@ from hf_vit.system.recipes_folder import RECIPES
 
 EMBEDDED = {"fashion-mnist-mini": RECIPES / "data" / "fashion-mnist-mini"}
 FILE_FORMATS = {".parquet": "parquet", ".arrow": "arrow", **TABLE_FORMATS, ".tar": "webdataset"}
+SHARDS = 64  # of a list of files that is read as a stream
 HUB_SECONDS = 10  # that the Hub may take to answer
 
 
@@ -68,6 +71,8 @@ def load_splits(
     Raises:
         ValueError: if the data does not exist or cannot be read.
     """
+    if not name:
+        raise ValueError("--dataset_name is empty: wanted a folder, a file or a data set of the Hub")
     path = EMBEDDED.get(name, Path(name).expanduser())
     if name in EMBEDDED and not path.is_dir():
         raise ValueError(f"{name} lies in recipes/data of the repository, which is not beside this installation")
@@ -160,7 +165,10 @@ def _load_folder(path: Path, config: str | None, streaming: bool, label_column: 
     if scan.images:
         splits, unused = find_tables(scan, metadata, label_column)
         if unused:
-            reasons = "; ".join(f"{name} is not used: {reason}" for name, reason in unused.items())
+            files_of = defaultdict(list)
+            for name, reason in unused.items():
+                files_of[reason].append(name)
+            reasons = "; ".join(f"{listed(names)} is not used: {reason}" for reason, names in files_of.items())
             warn(f"{path}: {reasons}")
         if splits is not None:
             return _as_stream(splits) if streaming else splits
@@ -188,6 +196,8 @@ def _load_folder(path: Path, config: str | None, streaming: bool, label_column: 
         feature = label_feature((first.features or {}).get("label"))
         classes = f": {listed(feature.names, 10)}" if isinstance(feature, ClassLabel) else ""
         warn(f"{path}: images are read as `datasets` finds them, by their innermost folders{classes}")
+    if metadata and not streaming and (unnamed := scan.count() - sum(map(len, splits.values()))) > 0:
+        warn(f"{path}: {unnamed:,} images that no metadata file names are left out")
     return splits
 
 
@@ -240,13 +250,18 @@ def _load_files(files: list[Path], streaming: bool):
     except Exception as error:  # each format raises its own
         names = ", ".join(file.name for file in files[:3])
         raise ValueError(f"{files[0].parent}: {names} cannot be read as {kind}: {error.__cause__ or error}") from error
-    splits = splits if kind == "webdataset" else cast_paths_to_images(splits)
+    splits = splits if kind == "webdataset" else divide_rows(cast_paths_to_images(splits))
     return restrict_files(splits, AllowedFiles(str(files[0].parent)))
 
 
 def _as_stream(splits: DatasetDict) -> IterableDatasetDict:
     """The list of the files is small, what is in them is not."""
-    return IterableDatasetDict({name: rows.to_iterable_dataset() for name, rows in splits.items()})
+    streams = IterableDatasetDict()
+    for name, rows in splits.items():
+        if name.lower() not in EVAL_SPLITS:  # in an order without classes, and in parts that processes can share out
+            rows = rows.shuffle(seed=0).flatten_indices()
+        streams[name] = rows.to_iterable_dataset(num_shards=min(SHARDS, max(1, len(rows))))
+    return streams
 
 
 def _load_with_datasets(scan: FolderScan, config: str | None, streaming: bool, lists_files: bool):
@@ -273,7 +288,7 @@ def _load_with_datasets(scan: FolderScan, config: str | None, streaming: bool, l
             raise ValueError(f"{path} holds {listed(archives)}, which cannot be read as it is: unpack it") from error
         raise ValueError(f"{path} cannot be read as a data set: {error.__cause__ or error}") from error
     if next(iter(splits.values())).info.builder_name in ("parquet", "arrow"):
-        splits = cast_paths_to_images(splits)
+        splits = divide_rows(cast_paths_to_images(splits))
     links = lists_files and next(iter(splits.values())).info.builder_name == "imagefolder"
     return restrict_files(splits, AllowedFiles(str(path), links=links))
 

@@ -7,13 +7,13 @@ sure is an error, or a warning that says what was done.
 import hashlib
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import cache, partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from datasets import Dataset, DatasetDict, DatasetInfo, Features, Image, Value
+from datasets import Dataset, DatasetDict, DatasetInfo, Features, Image, IterableDatasetDict, Value
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 from PIL import Image as PILImage
 
@@ -23,6 +23,7 @@ from hf_vit.data.folder_layout import (
     SPLIT_OF_WORD,
     FolderScan,
     class_folder_names,
+    is_like_split,
     listed,
     scan_folder,
     split_of_name,
@@ -100,6 +101,8 @@ def find_tables(
         splits = join_tables(tables)
         may_be_folders = classes and not label_column and not all(split_of_name(file.stem) for file in tables)
         reason = why_folders_go_first(splits, classes, scan.count()) if may_be_folders else None
+        if classes and not label_column and not names_images_in(splits, classes):
+            reason = "it names no image of the class folders"
         if reason is None:
             named, count = listed(file.name for file in tables), sum(map(len, splits.values()))
             if scan.count() > 1:
@@ -136,6 +139,14 @@ def why_folders_go_first(splits: dict[str, pa.Table], classes: set[str], num_ima
     return None
 
 
+def names_images_in(splits: dict[str, pa.Table], classes: set[str]) -> bool:
+    """Whether tables name an image in a folder of one of these names, or below it."""
+    paths = (
+        path for table in splits.values() for column in image_columns(table) for path in image_paths(table, column)
+    )
+    return any(not classes.isdisjoint(path.split("/")[:-1]) for path in paths if path)
+
+
 def link_tables(tables: dict[Path, pa.Table], stems) -> tuple[dict[Path, pa.Table], dict[str, str]]:
     """The tables that name images by their paths, or else without suffix and with labels, linked to them; and why others do not."""
     linked, unused = {}, {}
@@ -169,7 +180,11 @@ def has_metadata(scan: FolderScan) -> bool:
     """Whether a `metadata` file of the folder is one by which `datasets` reads images: it names files and, beside class folders,
     something that could be their labels."""
     described = []
-    for file in (scan.path / name for name in scan.data_files if name.rpartition("/")[2] in METADATA):
+    has_splits = any("/" not in folder and split_of_name(folder) for folder in scan.folders)
+    for name in scan.data_files:
+        file, above_splits = scan.path / name, has_splits and "/" not in name  # which `datasets` does not look at
+        if name.rpartition("/")[2] not in METADATA or above_splits:
+            continue
         try:
             header = header_of(file)
         except (ValueError, OSError, pa.ArrowException) as error:
@@ -195,6 +210,10 @@ def image_columns(table: pa.Table) -> list[str]:
     return [field.name for field in table.schema if field.type == IMAGE_TYPE]
 
 
+def image_paths(table: pa.Table, column: str) -> list[str | None]:
+    return [image and image["path"] for image in table[column].to_pylist()]
+
+
 def text_columns(table: pa.Table) -> list[str]:
     return [field.name for field in table.schema if pa.types.is_string(field.type)]
 
@@ -217,6 +236,10 @@ def link_paths(table: pa.Table, file: Path, stems) -> tuple[pa.Table, str | None
         first = next((name.strip() for name in names if name and name.strip()), "")
         if Path(first).suffix.lower() not in PILImage.EXTENSION:
             continue
+        if Path(column).suffix.lower() in IMAGE_SUFFIXES:
+            raise ValueError(
+                f"{file} begins with {column}: wanted a first line that names the columns, such as image,label"
+            )
         names = [clean_path(file.parent, name) for name in names]
         if any(os.path.exists(file.parent / name) for name in names if name):
             exists = True
@@ -251,7 +274,7 @@ def link_stems(table: pa.Table, file: Path, stems: dict[str, list[str]]) -> tupl
         if column.lower() in (*LABEL_COLUMNS, *SPLIT_COLUMNS):
             continue
         cells = table[column].to_pylist()
-        if 2 * sum(len(find_image(name, stems)) > 1 for name in cells) > len(cells):
+        if 2 * sum(len(find_image(name, stems, split_of_name(file.stem))) > 1 for name in cells) > len(cells):
             reason = f"names in its column {column} stand for several images each, such as {cells[0]}"
         elif len(set(cells)) > len(set(names)) and (found := match_images(cells, column, file, stems)):
             best, names = column, found
@@ -267,7 +290,7 @@ def match_images(names: list[str | None], column: str, file: Path, stems: dict[s
     Raises:
         ValueError: if most names stand for one image, and some do not.
     """
-    images = [find_image(name, stems) if name else [None] for name in names]
+    images = [find_image(name, stems, split_of_name(file.stem)) if name else [None] for name in names]
     wrong = [row for row, found in enumerate(images) if len(found) != 1]
     if not any(names) or 2 * len(wrong) > len(names):
         return []
@@ -318,15 +341,20 @@ def index_stems(folder: Path, scan: FolderScan | None = None) -> dict[str, list[
     return stems
 
 
-def find_image(name: str | None, stems: dict[str, list[str]]) -> list[str]:
-    """The images that a name stands for: the one at that path, or those whose paths end with it, with or without suffix."""
+def find_image(name: str | None, stems: dict[str, list[str]], split: str | None = None) -> list[str]:
+    """The images that a name stands for: the one at that path, or those whose paths end with it, with or without suffix.
+
+    Args:
+        split: that of the table: 0.jpg of train.csv is train/0.jpg rather than test/0.jpg.
+    """
     name = (name or "").strip().replace("\\", "/").removeprefix("./")
     stem, suffix = os.path.splitext(name)
     stem = stem if suffix.lower() in IMAGE_SUFFIXES else name
     found = stems.get(stem.rpartition("/")[2], [])
     ends = [path for path in found if f"/{path}".endswith(f"/{name}")]
     ends = ends or [path for path in found if f"/{os.path.splitext(path)[0]}".endswith(f"/{name}")]
-    return [path for path in ends if name in (path, os.path.splitext(path)[0])] or ends
+    ends = [path for path in ends if name in (path, os.path.splitext(path)[0])] or ends
+    return [path for path in ends if split_of_name(path.partition("/")[0]) == split] or ends
 
 
 def split_files(files: list[Path]) -> dict[str, list[Path]]:
@@ -394,7 +422,10 @@ def join_tables(tables: dict[Path, pa.Table]) -> dict[str, pa.Table]:
                 del tables[file]
         else:
             refuse_other_columns(splits[first], splits[split], *names)
-    return divide_by_column(splits) if list(splits) == ["train"] else splits
+    if list(splits) == ["train"]:
+        splits = divide_by_folder(divide_by_column(splits))
+    check_repeated_images(splits)
+    return splits
 
 
 def lacks_labels(train: pa.Table, test: pa.Table) -> bool:
@@ -408,29 +439,97 @@ def lacks_labels(train: pa.Table, test: pa.Table) -> bool:
 def divide_by_column(splits: dict[str, pa.Table]) -> dict[str, pa.Table]:
     """A training table with a column of splits -> a table for each."""
     (table,) = splits.values()
-    for column in text_columns(table):
-        if column.lower() not in SPLIT_COLUMNS:
+    for column in sorted(text_columns(table), key=lambda name: name.lower() not in SPLIT_COLUMNS):
+        if column.lower() in LABEL_COLUMNS:
             continue
         words = [SPLIT_OF_WORD.get((word or "").lower()) for word in table[column].to_pylist()]
-        if None in words:
-            warn(
-                f"the column {column} is not used, as {table[column][words.index(None)].as_py()!r} in it is no split: all rows train"
-            )
+        if column.lower() not in SPLIT_COLUMNS and (None in words or len(set(words)) < 2):
             continue
-        divided = {
-            split: table.filter(pc.equal(pa.array(words), split)) for split in dict.fromkeys(SPLIT_OF_WORD.values())
-        }
-        divided = {split: rows for split, rows in divided.items() if len(rows)}
-        warn(
-            f"the column {column} says the split: "
-            + ", ".join(f"{len(rows):,} {split}" for split, rows in divided.items())
-        )
-        return divided
+        if None in words:
+            unknown = table[column][words.index(None)].as_py()
+            if "train" in words and len(set(words)) > 2:
+                raise ValueError(
+                    f"the column {column} says the split of most rows, but {unknown!r} in row {words.index(None)} is none: wanted "
+                    "train, validation or test in each"
+                )
+            warn(f"the column {column} is not used, as {unknown!r} in it is no split: all rows train")
+            continue
+        return divided_by(words, table, f"the column {column} says the split")
     if others := [name for name in table.column_names if name.lower() in OTHER_SPLIT_COLUMNS]:
         warn(
             f"the column {listed(others)} is not used, and all rows train: wanted train, validation and test in a column split"
         )
     return splits
+
+
+def divide_rows(splits):
+    """Rows of Parquet or Arrow files in one training split, with a column such as `split` that says theirs -> a split for each."""
+    features = next(iter(splits.values())).features or {}
+    columns = [name for name in features if name.lower() in SPLIT_COLUMNS and "string" in str(features[name])]
+    if list(splits) != ["train"] or len(columns) != 1:
+        return splits
+    if isinstance(splits, IterableDatasetDict):
+        warn(f"the column {columns[0]} is not used by a stream: all rows train")
+        return splits
+    words = [SPLIT_OF_WORD.get((word or "").lower()) for word in splits["train"][columns[0]][:]]
+    if None in words or len(set(words)) < 2:
+        return splits
+    numbers = divided_by(words, pa.table({"row": range(len(words))}), f"the column {columns[0]} says the split")
+    return DatasetDict({split: splits["train"].select(rows["row"].to_numpy()) for split, rows in numbers.items()})
+
+
+def divided_by(words: list[str], table: pa.Table, reason: str) -> dict[str, pa.Table]:
+    """A table -> one for each split, where `words` says that of each row; a warning says why."""
+    names = [split for split in dict.fromkeys(SPLIT_OF_WORD.values()) if split in words]
+    divided = {split: table.filter(pc.equal(pa.array(words), split)) for split in names}
+    warn(f"{reason}: " + ", ".join(f"{len(rows):,} {split}" for split, rows in divided.items()))
+    return divided
+
+
+def divide_by_folder(splits: dict[str, pa.Table]) -> dict[str, pa.Table]:
+    """A training table whose images lie in folders of several splits, such as train/ and test/ -> a table for each."""
+    if list(splits) != ["train"]:
+        return splits
+    (table,) = splits.values()
+    for column in image_columns(table):
+        folders = [(path or "").split("/")[:-1] for path in image_paths(table, column)]
+        depth = 0
+        while folders and all(len(folder) > depth and folder[depth] == folders[0][depth] for folder in folders):
+            depth += 1
+        names = [folder[depth] if len(folder) > depth else "" for folder in folders]
+        words = [split_of_name(name) if is_like_split(name) else None for name in names]
+        if None not in words and "train" in words and len(set(words)) > 1:
+            return divided_by(words, table, "the folders of the images say the split")
+    return splits
+
+
+def check_repeated_images(splits: dict[str, pa.Table]):
+    """A warning on images that several rows name.
+
+    Raises:
+        ValueError: if one of them has several labels within a split, as tables with a row for each label or box have.
+    """
+    place_of = {}  # path: (split, row)
+    for split, table in splits.items():
+        labels = [table[name].to_pylist() for name in table.column_names if name.lower() in LABEL_COLUMNS][:1]
+        repeated, across = 0, Counter()
+        for row, path in enumerate(path for column in image_columns(table)[:1] for path in image_paths(table, column)):
+            before, first = place_of.setdefault(path, (split, row))
+            if path is None or (before, first) == (split, row):
+                continue
+            if before != split:
+                across[before] += 1
+            elif labels and labels[0][first] != labels[0][row]:
+                raise ValueError(
+                    f"{path} is in several rows with different labels, such as {labels[0][first]!r} and {labels[0][row]!r}: wanted a "
+                    "row for each image; if it has several labels, write them as cat;dog and pass --label_separator ';'"
+                )
+            else:
+                repeated += 1
+        if repeated:
+            warn(f"{repeated:,} rows of the split {split} name an image that a row before them names")
+        for before, count in across.items():
+            warn(f"{count:,} rows of the split {split} name an image of the split {before}")
 
 
 def refuse_other_columns(first: pa.Table, other: pa.Table, first_name: str, other_name: str):

@@ -100,6 +100,7 @@ def write_card(
         on_disk=not data.get("hub_id") and data["name"] not in EMBEDDED,
         license=inline(license or ""),
         weights=weights.name,
+        has_weights=weights.is_file(),
         checksum=checksum(weights) if weights.is_file() else results["weights_sha256"],
         repo=repo,
         layout=layout,
@@ -154,8 +155,9 @@ def _percentages(row: dict) -> dict:
 
 
 def _code_arguments(folder: Path, model_path: str, repo: str | None, revision: str | None) -> dict:
-    """How the card's Python blocks name the model, its revision and an image, and whether they trust its code."""
-    has_code = read_config(folder)["model_type"] == HFViTConfig.model_type
+    """How the card's Python blocks name the model, its revision and an image, and whether they trust its code or import ours."""
+    is_ours = read_config(folder)["model_type"] == HFViTConfig.model_type
+    has_code = is_ours and (folder / "modeling_hf_vit.py").is_file()
     if has_code and repo:  # main may hold other code tomorrow: `push_model` writes the commit's hash here
         revision = COMMIT_PLACEHOLDER
     at = revision_argument(revision) if revision else ""
@@ -164,7 +166,8 @@ def _code_arguments(folder: Path, model_path: str, repo: str | None, revision: s
         local = json.dumps(str(Path(model_path, "example.png")))
         image = f'hf_hub_download("{repo}", "example.png"{at})' if repo else local
     trust = ", trust_remote_code=True" if has_code else ""
-    return dict(source=json.dumps(repo or model_path), at=at, has_example=has_example, example=image, trust=trust)
+    source, needs_package = json.dumps(repo or model_path), is_ours and not has_code
+    return dict(source=source, at=at, has_example=has_example, example=image, trust=trust, needs_package=needs_package)
 
 
 def _escape_comments(card: ModelCard) -> str:

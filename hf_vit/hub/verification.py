@@ -53,7 +53,7 @@ def verify(source: str | Path, revision: str | None = None) -> float:
     """Load a model from the Hub or a folder, check it against its probes, and return the largest difference of a logit.
 
     No code of the repository is run. This proves that nothing was damaged or mixed up since the push, not who pushed it:
-    whoever can replace the weights can replace the probes and their checksums too.
+    whoever can replace the weights can replace these logits and their checksums too.
 
     Raises:
         ValueError: if it is a path that does not exist, has no probes, or its files or logits are not those that were pushed.

@@ -162,7 +162,7 @@ class TrainArguments:
     max_grad_norm: float = argument(1.0, "gradients are clipped to this norm; 0 leaves them alone")
     loss: Literal["cross_entropy", "binary_cross_entropy", "asymmetric"] | None = argument(
         None,
-        "binary: a yes or no for each label; asymmetric: the same, where a sure no counts little (arXiv 2009.14119), for several "
+        "binary: a yes or no for each label; asymmetric: the same, where easy negatives weigh little (arXiv 2009.14119), for several "
         "labels an image; if not given, binary for these, else cross_entropy",
     )
     label_smoothing: float = argument(
@@ -265,8 +265,18 @@ def check_ranges(args: TrainArguments):
             raise ValueError(f"argument --{name}: {value} was given, {wanted} was wanted")
 
 
+NEEDED = {  # what has no effect without another flag
+    "lora_alpha": "lora_rank", "lora_dropout": "lora_rank", "distillation_alpha": "teacher_name_or_path",
+    "distillation_temperature": "teacher_name_or_path", "first_stage": "first_image_size", "shuffle_buffer": "streaming",
+    "stream_lanes": "streaming",
+}  # fmt: skip
+
+
 def check_combinations(args: TrainArguments):
-    """Raise ValueError for two arguments that contradict each other."""
+    """Raise ValueError for two arguments that contradict each other, and for one that has no effect without another."""
+    for name, other in NEEDED.items():
+        if getattr(args, name) != getattr(type(args), name) and not getattr(args, other):
+            raise ValueError(f"--{name} has no effect without --{other}: give both, or neither")
 
     def refuse(one, other, what_to_do):
         raise ValueError(f"{one} does not go with {other}: {what_to_do}")
@@ -385,6 +395,8 @@ def parse_args(
     args.output_dir = os.path.expanduser(args.output_dir)  # which no shell does in a YAML file or after a "="
     given = [flag.partition("=")[0] for flag in flags]
     if "--model_name_or_path" in given and "--preset" not in given:
+        if args.preset is not None and "--learning_rate" not in given:
+            args.learning_rate = None  # that of the file is for training from scratch
         args.preset = None  # a flag goes before the file
         if "--config_overrides" not in given:
             args.config_overrides = None  # those of the file's preset

@@ -24,6 +24,7 @@ from hf_vit.data.streaming import ImageStream, prepare_stream
 from hf_vit.system.command_line import script_name
 from hf_vit.system.escapes import as_license
 from hf_vit.system.hardware import own_cores
+from hf_vit.system.progress import warn
 from hf_vit.training.arguments import TrainArguments
 
 
@@ -95,6 +96,8 @@ def load_rows(args: TrainArguments):
         return {"eval": eval_rows}, stream, labels, scored
     sizes = {name: getattr(args, name) for name in ("eval_fraction", "train_fraction", "shots", "seed")}
     splits, labels, scored = prepare_splits(splits, **columns, **sizes)
+    if args.eval_fraction != type(args).eval_fraction and not scored.startswith("part of"):
+        warn(f"--eval_fraction is not used: the split {scored} is scored")
     return splits, None, labels, scored
 
 

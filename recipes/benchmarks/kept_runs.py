@@ -79,10 +79,9 @@ def read_seeds(folder: Path) -> list[dict]:
 
 
 def write_cards(house: Path):
-    """Write the card of each kept run again, as recipes/train.py wrote it beside the model."""
+    """Write the card of each kept run, by its path in the repository."""
     template = Path(__file__).resolve().parents[1] / "model_card.md"
     for card in sorted(house.glob("model_cards/**/README.md")):
         folder, config = card.parent, card.with_name("config.yaml").read_text(encoding="utf-8")
-        where = str(Path(yaml.safe_load(config)["output_dir"], "model"))
         results = json.loads((folder / "results.json").read_text())
-        write_card(folder, template, results, config, model_path=where)
+        write_card(folder, template, results, config, model_path=folder.relative_to(house).as_posix())

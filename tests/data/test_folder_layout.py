@@ -39,6 +39,21 @@ def said(caplog, monkeypatch):
 ONE_EACH = {"cat": 1, "dog": 1}
 LAYOUTS = {
     "class folders": (["cat/1.jpg", "dog/1.jpg"], {"train": ONE_EACH}, ""),
+    "folders of operating systems": (
+        ["cat/1.jpg", "dog/1.jpg", "$RECYCLE.BIN/1.jpg", "lost+found/1.jpg", "cat/@eaDir/1.jpg/SYNOPHOTO_THUMB_M.jpg"],
+        {"train": ONE_EACH},
+        "",
+    ),
+    "files that may be images": (
+        ["cat/1.jpg", "dog/1.jpg", "dog/2", "dog/3.jpg_large", "dog/4.nef", "dog/notes.txt"],
+        {"train": ONE_EACH},
+        "1 .nef files are not read(.|\n)*: 1 without a suffix, 1 .jpg_large files are left alone: if they are images, give them",
+    ),
+    "two folders for a split": (
+        ["train/cat/1.jpg", "train/dog/1.jpg", "Train/cat/2.jpg", "test/cat/1.jpg"],
+        {"train": {"cat": 2, "dog": 1}, "test": {"cat": 1, "dog": 0}},
+        "the split train is that of Train, train",
+    ),
     "folders in class folders": (
         ["cat/indoor/1.jpg", "cat/outdoor/2.jpg", "dog/indoor/3.jpg"],
         {"train": {"cat": 2, "dog": 1}},
@@ -229,6 +244,19 @@ REFUSED = {
     "classes in other capitals": (
         ["train/Cat/1.jpg", "train/Dog/1.jpg", "test/cat/1.jpg", "test/dog/1.jpg"],
         r"photos: the images of test .* of the training classes \(Cat, Dog\); cat differs only in capitals; wanted",
+    ),
+    "COCO": (
+        ["train2017/1.jpg", "val2017/2.jpg"],
+        r"photos: the images of train2017, val2017 \(2\) lie in no class folders; wanted .*photos/train2017/CLASS/IMAGE",
+    ),
+    "splits in words of their own": (
+        ["Train Images/1.jpg", "test_images/2.jpg", "trainval/3.jpg"],
+        r"photos: the images of Train Images, test_images, trainval \(3\) lie in no class folders",
+    ),
+    "splits in class folders": (
+        ["cat/train/1.jpg", "cat/test/2.jpg", "dog/train/1.jpg", "dog/test/2.jpg"],
+        r"photos: the class folder cat holds splits \(cat/test, cat/train\), which .*; wanted the splits above the classes, such as "
+        r".*photos/train/cat",
     ),
     "splits of unknown names": (
         [f"{split}/{name}/1.jpg" for split in ("tr", "va", "te") for name in ("cat", "dog")],

@@ -10,6 +10,7 @@ import pytest
 from image_data import animal, pictures, prepare, write_tar
 
 from hf_vit.data.sources import load_splits
+from hf_vit.data.splits import prepare_splits
 
 
 def write_images(folder, names):
@@ -267,7 +268,7 @@ def test_a_column_of_split_words_divides_a_table(column, folder, caplog):
     ("column", "cells", "sentence"),
     [
         ("split", ["train", "a", "b"], "the column split is not used, as 'a' in it is no split: all rows train"),
-        ("split", ["train", "", "test"], "the column split is not used, as None in it is no split"),
+        ("split", ["", "", "train"], "the column split is not used, as None in it is no split"),
         ("is_test", ["0", "1", "1"], "the column is_test is not used, and all rows train: wanted train, validation"),
     ],
 )
@@ -276,6 +277,120 @@ def test_a_column_that_may_say_splits_in_other_words_is_named(column, cells, sen
     (folder / "labels.csv").write_text("\n".join([f"image,label,{column}", *rows]))
     assert sizes(folder) == {"train": 3}
     assert sentence in caplog.text
+
+
+def test_folders_of_splits_divide_a_table_that_names_images_in_them(tmp_path, caplog):
+    names = [f"data/{split}/{n}.png" for split in ("train", "valid", "test") for n in range(2)]
+    write_images(tmp_path, names)
+    (tmp_path / "labels.csv").write_text("\n".join(["image,label", *(f"{name},{name[-5]}" for name in names)]))
+    assert sizes(tmp_path) == {"train": 2, "validation": 2, "test": 2}
+    assert "the folders of the images say the split: 2 train, 2 validation, 2 test" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["labels.csv", "metadata.csv"])
+def test_a_table_above_folders_of_splits_goes_before_the_folders_in_them(name, tmp_path):
+    places = [f"{split}/{site}/{n}.png" for split in ("train", "test") for site in ("here", "there") for n in range(2)]
+    write_images(tmp_path, places)
+    (tmp_path / name).write_text(
+        "\n".join(["file_name,label", *(f"{place},{animal(n)}" for n, place in enumerate(places))])
+    )
+    splits, names, _ = prepare_splits(load_splits(str(tmp_path)))
+    assert names == ["cat", "dog"]
+    assert {key: len(rows) for key, rows in splits.items()} == {"train": 4, "eval": 4}
+
+
+@pytest.mark.parametrize("column", ["data set", "phase"])
+def test_any_column_of_nothing_but_splits_divides_a_table(column, folder):
+    rows = [f"images/{n}.png,{animal(n)},{('train', 'valid', 'test')[n % 3]}" for n in range(6)]
+    (folder / "labels.csv").write_text("\n".join([f"image,label,{column}", *rows]))
+    assert sizes(folder) == {"train": 2, "validation": 2, "test": 2}
+
+
+def test_a_column_of_splits_divides_parquet_files(tmp_path, caplog):
+    splits = ["train", "train", "train", "val", "test", "test"]
+    columns = {"image": pictures(range(6)), "label": [animal(n) for n in range(6)], "split": splits}
+    pq.write_table(pa.table(columns), tmp_path / "photos.parquet")
+    for path in (tmp_path, tmp_path / "photos.parquet"):
+        assert sizes(path) == {"train": 3, "validation": 1, "test": 2}
+    assert "the column split says the split: 3 train, 1 validation, 2 test" in caplog.text
+    load_splits(str(tmp_path), streaming=True)
+    assert "the column split is not used by a stream: all rows train" in caplog.text
+
+
+@pytest.mark.parametrize("table", ["test.csv", "val_annotations.csv", "sample_submission.csv"])
+def test_a_table_of_other_images_leaves_the_class_folders_alone(table, tmp_path, caplog):
+    write_images(
+        tmp_path, [f"train/{name}/{n}.png" for name in ("cat", "dog") for n in range(2)] + ["test/7.png", "test/8.png"]
+    )
+    (tmp_path / table).write_text("image,label\ntest/7.png,cat\ntest/8.png,dog\n")
+    assert sizes(tmp_path) == {"train": 4}
+    assert f"{table} is not used: it names no image of the class folders" in caplog.text
+
+
+@pytest.mark.parametrize("names", [("{}.png", "{}.png"), ("{}", "{}")])
+def test_a_name_that_is_in_several_splits_is_that_of_the_table(names, tmp_path):
+    write_images(tmp_path, [f"{split}/{n}.png" for split in ("train", "test") for n in range(4)])
+    for split, name in zip(("train", "test"), names, strict=True):
+        rows = [f"{name.format(n)},{animal(n)}" for n in range(4)]
+        (tmp_path / f"{split}Labels.csv").write_text("\n".join(["id,label", *rows]))
+    splits = load_splits(str(tmp_path))
+    for split in ("train", "test"):
+        assert [image["path"] for image in splits[split]["id"]] == [f"{split}/{n}.png" for n in range(4)]
+
+
+def test_a_row_for_each_label_of_an_image_is_an_error(folder):
+    (folder / "labels.csv").write_text("filename,class,xmin\nimages/0.png,cat,1\nimages/0.png,dog,2\n")
+    sentence = "images/0.png is in several rows with different labels, such as 'cat' and 'dog': wanted a row for each image; if it"
+    with pytest.raises(ValueError, match=sentence):
+        load_splits(str(folder))
+
+
+def test_images_that_several_rows_name_are_counted(folder, caplog):
+    (folder / "train.csv").write_text(rows_of([0, 1, 2, 2]))
+    (folder / "val.csv").write_text(rows_of([2, 3]))
+    load_splits(str(folder))
+    assert "1 rows of the split train name an image that a row before them names" in caplog.text
+    assert "1 rows of the split validation name an image of the split train" in caplog.text
+
+
+def test_a_table_whose_first_line_names_no_columns_is_an_error(folder):
+    (folder / "labels.csv").write_text("images/0.png,cat\nimages/1.png,dog\n")
+    with pytest.raises(
+        ValueError, match=r"labels.csv begins with images/0.png: wanted a first line that names the columns"
+    ):
+        load_splits(str(folder))
+
+
+@pytest.mark.parametrize("separator", [None, ",", ";"])
+def test_lists_as_text_are_an_error(separator, folder):
+    cells = ["['cat', 'dog']", "['cat']", "[]", "['dog']", "['cat']", "['dog']"]
+    rows = [f'images/{n}.png,"{cell}"' for n, cell in enumerate(cells)]
+    (folder / "labels.csv").write_text("\n".join(["image,label", *rows]))
+    with pytest.raises(
+        ValueError, match=r"is a list as text: wanted cat;dog, with --label_separator ';', or a .jsonl file"
+    ):
+        prepare_splits(load_splits(str(folder)), label_separator=separator)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "names", "line"),
+    [((1, 2, 3), ["a", "b", "c"], "1 is a, 2 is b, 3 is c"), ((1, 2), ["a", "b", "c"], "0 is a, 1 is b, 2 is c")],
+)
+def test_names_of_numbers_that_do_not_begin_at_0_are_said(numbers, names, line, folder, caplog):
+    rows = [f"images/{n}.png,{numbers[n % len(numbers)]}" for n in range(6)]
+    (folder / "labels.csv").write_text("\n".join(["image,label", *rows]))
+    assert prepare_splits(load_splits(str(folder)), label_names=names)[1] == names
+    assert f"--label_names: {line}" in caplog.text
+
+
+@pytest.mark.parametrize("unknown", ["", "a"])
+def test_a_column_of_splits_with_a_cell_that_is_none_is_an_error(unknown, folder):
+    rows = [f"images/{n}.png,{animal(n)},{cell}" for n, cell in enumerate(["train", unknown, "test"])]
+    (folder / "labels.csv").write_text("\n".join(["image,label,split", *rows]))
+    with pytest.raises(
+        ValueError, match=r"the column split says the split of most rows, but .* in row 1 is none: wanted train"
+    ):
+        sizes(folder)
 
 
 @pytest.mark.parametrize(

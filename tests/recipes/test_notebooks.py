@@ -203,7 +203,7 @@ def test_the_notebook_goes_from_photos_to_a_card_with_pictures(site, tmp_path, m
     client.execute()
     printed = "".join(output.get("text", "") for cell in code for output in cell.outputs)
     shown = [output for cell in code for output in cell.outputs if "image/png" in output.get("data", {})]
-    card = tmp_path / "runs" / "photos" / "model" / "README.md"
+    card = tmp_path / "runs" / "example" / "model" / "README.md"
     drawn = list(card.parent.glob("figures/*.png"))
     assert len(drawn) > 5
     assert len(shown) == 9 + len(drawn)

@@ -189,6 +189,31 @@ def test_what_does_not_go_together_is_refused_and_both_flags_are_named(flags, on
     assert other in error
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "needed"),
+    [
+        ("--lora_alpha", "32", "--lora_rank"),
+        ("--lora_dropout", "0.1", "--lora_rank"),
+        ("--distillation_alpha", "0.3", "--teacher_name_or_path"),
+        ("--distillation_temperature", "2", "--teacher_name_or_path"),
+        ("--first_stage", "0.5", "--first_image_size"),
+        ("--shuffle_buffer", "512", "--streaming"),
+        ("--stream_lanes", "2", "--streaming"),
+    ],
+)
+def test_a_flag_without_the_one_that_it_belongs_to_is_refused(flag, value, needed, capsys):
+    with pytest.raises(SystemExit):
+        parse_args([*FINE_TUNE, flag, value])
+    assert f"{flag} has no effect without {needed}: give both, or neither" in capsys.readouterr().err
+
+
+def test_a_checkpoint_in_place_of_the_network_of_a_preset_does_not_take_its_learning_rate():
+    flags = ["--config", "demo", "--model_name_or_path", "some/vit"]
+    args = parse_args(flags)
+    assert (args.preset, args.config_overrides, args.learning_rate) == (None, None, None)
+    assert parse_args([*flags, "--learning_rate", "1e-4"]).learning_rate == 1e-4
+
+
 def test_every_contradiction_has_a_test():
     """As many as there are calls of `refuse`, each with another sentence."""
     code = inspect.getsource(arguments.check_combinations)
