@@ -66,7 +66,7 @@ from hf_vit.training.distributed import (
     set_timeout,
     watch_for_failures,
 )
-from hf_vit.training.inputs import Prefetcher, seed_micro_batch
+from hf_vit.training.inputs import Prefetcher, read_while, seed_micro_batch
 from hf_vit.training.optimizers import clip_gradients, is_finite, learning_rate, set_learning_rate
 from hf_vit.training.progress import ProgressBar
 from hf_vit.training.run import Run, build_run, print_main, start_or_resume
@@ -150,7 +150,7 @@ def train(run: Run, state: TrainState) -> bool:
             rate = learning_rate(state.step, total_steps, run.warmup_steps, args.learning_rate, *schedule)
             set_learning_rate(run.optimizers, rate)
             sums, norm, ids = forward_backward(run, state, batches)
-            finite, stopped, checkpoint_due = agree(run, state, sums, norm, saved_at)
+            finite, stopped, checkpoint_due = agree(run, state, sums, norm, saved_at, batches)
             if not finite:
                 note_skipped_step(run, state, rate, ids)
             is_consistent = False
@@ -185,20 +185,16 @@ def forward_backward(run: Run, state: TrainState, batches: Prefetcher):
         run.backbone.eval()  # no dropout in what is frozen
     sums, ids = torch.zeros(3, device=device), []
     for number in range(run.batches.accumulation):
-        waited = time.monotonic()
-        batch = next(batches)
+        batch = state.timed("input", batches.__next__)
         state.epoch = batch.epoch
-        state.seconds["input"] += time.monotonic() - waited
         ids.append(batch.rows["index"])
         other_size = {"interpolate_pos_encoding": True} if state.step < run.batches.first_stage_steps else {}
         seed_micro_batch(args.seed, state.step, number, run.accelerator.process_index)
         with run.accelerator.accumulate(run.model):
             loss, outputs = run.task.loss(run.model, batch, **other_size)
             run.accelerator.backward(loss)
-        if device.type == "cuda":  # read and augment while the device works
-            waited = time.monotonic()
-            batches.prefetch()
-            state.seconds["input"] += time.monotonic() - waited
+        if device.type == "cuda" and number + 1 < run.batches.accumulation:  # read and augment while the device works
+            state.timed("input", batches.prefetch)
         with torch.no_grad():
             correct = run.task.count_correct(outputs, batch)
             count = torch.full_like(correct, len(batch.inputs))
@@ -206,7 +202,7 @@ def forward_backward(run: Run, state: TrainState, batches: Prefetcher):
     return sums, clip_gradients(run.accelerator, run.model, args.max_grad_norm), torch.cat(ids)
 
 
-def agree(run: Run, state: TrainState, sums, norm, saved_at: float) -> tuple[bool, bool, bool]:
+def agree(run: Run, state: TrainState, sums, norm, saved_at: float, batches: Prefetcher) -> tuple[bool, bool, bool]:
     """What all processes decide together: (the step is finite, a signal came, a checkpoint is due)."""
     accelerator, every = run.accelerator, run.args.checkpointing_steps
     if every is None:
@@ -215,8 +211,9 @@ def agree(run: Run, state: TrainState, sums, norm, saved_at: float) -> tuple[boo
         due = every > 0 and (state.step + 1) % every == 0
     scale = 1.0 if accelerator.scaler is None else accelerator.scaler.get_scale()
     finite = is_finite(sums[0], norm, scale)
-    flags = torch.tensor([run.signals.asked is not None, due and accelerator.is_main_process], device=finite.device)
-    counts = accelerator.reduce(torch.cat([~finite.view(1), flags]).float(), "sum").tolist()
+    flags = torch.tensor([run.signals.asked is not None, due and accelerator.is_main_process])
+    flags = torch.cat([~finite.view(1), flags.to(finite.device, non_blocking=True)])
+    counts = read_while(accelerator.reduce(flags.float(), "sum"), lambda: state.timed("input", batches.prefetch))
     return counts[0] == 0, counts[1] > 0, counts[2] > 0
 
 

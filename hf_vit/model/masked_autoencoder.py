@@ -222,7 +222,9 @@ class HFViTForPreTraining(HFViTPreTrainedModel):
             raise ValueError(
                 f"noise has shape {tuple(noise.shape)}; wanted {shape}, one number for each patch of each image"
             )
-        kept, mask, ids_restore = random_masking(noise.to(pixel_values.device), self.config.mask_ratio)
+        kept, mask, ids_restore = random_masking(
+            noise.to(pixel_values.device, non_blocking=True), self.config.mask_ratio
+        )
         outputs = self.vit.features(pixel_values, interpolate_pos_encoding, kept=kept, **kwargs)
         tokens = self.vit.layernorm(outputs.last_hidden_state)  # (B, R + M, D)
         logits = self.decoder(tokens, ids_restore, grid)  # (B, N, P * P * C)

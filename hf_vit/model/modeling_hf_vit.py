@@ -134,7 +134,8 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling, 
     weights = query @ key.transpose(2, 3) * scaling  # (B, A, Q, T)
     if attention_mask is not None:
         weights = weights + attention_mask  # (B, 1, 1, T)
-    weights = nn.functional.softmax(weights, dim=-1, dtype=torch.float32).to(query.dtype)
+    precision = torch.promote_types(query.dtype, torch.float32)
+    weights = nn.functional.softmax(weights, dim=-1, dtype=precision).to(query.dtype)
     dropped = nn.functional.dropout(weights, p=dropout, training=module.training)
     return (dropped @ value).transpose(1, 2).contiguous(), weights
 
@@ -179,6 +180,8 @@ class HFViTAttention(nn.Module):
             bias = proportional_attention_bias(token_merging.sizes, query)  # (B, 1, 1, T)
             if bias is not None and backend != "eager":
                 backend = "sdpa"  # not every backend takes a mask of floats
+        if backend == "sdpa" and query.is_cuda and query.shape[2] == 1:
+            backend = "eager"  # as fast; the backward pass of cuDNN's kernel fails for one query (pytorch#138529)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(backend, eager_attention_forward)
         dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
         attended, weights = attend(self, query, key, value, bias, scaling=self.scaling, dropout=dropout, **kwargs)
@@ -321,7 +324,7 @@ class HFViTAttentionPooling(nn.Module):
     def forward(self, patches, sizes=None):
         query, key, value = self.project(patches)
         bias = proportional_attention_bias(sizes, query)  # (B, 1, 1, N)
-        attended = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)  # (B, A, 1, K)
+        attended, _ = eager_attention_forward(self, query, key, value, bias, self.head_dim**-0.5)  # (B, 1, A, K)
         pooled = self.o_proj(attended.reshape(patches.shape[0], -1))  # (B, D)
         return pooled + self.mlp(self.layernorm(pooled))
 

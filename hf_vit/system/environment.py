@@ -4,7 +4,7 @@ import contextlib
 import os
 import platform
 import subprocess
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -34,8 +34,17 @@ def environment_info(device_type: str, processes: int, precision: str) -> dict:
         "commit": commit,
         "hardware": f"{processes} x {chip}{cores}" if processes > 1 else f"{chip}{cores}",
         "mixed_precision": precision,
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+        "versions": {"python": platform.python_version(), **_versions()},
     }
+
+
+def _versions() -> dict[str, str]:
+    """Of the packages that are installed: a copy of this repository runs without being so."""
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def processor_name() -> str:

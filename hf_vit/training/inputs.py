@@ -283,6 +283,16 @@ class TrainBatches:
         return whole, epochs[0]["labels"], versions
 
 
+def read_while(values: torch.Tensor, work) -> list:
+    """The numbers of a tensor; `work` is done while a GPU computes them, and what it launches there is not waited for."""
+    if values.is_cuda:
+        values, arrived = values.to("cpu", non_blocking=True), torch.cuda.Event()
+        arrived.record()
+        work()
+        arrived.synchronize()
+    return values.tolist()
+
+
 class Prefetcher:
     """An iterator that can make its next batch before it is asked for, while the device works on the one before."""
 

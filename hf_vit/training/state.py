@@ -1,6 +1,7 @@
 """What decides the rest of a run beside its tensors."""
 
 import dataclasses
+import time
 from dataclasses import dataclass, field
 
 from hf_vit.system.run_files import NUMBER, OPTIONAL
@@ -65,6 +66,13 @@ class TrainState:
     facts: dict = field(default_factory=dict)
     lives: list[dict] = field(default_factory=list)
     config: dict = field(default_factory=dict)
+
+    def timed(self, what: str, work):
+        """What `work` returns; its time is added to `seconds[what]`."""
+        began = time.monotonic()
+        result = work()
+        self.seconds[what] += time.monotonic() - began
+        return result
 
     @classmethod
     def from_json(cls, saved: dict) -> "TrainState":

@@ -17,7 +17,7 @@ from hf_vit import HFViTModel
 from hf_vit.data import augment
 from hf_vit.system import hardware
 from hf_vit.training import progress
-from hf_vit.training.inputs import Prefetcher
+from hf_vit.training.inputs import Prefetcher, read_while
 from hf_vit.training.model import compile_model, find_batch_size
 
 
@@ -323,6 +323,30 @@ def test_a_batch_is_made_ahead_only_when_that_is_asked_for():
     ahead.prefetch()  # there is none
     with pytest.raises(StopIteration):
         next(ahead)
+
+
+def test_the_next_batch_is_made_while_numbers_of_a_gpu_are_on_their_way(monkeypatch):
+    done = []
+
+    class Event:
+        def record(self):
+            done.append("recorded")
+
+        def synchronize(self):
+            done.append("waited")
+
+    class OnGPU:
+        is_cuda = True
+
+        def to(self, device, non_blocking):
+            done.append(f"sent to {device}, {'not ' * non_blocking}waited for")
+            return torch.tensor([1.0, 0.0])
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    assert read_while(OnGPU(), lambda: done.append("worked")) == [1.0, 0.0]
+    assert done == ["sent to cpu, not waited for", "recorded", "worked", "waited"]
+    assert read_while(torch.tensor([2.0]), lambda: done.append("worked on a CPU")) == [2.0]
+    assert len(done) == 4
 
 
 def test_an_error_in_the_making_of_a_batch_comes_through_and_closing_closes_the_source():
