@@ -41,6 +41,7 @@ TABLES = {
     "pretraining": run_tables.pretraining,
     "families": measurement_tables.families,
     "speed": measurement_tables.speed,
+    "speed_avx2": measurement_tables.speed_avx2,
     "budget": measurement_tables.budget,
     "savings": measurement_tables.savings,
     "loader": measurement_tables.loader,

@@ -1,5 +1,6 @@
 """Finds the image and the label column of a data set, and turns labels of any kind into class indices, one or several an image."""
 
+import re
 import unicodedata
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -13,6 +14,7 @@ from hf_vit.system.progress import warn
 
 
 COLUMN_FLAGS = ("image_column", "label_column", "label_names", "label_separator", "label_columns")
+ROW = "row of the list"  # the number of a row in a list of files that is read in another order
 LABEL_COLUMNS = ("label", "labels", "class", "cls", "category", "target")  # usual names of label columns
 
 
@@ -126,7 +128,7 @@ def select_image_and_label(data, columns: tuple[str, str]):
     """Keeps the image and the label column, called `image` (undecoded) and `label`."""
     if not isinstance(data.features[columns[0]], RestrictedImage):
         data = data.cast_column(columns[0], Image(decode=False))
-    data = data.select_columns(list(columns))
+    data = data.select_columns([*columns, *({ROW} & set(data.features))])
     for old, new in zip(columns, ("image", "label"), strict=True):
         if old != new:
             data = data.rename_column(old, new)
@@ -163,6 +165,7 @@ def encode_labels(
     split_names: dict[str, str],
     label_separator: str | None = None,
     train_names: list[str] | None = None,
+    from_one: bool = True,
 ) -> tuple[DatasetDict, list[str]]:
     """Labels of any kind -> class indices, and the class names: `label_names`, else those of a ClassLabel, else the sorted
     values of the first split. Lists of labels, which may be empty, become lists of class indices. Splits whose ClassLabels differ
@@ -172,6 +175,7 @@ def encode_labels(
         split_names: what errors call each split.
         label_separator: takes a text apart into a list of labels.
         train_names: the ClassLabel of a training split that is not among `splits`; by default that of the first split.
+        from_one: whether numbers may begin at 1; those of a stream begin at 0.
 
     Raises:
         ValueError: if a label is missing, unknown or outside the classes, or twice in a list.
@@ -212,7 +216,7 @@ def encode_labels(
         if not values:
             raise ValueError(f"no image of the split {split_names[next(iter(splits))]!r} has a label")
         if label_names is not None:
-            values = label_names if isinstance(values[0], str) else numbers_of_names(values, label_names)
+            values = label_names if isinstance(values[0], str) else numbers_of_names(values, label_names, from_one)
         names = label_names or [str(value) for value in values]
         index_of = {value: index for index, value in enumerate(values)}
         source = "the training split" if label_names is None else "--label_names"
@@ -242,10 +246,10 @@ def encode_labels(
     return splits, names
 
 
-def numbers_of_names(values: list[int], label_names: list[str]) -> range:
-    """The numbers that stand for the names of --label_names, in their order: from 0 on, or from 1 on where the last one is their
-    count. A warning says which is which unless 0 occurs."""
-    start = 1 if values[0] == 1 and values[-1] == len(label_names) else 0
+def numbers_of_names(values: list[int], label_names: list[str], from_one: bool) -> range:
+    """The numbers that stand for the names of --label_names, in their order: from 0 on, or if they may begin `from_one` from there
+    on where the last one is their count. A warning says which is which unless 0 occurs."""
+    start = 1 if from_one and values[0] == 1 and values[-1] == len(label_names) else 0
     if values[0] != 0:
         shown = ", ".join(f"{number} is {name}" for number, name in enumerate(label_names[:3], start))
         warn(f"--label_names: {shown}{' ...' if len(label_names) > 3 else ''}")
@@ -356,7 +360,7 @@ def check_label_lists(labels: list, names: list[str], split_name: str):
 
 def refuse_lists_as_text(labels: set[str]):
     """Raises ValueError for labels such as "['cat', 'dog']", as pandas writes lists into a CSV file."""
-    if lists := [text for text in labels if text.strip()[:1] == "[" and text.strip()[-1:] == "]"]:
+    if lists := [text for text in map(str.strip, labels) if re.fullmatch(r"\[(['\"].*|.*,.*)?\]", text)]:
         raise ValueError(
             f"the label {min(lists)!r} is a list as text: wanted cat;dog, with --label_separator ';', or a .jsonl file with lists"
         )

@@ -91,7 +91,9 @@ def split_of_name(name: str) -> str | None:
 
 def is_like_split(name: str) -> bool:
     """Whether a name says no more than a split, as `train`, `train2017`, `Test Images` and `trainval` do."""
-    return name.lower() in SPLIT_OF_WORD or LIKE_SPLITS.fullmatch(re.sub("[-_. ]", "", name)) is not None
+    return name.lower() in SPLIT_OF_WORD or (
+        len(name) > 2 and LIKE_SPLITS.fullmatch(re.sub("[-_. ]", "", name)) is not None
+    )
 
 
 def lies_in(inner: str, folder: str) -> bool:
@@ -240,7 +242,10 @@ def find_bases(scan: FolderScan, below: dict[str, list[str]]) -> tuple[dict[str,
         root = only
     splits = split_folders(scan, below, root)
     if not splits:
-        if below[root] and all(is_like_split(name_of(folder)) and not below[folder] for folder in below[root]):
+        of_names = {
+            split_of_name(name) or name for name in map(name_of, below[root])
+        }  # Test 1 and Test 2 may be classes
+        if len(of_names) > 1 and all(is_like_split(name_of(folder)) and not below[folder] for folder in below[root]):
             raise ValueError(
                 f"{scan.path}: the images of {listed(below[root])} ({scan.count():,}) lie in no class folders; wanted "
                 f"{scan.path / below[root][0]}/CLASS/IMAGE"

@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import (
@@ -21,7 +22,7 @@ from huggingface_hub import DatasetCard, HfApi
 from huggingface_hub.errors import HTTPError, RepositoryNotFoundError
 from yaml import YAMLError
 
-from hf_vit.data.columns import holds_images, label_feature
+from hf_vit.data.columns import ROW, holds_images, label_feature
 from hf_vit.data.folder_layout import (
     SPLIT_OF_WORD,
     FolderScan,
@@ -196,7 +197,9 @@ def _load_folder(path: Path, config: str | None, streaming: bool, label_column: 
         feature = label_feature((first.features or {}).get("label"))
         classes = f": {listed(feature.names, 10)}" if isinstance(feature, ClassLabel) else ""
         warn(f"{path}: images are read as `datasets` finds them, by their innermost folders{classes}")
-    if metadata and not streaming and (unnamed := scan.count() - sum(map(len, splits.values()))) > 0:
+    one_column = sum(map(holds_images, (first.features or {}).values())) == 1
+    unnamed = 0 if streaming or not (metadata and one_column) else scan.count() - sum(map(len, splits.values()))
+    if unnamed > 0:
         warn(f"{path}: {unnamed:,} images that no metadata file names are left out")
     return splits
 
@@ -259,7 +262,7 @@ def _as_stream(splits: DatasetDict) -> IterableDatasetDict:
     streams = IterableDatasetDict()
     for name, rows in splits.items():
         if name.lower() not in EVAL_SPLITS:  # in an order without classes, and in parts that processes can share out
-            rows = rows.shuffle(seed=0).flatten_indices()
+            rows = rows.add_column(ROW, np.arange(len(rows))).shuffle(seed=0).flatten_indices()
         streams[name] = rows.to_iterable_dataset(num_shards=min(SHARDS, max(1, len(rows))))
     return streams
 

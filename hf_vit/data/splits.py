@@ -1,6 +1,8 @@
 """Chooses the training and the evaluation split: named, held out, or a part of one, stratified by class."""
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from datasets import Dataset, DatasetDict
 
@@ -77,6 +79,7 @@ def prepare_splits(
     if train_split is None:
         return chosen, names, eval_split
 
+    refuse_contradicting_rows(chosen["train"], names)
     labels = label_tensor(chosen["train"]).numpy()
     if len(np.unique(labels, axis=0)) < 2:
         same = f"of one class ({names[labels[0]]})" if labels.ndim == 1 else "given the same labels"
@@ -132,6 +135,27 @@ def _check_split_names(splits: DatasetDict, train_split: str | None, eval_split:
             raise ValueError(
                 f"the data set has no split {name!r}; it has {', '.join(splits)}: name one of these with "
                 + ("--train_split" if name == train_split else "--eval_split (or --split, to score)")
+            )
+
+
+def refuse_contradicting_rows(rows: Dataset, names: list[str]):
+    """Raises ValueError if several rows name one image file, with different labels: a table with a row for each label or box."""
+    images = rows.select_columns(["image"]).with_format("arrow")
+    if images[:1]["image"][0]["bytes"].is_valid:  # a path is then no more than a name
+        return
+    paths = pa.chunked_array([chunk.field("path") for chunk in images[:]["image"].chunks])
+    if pc.count_distinct(paths).as_py() == len(paths):
+        return
+    label_of, labels = {}, rows["label"][:]
+    for path, label in zip(paths.to_pylist(), labels, strict=True):
+        if path is not None and label_of.setdefault(path, label) != label:
+            several = isinstance(label, list)
+            first, second = (
+                [names[one] for one in each] if several else names[each] for each in (label_of[path], label)
+            )
+            raise ValueError(
+                f"{path} is in several training rows with different labels, {first!r} and {second!r}: wanted a row for each image; if "
+                "it has several labels, write them as cat;dog and pass --label_separator ';'"
             )
 
 

@@ -14,6 +14,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, IterableDataset, Iterable
 from transformers.utils import logging
 
 from hf_vit.data.columns import (
+    ROW,
     encode_labels,
     feature_name,
     find_columns,
@@ -86,7 +87,7 @@ def prepare_stream(
     if isinstance(feature, ClassLabel):  # the names, too, are in this order
         encoded, _ = encode_labels(DatasetDict(eval=rows), None, {"eval": eval_split}, train_names=feature.names)
     else:
-        encoded, _ = encode_labels(DatasetDict(eval=rows), label_names, {"eval": eval_split})
+        encoded, _ = encode_labels(DatasetDict(eval=rows), label_names, {"eval": eval_split}, from_one=False)
     return select_image_and_label(train, columns), encoded["eval"], label_names or feature.names, eval_split
 
 
@@ -203,7 +204,7 @@ class ImageStream:
                 place = -1
                 for place, row in enumerate(self.rows.shard(count, shard)):
                     if place >= skip:
-                        yield {**row, "row": place * count + shard}
+                        yield {**row, "row": row.get(ROW, place * count + shard)}
                 self.lengths[shard] = place + 1
             skip = max(0, skip - self.lengths[shard])
 

@@ -59,8 +59,9 @@ def load_tables(files: list[Path]) -> DatasetDict:
     for file in files:
         try:
             tables[file] = read_table(file)
+            check_header(tables[file])
         except ValueError as error:
-            raise ValueError(f"{folder}: {error}") from error
+            raise ValueError(f"{file}: {error}") from error
         tables[file], _ = link_paths(tables[file], file, stems)
         if not image_columns(tables[file]):
             tables[file], reason = link_stems(tables[file], file, stems())
@@ -87,9 +88,10 @@ def find_tables(
             if file.suffix.lower() == ".json" and not holds_rows(file):
                 raise ValueError("it is no list of rows")
             table = read_table(file)
+            check_header(table)
         except ValueError as error:
             if is_csv(file) and (label_column or not classes):
-                raise ValueError(f"{scan.path}: {error}; mend it, or move it away") from error
+                raise ValueError(f"{file}: {error}; mend it, or move it away") from error
             unused[file.name] = str(error)
             continue
         if not set(table.column_names) >= PREDICTED:
@@ -102,7 +104,11 @@ def find_tables(
         may_be_folders = classes and not label_column and not all(split_of_name(file.stem) for file in tables)
         reason = why_folders_go_first(splits, classes, scan.count()) if may_be_folders else None
         if classes and not label_column and not names_images_in(splits, classes):
-            reason = "it names no image of the class folders"
+            in_folders = sum(
+                len(names) for folder, names in scan.images.items() if not classes.isdisjoint(folder.split("/"))
+            )
+            if in_folders > sum(map(len, splits.values())):  # and not thumbnails beside the images of the table
+                reason = "it names no image of the class folders"
         if reason is None:
             named, count = listed(file.name for file in tables), sum(map(len, splits.values()))
             if scan.count() > 1:
@@ -211,7 +217,15 @@ def image_columns(table: pa.Table) -> list[str]:
 
 
 def image_paths(table: pa.Table, column: str) -> list[str | None]:
-    return [image and image["path"] for image in table[column].to_pylist()]
+    return [image and image["path"].replace("\\", "/") for image in table[column].to_pylist()]
+
+
+def check_header(table: pa.Table):
+    """Raises ValueError if the first line of a table names an image, and no columns."""
+    if of_images := [name for name in table.column_names if Path(name).suffix.lower() in IMAGE_SUFFIXES]:
+        raise ValueError(
+            f"it begins with {of_images[0]}: wanted a first line that names the columns, such as image,label"
+        )
 
 
 def text_columns(table: pa.Table) -> list[str]:
@@ -236,10 +250,6 @@ def link_paths(table: pa.Table, file: Path, stems) -> tuple[pa.Table, str | None
         first = next((name.strip() for name in names if name and name.strip()), "")
         if Path(first).suffix.lower() not in PILImage.EXTENSION:
             continue
-        if Path(column).suffix.lower() in IMAGE_SUFFIXES:
-            raise ValueError(
-                f"{file} begins with {column}: wanted a first line that names the columns, such as image,label"
-            )
         names = [clean_path(file.parent, name) for name in names]
         if any(os.path.exists(file.parent / name) for name in names if name):
             exists = True
@@ -269,12 +279,12 @@ def cast_paths_to_images(splits):
 
 def link_stems(table: pa.Table, file: Path, stems: dict[str, list[str]]) -> tuple[pa.Table, str | None]:
     """The text column whose names without suffix are those of most images becomes the image column; returns as `link_paths`."""
-    best, names, reason = None, [], NAMES_NO_IMAGE
+    best, names, reason, split = None, [], NAMES_NO_IMAGE, split_of_name(file.stem)
     for column in text_columns(table):
         if column.lower() in (*LABEL_COLUMNS, *SPLIT_COLUMNS):
             continue
         cells = table[column].to_pylist()
-        if 2 * sum(len(find_image(name, stems, split_of_name(file.stem))) > 1 for name in cells) > len(cells):
+        if 2 * sum(len(find_image(name, stems, split)) > 1 for name in cells) > len(cells):
             reason = f"names in its column {column} stand for several images each, such as {cells[0]}"
         elif len(set(cells)) > len(set(names)) and (found := match_images(cells, column, file, stems)):
             best, names = column, found
@@ -290,7 +300,8 @@ def match_images(names: list[str | None], column: str, file: Path, stems: dict[s
     Raises:
         ValueError: if most names stand for one image, and some do not.
     """
-    images = [find_image(name, stems, split_of_name(file.stem)) if name else [None] for name in names]
+    split = split_of_name(file.stem)
+    images = [find_image(name, stems, split) if name else [None] for name in names]
     wrong = [row for row, found in enumerate(images) if len(found) != 1]
     if not any(names) or 2 * len(wrong) > len(names):
         return []
@@ -354,7 +365,7 @@ def find_image(name: str | None, stems: dict[str, list[str]], split: str | None 
     ends = [path for path in found if f"/{path}".endswith(f"/{name}")]
     ends = ends or [path for path in found if f"/{os.path.splitext(path)[0]}".endswith(f"/{name}")]
     ends = [path for path in ends if name in (path, os.path.splitext(path)[0])] or ends
-    return [path for path in ends if split_of_name(path.partition("/")[0]) == split] or ends
+    return (split and [path for path in ends if split_of_name(path.partition("/")[0]) == split]) or ends
 
 
 def split_files(files: list[Path]) -> dict[str, list[Path]]:
@@ -423,8 +434,10 @@ def join_tables(tables: dict[Path, pa.Table]) -> dict[str, pa.Table]:
         else:
             refuse_other_columns(splits[first], splits[split], *names)
     if list(splits) == ["train"]:
-        splits = divide_by_folder(divide_by_column(splits))
-    check_repeated_images(splits)
+        named = any(split_of_name(file.stem) for file in tables)  # train.csv itself says its split
+        splits = divide_by_column(splits, SPLIT_COLUMNS if named else None)
+        if list(splits) == ["train"] and not named and could_be_labelled(splits["train"]):
+            splits = divide_by_folder(splits)
     return splits
 
 
@@ -436,11 +449,15 @@ def lacks_labels(train: pa.Table, test: pa.Table) -> bool:
     return set(test.column_names) < set(train.column_names)
 
 
-def divide_by_column(splits: dict[str, pa.Table]) -> dict[str, pa.Table]:
-    """A training table with a column of splits -> a table for each."""
+def divide_by_column(splits: dict[str, pa.Table], columns: tuple[str, ...] | None) -> dict[str, pa.Table]:
+    """A training table with a column of splits -> a table for each.
+
+    Args:
+        columns: names, in lower case, that it may have; None for any.
+    """
     (table,) = splits.values()
     for column in sorted(text_columns(table), key=lambda name: name.lower() not in SPLIT_COLUMNS):
-        if column.lower() in LABEL_COLUMNS:
+        if column.lower() in LABEL_COLUMNS or (columns is not None and column.lower() not in columns):
             continue
         words = [SPLIT_OF_WORD.get((word or "").lower()) for word in table[column].to_pylist()]
         if column.lower() not in SPLIT_COLUMNS and (None in words or len(set(words)) < 2):
@@ -465,7 +482,8 @@ def divide_by_column(splits: dict[str, pa.Table]) -> dict[str, pa.Table]:
 def divide_rows(splits):
     """Rows of Parquet or Arrow files in one training split, with a column such as `split` that says theirs -> a split for each."""
     features = next(iter(splits.values())).features or {}
-    columns = [name for name in features if name.lower() in SPLIT_COLUMNS and "string" in str(features[name])]
+    texts = [name for name, feature in features.items() if feature in (Value("string"), Value("large_string"))]
+    columns = [name for name in texts if name.lower() in SPLIT_COLUMNS]
     if list(splits) != ["train"] or len(columns) != 1:
         return splits
     if isinstance(splits, IterableDatasetDict):
@@ -488,8 +506,6 @@ def divided_by(words: list[str], table: pa.Table, reason: str) -> dict[str, pa.T
 
 def divide_by_folder(splits: dict[str, pa.Table]) -> dict[str, pa.Table]:
     """A training table whose images lie in folders of several splits, such as train/ and test/ -> a table for each."""
-    if list(splits) != ["train"]:
-        return splits
     (table,) = splits.values()
     for column in image_columns(table):
         folders = [(path or "").split("/")[:-1] for path in image_paths(table, column)]
@@ -503,33 +519,19 @@ def divide_by_folder(splits: dict[str, pa.Table]) -> dict[str, pa.Table]:
     return splits
 
 
-def check_repeated_images(splits: dict[str, pa.Table]):
-    """A warning on images that several rows name.
-
-    Raises:
-        ValueError: if one of them has several labels within a split, as tables with a row for each label or box have.
-    """
-    place_of = {}  # path: (split, row)
+def warn_of_repeated_images(splits: dict[str, pa.Table]):
+    """A line for each pair of splits, or split, in which several rows name the same image."""
+    split_of, repeated = {}, Counter()
     for split, table in splits.items():
-        labels = [table[name].to_pylist() for name in table.column_names if name.lower() in LABEL_COLUMNS][:1]
-        repeated, across = 0, Counter()
-        for row, path in enumerate(path for column in image_columns(table)[:1] for path in image_paths(table, column)):
-            before, first = place_of.setdefault(path, (split, row))
-            if path is None or (before, first) == (split, row):
-                continue
-            if before != split:
-                across[before] += 1
-            elif labels and labels[0][first] != labels[0][row]:
-                raise ValueError(
-                    f"{path} is in several rows with different labels, such as {labels[0][first]!r} and {labels[0][row]!r}: wanted a "
-                    "row for each image; if it has several labels, write them as cat;dog and pass --label_separator ';'"
-                )
-            else:
-                repeated += 1
-        if repeated:
-            warn(f"{repeated:,} rows of the split {split} name an image that a row before them names")
-        for before, count in across.items():
-            warn(f"{count:,} rows of the split {split} name an image of the split {before}")
+        columns = image_columns(table)
+        for path in filter(None, image_paths(table, columns[0]) if len(columns) == 1 else ()):
+            before = split_of.setdefault(path, None)
+            if before is not None:
+                repeated[split, before] += 1
+            split_of[path] = before or split
+    for (split, before), count in repeated.items():
+        other = "a row before them names" if split == before else f"is of the split {before}, too"
+        warn(f"rows of the split {split} whose image {other}: {count:,}")
 
 
 def refuse_other_columns(first: pa.Table, other: pa.Table, first_name: str, other_name: str):
@@ -551,6 +553,7 @@ def to_splits(tables: dict[str, pa.Table], folder: Path, infer_numbers: bool) ->
     Args:
         infer_numbers: turn columns of the text of numbers into numbers, as CSV files need it.
     """
+    warn_of_repeated_images(tables)
     splits, of_text = DatasetDict(), text_columns(next(iter(tables.values()))) if infer_numbers else []
     kinds = {name: column_type([table[name] for table in tables.values()]) for name in of_text}
     for split, table in tables.items():

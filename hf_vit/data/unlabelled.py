@@ -148,8 +148,6 @@ def load_unlabelled(
         "files": [[file, stat.st_size, stat.st_mtime_ns] for file, stat in files],
     }
     column = find_image_column(rows, image_column)
-    if is_table and Path(column).suffix.lower() in FIND_SUFFIXES:
-        raise ValueError(f"{path} begins with {column}: wanted a first line that names the columns, such as `file`")
     if not isinstance(rows.features[column], RestrictedImage):
         rows = rows.cast_column(column, Image(decode=False))
     rows = rows.select_columns([column])

@@ -395,7 +395,7 @@ def parse_args(
     args.output_dir = os.path.expanduser(args.output_dir)  # which no shell does in a YAML file or after a "="
     given = [flag.partition("=")[0] for flag in flags]
     if "--model_name_or_path" in given and "--preset" not in given:
-        if args.preset is not None and "--learning_rate" not in given:
+        if args.preset is not None and "--learning_rate" not in given and kind is TrainArguments:
             args.learning_rate = None  # that of the file is for training from scratch
         args.preset = None  # a flag goes before the file
         if "--config_overrides" not in given:
@@ -480,7 +480,8 @@ def changed_arguments(saved: dict, args: TrainArguments) -> list[str]:
     for name in dict.fromkeys((*saved, *now)):
         was, value = saved.get(name, defaults.get(name)), now.get(name)
         derived = name in DERIVED and value is None  # the run chose it itself
-        if name not in RESUME_MUTABLE and not derived and was != value:
+        unused = name in NEEDED and not saved.get(NEEDED[name]) and not now.get(NEEDED[name])
+        if name not in RESUME_MUTABLE and not derived and not unused and was != value:
             found.append(f"{name} was {was} and is {value}")
     return found
 

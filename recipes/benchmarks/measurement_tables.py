@@ -6,9 +6,9 @@ from pathlib import Path
 from benchmarks.run_tables import describe_machines, header
 
 
-def _read(house: Path, part: str) -> tuple[dict, str]:
+def _read(house: Path, part: str, file: str = "benchmark.json") -> tuple[dict, str]:
     """A part of benchmark.json, and where and when it was measured."""
-    measured = json.loads((house / "model_cards" / "benchmark.json").read_text())[part]
+    measured = json.loads((house / "model_cards" / file).read_text())[part]
     return measured, f"{measured['date']}, {describe_machines([measured])}."
 
 
@@ -26,9 +26,9 @@ def families(house: Path) -> str:
     return "\n".join(lines)
 
 
-def speed(house: Path) -> str:
+def speed(house: Path, file: str = "benchmark.json") -> str:
     """One row per model size and kind of pass: milliseconds of each contender."""
-    measured, where = _read(house, "model")
+    measured, where = _read(house, "model", file)
     names = ("hf_vit", *measured["peers"])
     lines = header("model", "batch", "pass", *(f"{name}, ms" for name in names), "times the best peer")
     for row in measured["sizes"]:
@@ -41,6 +41,11 @@ def speed(house: Path) -> str:
         f"\nMedians of {measured['rounds']} rounds in turns; ratios are taken within each round. Peers: {peers}. {where}"
     )
     return "\n".join(lines)
+
+
+def speed_avx2(house: Path) -> str:
+    """`speed` where the CPU was held to the instructions of an older one."""
+    return speed(house, "benchmark-avx2.json")
 
 
 def budget(house: Path) -> str:

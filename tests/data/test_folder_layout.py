@@ -49,6 +49,11 @@ LAYOUTS = {
         {"train": ONE_EACH},
         "1 .nef files are not read(.|\n)*: 1 without a suffix, 1 .jpg_large files are left alone: if they are images, give them",
     ),
+    "classes with a number behind the word of a split": (
+        ["Test 1/1.jpg", "Test 2/2.jpg"],
+        {"train": {"Test 1": 1, "Test 2": 1}},
+        "",
+    ),
     "two folders for a split": (
         ["train/cat/1.jpg", "train/dog/1.jpg", "Train/cat/2.jpg", "test/cat/1.jpg"],
         {"train": {"cat": 2, "dog": 1}, "test": {"cat": 1, "dog": 0}},

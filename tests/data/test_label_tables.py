@@ -340,25 +340,92 @@ def test_a_name_that_is_in_several_splits_is_that_of_the_table(names, tmp_path):
 
 def test_a_row_for_each_label_of_an_image_is_an_error(folder):
     (folder / "labels.csv").write_text("filename,class,xmin\nimages/0.png,cat,1\nimages/0.png,dog,2\n")
-    sentence = "images/0.png is in several rows with different labels, such as 'cat' and 'dog': wanted a row for each image; if it"
-    with pytest.raises(ValueError, match=sentence):
-        load_splits(str(folder))
+    with pytest.raises(
+        ValueError, match=r"0.png is in several training rows with different labels, 'cat' and 'dog': wanted a row"
+    ):
+        prepare_splits(load_splits(str(folder)))
+
+
+def test_crops_of_one_image_are_several_images(folder):
+    rows = [f"images/{n // 2}.png,images/{n}.png,{animal(n)}" for n in range(6)]
+    (folder / "labels.csv").write_text("\n".join(["source,crop,label", *rows]))
+    splits, _, _ = prepare_splits(load_splits(str(folder)), image_column="crop", eval_fraction=0.4)
+    assert sum(map(len, splits.values())) == 6
+
+
+def test_a_table_of_boxes_beside_class_folders_is_named_and_left_alone(tmp_path, caplog):
+    write_images(tmp_path, [f"{name}/{n}.png" for name in ("cat", "dog") for n in range(2)])
+    (tmp_path / "boxes.csv").write_text("filename,class,xmin\ncat/0.png,cat,1\ncat/0.png,dog,2\n")
+    assert sizes(tmp_path) == {"train": 4}
+    assert "boxes.csv is not used: it lists 2 of 4 images" in caplog.text
+
+
+def test_folders_of_few_images_beside_those_of_a_table_are_no_classes(tmp_path):
+    write_images(tmp_path, [*(f"{n}.png" for n in range(6)), "thumbs/0.png", "figures/1.png"])
+    (tmp_path / "labels.csv").write_text("\n".join(["image,label", *(f"{n}.png,{animal(n)}" for n in range(6))]))
+    assert sizes(tmp_path) == {"train": 6}
+
+
+def test_a_table_that_says_its_split_by_its_name_is_not_divided_by_folders_or_other_columns(folder):
+    rows = [f"images/{n}.png,{animal(n)},{('train', 'test')[n % 2]}" for n in range(6)]
+    (folder / "train.csv").write_text("\n".join(["image,label,original_split", *rows]))
+    assert sizes(folder / "train.csv") == {"train": 6}
+
+
+def test_a_table_without_labels_is_not_divided_by_folders(tmp_path):
+    write_images(tmp_path, [f"{split}/{n}.png" for split in ("train", "test") for n in range(2)])
+    (tmp_path / "files.csv").write_text("file\ntrain/0.png\ntrain/1.png\ntest/0.png\ntest/1.png\n")
+    assert sizes(tmp_path / "files.csv") == {"train": 4}
+
+
+def test_a_column_of_lists_called_set_says_no_split(tmp_path):
+    columns = {"image": pictures(range(2)), "label": ["cat", "dog"], "set": [["train"], ["test"]]}
+    pq.write_table(pa.table(columns), tmp_path / "photos.parquet")
+    assert sizes(tmp_path) == {"train": 2}
+
+
+def test_a_name_in_brackets_is_a_label(folder):
+    (folder / "labels.csv").write_text(
+        "\n".join(["image,label", *(f"images/{n}.png,{('[other]', 'cat')[n % 2]}" for n in range(6))])
+    )
+    assert prepare_splits(load_splits(str(folder)))[1] == ["[other]", "cat"]
+
+
+def test_a_list_of_files_beside_class_folders_is_left_alone(tmp_path, caplog):
+    write_images(tmp_path, [f"{name}/{n}.png" for name in ("cat", "dog") for n in range(2)])
+    (tmp_path / "list.csv").write_text("cat/0.png,0\ncat/1.png,0\ndog/0.png,1\ndog/1.png,1\n")
+    assert sizes(tmp_path) == {"train": 4}
+    assert "list.csv is not used: it begins with cat/0.png: wanted a first line that names the columns" in caplog.text
 
 
 def test_images_that_several_rows_name_are_counted(folder, caplog):
     (folder / "train.csv").write_text(rows_of([0, 1, 2, 2]))
     (folder / "val.csv").write_text(rows_of([2, 3]))
     load_splits(str(folder))
-    assert "1 rows of the split train name an image that a row before them names" in caplog.text
-    assert "1 rows of the split validation name an image of the split train" in caplog.text
+    assert "rows of the split train whose image a row before them names: 1" in caplog.text
+    assert "rows of the split validation whose image is of the split train, too: 1" in caplog.text
 
 
 def test_a_table_whose_first_line_names_no_columns_is_an_error(folder):
     (folder / "labels.csv").write_text("images/0.png,cat\nimages/1.png,dog\n")
     with pytest.raises(
-        ValueError, match=r"labels.csv begins with images/0.png: wanted a first line that names the columns"
+        ValueError, match=r"labels.csv: it begins with images/0.png: wanted a first line that names the columns"
     ):
         load_splits(str(folder))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # `datasets` leaves metadata.csv open
+def test_images_that_no_metadata_file_names_are_counted(folder, caplog):
+    (folder / "images" / "metadata.csv").write_text("file_name,label\n0.png,cat\n1.png,dog\n2.png,cat\n")
+    assert sizes(folder) == {"train": 3}
+    gc.collect()  # what is left open is closed here, where that is no error
+    assert "3 images that no metadata file names are left out" in caplog.text
+
+
+def test_an_empty_separator_is_an_error(folder):
+    (folder / "labels.csv").write_text(rows_of(range(6)))
+    with pytest.raises(ValueError, match="--label_separator is empty: wanted what stands between two labels"):
+        prepare_splits(load_splits(str(folder)), label_separator="")
 
 
 @pytest.mark.parametrize("separator", [None, ",", ";"])

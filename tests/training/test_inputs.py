@@ -47,6 +47,13 @@ def test_images_that_are_not_in_memory_or_too_many_are_not_compared(read, monkey
     assert read(crop="none")[0].scored_duplicates is None
 
 
+def test_a_fraction_to_hold_out_that_is_not_used_is_said(read, caplog):
+    read()
+    assert "--eval_fraction" not in caplog.text
+    read(eval_fraction=0.3)
+    assert "--eval_fraction is not used: the split test is scored" in caplog.text
+
+
 def test_a_split_to_score_in_which_no_image_has_a_label_ends_the_run_before_it_trains(read, tmp_path):
     saved = load_from_disk(tmp_path / "data")
     kind = List(saved["train"].features["label"])

@@ -214,6 +214,14 @@ def test_a_checkpoint_in_place_of_the_network_of_a_preset_does_not_take_its_lear
     assert parse_args([*flags, "--learning_rate", "1e-4"]).learning_rate == 1e-4
 
 
+def test_a_run_with_a_value_that_had_no_effect_goes_on():
+    args = parse_args(FINE_TUNE)
+    saved = yaml.safe_load(arguments.to_yaml(args))
+    assert arguments.changed_arguments({**saved, "lora_alpha": 32.0, "shuffle_buffer": 512}, args) == []
+    changed = arguments.changed_arguments({**saved, "lora_rank": 8, "lora_alpha": 32.0}, args)
+    assert changed == ["lora_rank was 8 and is 0", "lora_alpha was 32.0 and is 16.0"]
+
+
 def test_every_contradiction_has_a_test():
     """As many as there are calls of `refuse`, each with another sentence."""
     code = inspect.getsource(arguments.check_combinations)
