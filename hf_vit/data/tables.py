@@ -59,9 +59,9 @@ def load_tables(files: list[Path]) -> DatasetDict:
     for file in files:
         try:
             tables[file] = read_table(file)
-            check_header(tables[file])
+            check_header(tables[file], file)
         except ValueError as error:
-            raise ValueError(f"{file}: {error}") from error
+            raise ValueError(f"{folder}: {error}") from error
         tables[file], _ = link_paths(tables[file], file, stems)
         if not image_columns(tables[file]):
             tables[file], reason = link_stems(tables[file], file, stems())
@@ -88,10 +88,10 @@ def find_tables(
             if file.suffix.lower() == ".json" and not holds_rows(file):
                 raise ValueError("it is no list of rows")
             table = read_table(file)
-            check_header(table)
+            check_header(table, file)
         except ValueError as error:
             if is_csv(file) and (label_column or not classes):
-                raise ValueError(f"{file}: {error}; mend it, or move it away") from error
+                raise ValueError(f"{scan.path}: {error}; mend it, or move it away") from error
             unused[file.name] = str(error)
             continue
         if not set(table.column_names) >= PREDICTED:
@@ -220,11 +220,11 @@ def image_paths(table: pa.Table, column: str) -> list[str | None]:
     return [image and image["path"].replace("\\", "/") for image in table[column].to_pylist()]
 
 
-def check_header(table: pa.Table):
+def check_header(table: pa.Table, file: Path):
     """Raises ValueError if the first line of a table names an image, and no columns."""
     if of_images := [name for name in table.column_names if Path(name).suffix.lower() in IMAGE_SUFFIXES]:
         raise ValueError(
-            f"it begins with {of_images[0]}: wanted a first line that names the columns, such as image,label"
+            f"{file.name} begins with {of_images[0]}: wanted a first line that names the columns, such as image,label"
         )
 
 

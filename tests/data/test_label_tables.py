@@ -395,7 +395,10 @@ def test_a_list_of_files_beside_class_folders_is_left_alone(tmp_path, caplog):
     write_images(tmp_path, [f"{name}/{n}.png" for name in ("cat", "dog") for n in range(2)])
     (tmp_path / "list.csv").write_text("cat/0.png,0\ncat/1.png,0\ndog/0.png,1\ndog/1.png,1\n")
     assert sizes(tmp_path) == {"train": 4}
-    assert "list.csv is not used: it begins with cat/0.png: wanted a first line that names the columns" in caplog.text
+    assert (
+        "list.csv is not used: list.csv begins with cat/0.png: wanted a first line that names the columns"
+        in caplog.text
+    )
 
 
 def test_images_that_several_rows_name_are_counted(folder, caplog):
@@ -409,7 +412,7 @@ def test_images_that_several_rows_name_are_counted(folder, caplog):
 def test_a_table_whose_first_line_names_no_columns_is_an_error(folder):
     (folder / "labels.csv").write_text("images/0.png,cat\nimages/1.png,dog\n")
     with pytest.raises(
-        ValueError, match=r"labels.csv: it begins with images/0.png: wanted a first line that names the columns"
+        ValueError, match=r"labels.csv begins with images/0.png: wanted a first line that names the columns"
     ):
         load_splits(str(folder))
 

@@ -128,7 +128,7 @@ BAD = {
     "no split": (write_splits, {}, "has the splits train, test: name one with --split"),
     "unknown split": (write_splits, {"split": "val"}, "has no split 'val'; it has train, test"),
     "unknown column": (write_splits, {"split": "test", "image_column": "photo"}, "--image_column photo: there is no such column"),
-    "a table without names": (lambda path: path.write_text("a.png\nb.png\n"), {}, "it begins with a.png: wanted a first line"),
+    "a table without names": (lambda path: path.write_text("a.png\nb.png\n"), {}, "begins with a.png: wanted a first line"),
     "no such folder": (lambda path: None, {}, "there is no such folder or file here"),
 }  # fmt: skip
 
