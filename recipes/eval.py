@@ -61,14 +61,14 @@ if __name__ == "__main__":  # a wrong flag is answered before the imports, which
     ARGUMENTS = parse_args()
 
 from hf_vit import HFViTForImageClassification
-from hf_vit.data.columns import class_names, column_arguments, has_several_labels, match_labels, named_label_columns
+from hf_vit.data.columns import column_arguments, has_several_labels, match_labels, named_label_columns
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import sequential_batches
 from hf_vit.data.sources import load_splits
 from hf_vit.data.splits import prepare_splits
-from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
+from hf_vit.evaluation.classifiers import class_names, load_classifier, load_processor, model_folder
 from hf_vit.evaluation.multi_label import check_task, thresholds_of
 from hf_vit.evaluation.prediction import predict
 from hf_vit.evaluation.prediction_table import prediction_table

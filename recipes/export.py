@@ -59,7 +59,7 @@ import transformers
 from huggingface_hub import try_to_load_from_cache
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_NAME
 
-from hf_vit.data.columns import COLUMN_FLAGS, class_names, column_arguments, match_labels, named_label_columns
+from hf_vit.data.columns import COLUMN_FLAGS, column_arguments, match_labels, named_label_columns
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
@@ -67,7 +67,7 @@ from hf_vit.data.normalization import normalize
 from hf_vit.data.sampling import sequential_batches
 from hf_vit.data.sources import load_splits
 from hf_vit.data.splits import prepare_splits
-from hf_vit.evaluation.classifiers import load_processor, model_folder
+from hf_vit.evaluation.classifiers import class_names, load_processor, model_folder
 from hf_vit.evaluation.multi_label import check_task, given_labels, thresholds_of
 from hf_vit.evaluation.onnx_classifier import onnx_model
 from hf_vit.evaluation.scores import classification_report, compute_metrics, headline

@@ -33,11 +33,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 if __name__ == "__main__":
     ARGUMENTS = parse_args()  # before the imports, which take seconds
 
-from hf_vit.data.columns import class_names
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
 from hf_vit.data.unlabelled import UnlabelledImages, load_unlabelled
-from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_digest, model_folder
+from hf_vit.evaluation.classifiers import class_names, load_classifier, load_processor, model_digest, model_folder
 from hf_vit.evaluation.multi_label import thresholds_of
 from hf_vit.evaluation.parts import Parts, compute_parts
 from hf_vit.evaluation.prediction import BatchPredictor

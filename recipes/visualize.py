@@ -57,7 +57,7 @@ import torch
 from transformers.utils import logging
 
 from hf_vit import HFViTForImageClassification, figures
-from hf_vit.data.columns import class_names, column_arguments, match_labels, named_label_columns
+from hf_vit.data.columns import column_arguments, match_labels, named_label_columns
 from hf_vit.data.decoding import decode_rows, stack_images
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_files import read_file
@@ -67,7 +67,7 @@ from hf_vit.data.normalization import denormalize, normalize
 from hf_vit.data.sampling import sequential_batches
 from hf_vit.data.sources import load_splits
 from hf_vit.data.splits import default_split, describe_scored, prepare_splits
-from hf_vit.evaluation.classifiers import load_processor, model_folder
+from hf_vit.evaluation.classifiers import class_names, load_processor, model_folder
 from hf_vit.evaluation.multi_label import check_task, thresholds_of
 from hf_vit.evaluation.prediction import predict
 from hf_vit.evaluation.prediction_table import image_names

@@ -395,11 +395,6 @@ def check_label_values(values: set, several: bool = False):
             warn(f"the label {several[0]!r} is taken for the name of one class")
 
 
-def class_names(config) -> list[str]:
-    """The names of a model's classes, in the order of its logits."""
-    return [config.id2label[index] for index in range(config.num_labels)]
-
-
 def match_labels(labels: torch.Tensor, names: list[str], id2label: dict[int, str]) -> torch.Tensor:
     """Labels of a data set, class indices (n,) or 0 and 1 of each (n, L) -> those of a model with the classes `id2label`, matched
     by name.

@@ -89,6 +89,11 @@ def _is_native(checkpoint: str) -> bool:
     return config.get("model_type") in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
 
 
+def class_names(config) -> list[str]:
+    """The names of a model's classes, in the order of its logits."""
+    return [config.id2label[index] for index in range(config.num_labels)]
+
+
 def model_digest(model: nn.Module, processor) -> str:
     """SHA-256 of all that a classifier's logits depend on: weights, config and image processor."""
     digest = hashlib.sha256((model.config.to_json_string() + processor.to_json_string()).encode())

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hf_vit.data.columns import class_names
+from hf_vit.evaluation.classifiers import class_names
 from hf_vit.evaluation.metrics import wilson_interval
 
 
