@@ -33,13 +33,8 @@ UNLIKE_CLASSES = re.compile(
     r"(fold|split|part|batch)[-_ ]?\d+|original|augmented|images|annotations|masks|trimaps|JPEGImages|Segmentation(Class|Object)",
     re.IGNORECASE,
 )
-OF_SYSTEMS = {
-    "$RECYCLE.BIN",
-    "System Volume Information",
-    "lost+found",
-    "@eaDir",
-    "#recycle",
-}  # folders that no user made
+# Folders that no user made.
+OF_SYSTEMS = {"$RECYCLE.BIN", "System Volume Information", "lost+found", "@eaDir", "#recycle"}
 # Files of the formats in `image_files.FORMATS`, whatever the case of their suffix, and other images.
 IMAGE_SUFFIXES = {".apng", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 RAW_SUFFIXES = {".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".rw2"}
@@ -242,10 +237,11 @@ def find_bases(scan: FolderScan, below: dict[str, list[str]]) -> tuple[dict[str,
         root = only
     splits = split_folders(scan, below, root)
     if not splits:
-        of_names = {
-            split_of_name(name) or name for name in map(name_of, below[root])
-        }  # Test 1 and Test 2 may be classes
-        if len(of_names) > 1 and all(is_like_split(name_of(folder)) and not below[folder] for folder in below[root]):
+        splits_named = {split_of_name(name) or name for name in map(name_of, below[root])}
+        # Test 1 and Test 2 may be classes.
+        if len(splits_named) > 1 and all(
+            is_like_split(name_of(folder)) and not below[folder] for folder in below[root]
+        ):
             raise ValueError(
                 f"{scan.path}: the images of {listed(below[root])} ({scan.count():,}) lie in no class folders; wanted "
                 f"{scan.path / below[root][0]}/CLASS/IMAGE"

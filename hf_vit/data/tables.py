@@ -217,7 +217,7 @@ def image_columns(table: pa.Table) -> list[str]:
 
 
 def image_paths(table: pa.Table, column: str) -> list[str | None]:
-    return [image and image["path"].replace("\\", "/") for image in table[column].to_pylist()]
+    return pc.replace_substring(pc.struct_field(table[column], "path"), "\\", "/").to_pylist()
 
 
 def check_header(table: pa.Table, file: Path):
