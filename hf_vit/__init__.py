@@ -22,7 +22,6 @@ __all__ = ["HFViTBackbone", "HFViTConfig", "HFViTForImageClassification", "HFViT
 
 def _register():
     """Fill HFViTConfig.formats and tell the Auto classes which class goes with HFViTConfig; runs once."""
-    HFViTConfig.prepare = staticmethod(lambda: None)
     from transformers import (
         AutoBackbone,
         AutoImageProcessor,
@@ -44,6 +43,7 @@ def _register():
         auto_class.register(HFViTConfig, model_class, exist_ok=True)
         model_class.register_for_auto_class(auto_class.__name__)
     AutoImageProcessor.register(HFViTConfig, image_processor_classes={"pil": ViTImageProcessorPil}, exist_ok=True)
+    HFViTConfig.prepare = staticmethod(lambda: None)  # at last: an import that is interrupted is tried again
 
 
 HFViTConfig.prepare = staticmethod(_register)

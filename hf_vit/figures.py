@@ -208,7 +208,7 @@ def predictions(
     columns, names = 4, legible_names(names)
     rows = -(-len(images) // columns)
     figure = Figure(
-        figsize=(WIDTH, rows * (WIDTH / columns + 0.15 + 0.12 * bool(sources)) + 0.2), layout="constrained"
+        figsize=(WIDTH, rows * (WIDTH / columns + 0.36 + 0.12 * bool(sources)) + 0.2), layout="constrained"
     )
     said = "class and its probability; red where it is wrong, with the true class" if thresholds is None else "labels"
     figure.supxlabel(f"predicted {said}", fontsize=7)

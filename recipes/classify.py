@@ -37,7 +37,7 @@ from transformers.utils import logging
 
 from hf_vit.data.decoding import open_image
 from hf_vit.data.image_files import allowed_files, read_file, read_image_bytes
-from hf_vit.data.sources import EMBEDDED, load_splits
+from hf_vit.data.sources import load_splits
 from hf_vit.data.splits import default_split, describe_scored, prepare_splits
 from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
 from hf_vit.evaluation.multi_label import thresholds_of
@@ -46,6 +46,7 @@ from hf_vit.system import run_files
 from hf_vit.system.command_line import shell_line
 from hf_vit.system.errors import run_script
 from hf_vit.system.escapes import printable
+from hf_vit.system.recipes_folder import EMBEDDED
 
 
 SHADES = " .:-=+*#%@"

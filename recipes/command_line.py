@@ -83,7 +83,7 @@ def add_hardware_flags(parser: Parser, batch_size: int):
     """The flags of a script that computes the answers of a model."""
     flag = parser.add_argument_group("hardware").add_argument
     flag("--per_device_eval_batch_size", type=int, default=batch_size, help="images a process and a forward pass")
-    flag("--num_workers", type=int, default=4, help="processes that decode images")
+    flag("--num_workers", type=int, help="processes that decode images; if not given, one a core, up to 32")
     precision = "auto: bf16 where the hardware is fast at it"
     flag("--mixed_precision", choices=("auto", "no", "bf16", "fp16"), default="auto", help=precision)
 

@@ -19,7 +19,6 @@ float32 files give torch's logits, on the first images of the data or on random 
 
 import argparse
 import json
-import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -85,8 +84,7 @@ EXPORT_FILES = {"onnx", "model.pt2", "export.json"}
 def predict(file: Path, images: ImageDataset) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits (n, L) of an ONNX file for all images that can be read, and their labels (n,)."""
     model = onnx_model(file)
-    num_workers = min(4, os.cpu_count() or 1)
-    batches = data_loader(images, sequential_batches(len(images), BATCH_SIZE), num_workers=num_workers)
+    batches = data_loader(images, sequential_batches(len(images), BATCH_SIZE))
     pairs = [(model(normalize(batch["images"], images.spec)), batch["labels"]) for batch in batches]
     logits, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
     return logits, labels

@@ -115,9 +115,10 @@ def calibration(confidences, bins=15):
 
 
 def predictions(count, channels=3, sources=()):
-    logits = 3 * torch.randn(count, 10)
+    labels = torch.arange(count) % 10
+    logits = (3 * torch.randn(count, 10)).scatter(1, labels.unsqueeze(1), -9.0)  # wrong: a caption of two lines
     sources = (list(sources) * count)[:count]
-    return figures.predictions(noise(count, channels, 28, 28), torch.arange(count) % 10, logits, NAMES[:10], sources)
+    return figures.predictions(noise(count, channels, 28, 28), labels, logits, NAMES[:10], sources)
 
 
 def augmentations(count, channels=3):
@@ -136,7 +137,7 @@ MAKERS = {
     figures.positions: [(torch.randn(196, 192), "sincos2d"), (torch.zeros(4, 6), "learned")],
     calibration: [(np.linspace(0.001, 1, 900),), ([0.95, 0.96, 0.97],), ([0.31],), ([0.31, 0.8, 0.9], 1)],
     augmentations: [(4,), (1, 1)],
-    predictions: [(1,), (12,), (5, 1), (12, 3, ["row 12,345", "Siberian husky/IMG_20190812_123456789.jpg", "$a$.png"])],
+    predictions: [(1,), (12,), (5, 1), (3, 3, ["cat/1.jpg"]), (12, 3, ["row 12,345", "Siberian husky/IMG_20190812_123456789.jpg", "$a$.png"])],
     short_run: [(1,), (2,), (10,), (10, 1.0985, 10), (2, 0.0), (5, 1.0), (2, float("nan")), (5, 1e30)],
     curves: [(1,), (40,), (101,), (5000,), (12, False), (12, True, LOGGED[:4]), (12, False, LOGGED[:1])],
     confusion: [

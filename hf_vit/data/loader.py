@@ -12,25 +12,31 @@ from transformers.utils import logging
 
 from hf_vit.data.decoding import record_unreadable
 from hf_vit.data.image_dataset import ImageDataset
+from hf_vit.system.hardware import own_cores
 
 
 logger = logging.get_logger(__name__)
 
+MAX_WORKERS = 32
 MAX_REPLACEMENTS = 3  # of killed workers
 WORKER_DIED = (RuntimeError, ConnectionError, EOFError, FileNotFoundError)  # what its broken connection may raise
 
 
 def data_loader(
-    images: ImageDataset, batches: Iterable[list[int]], num_workers: int
+    images: ImageDataset, batches: Iterable[list[int]], num_workers: int | None = None
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Batches of `images` in the given order, as `ImageDataset.__getitems__` makes them, decoded in worker processes unless they
     are in memory. A worker that dies is replaced, and its batches are decoded again.
+
+    Args:
+        num_workers: how many; if not given, one a core, up to 32.
 
     Raises:
         ValueError: at an image that cannot be read, unless these are skipped; at a batch without a readable image.
         OSError: if workers die again and again.
     """
-    workers = 0 if images.cache is not None else num_workers
+    workers = min(MAX_WORKERS, own_cores()) if num_workers is None else num_workers
+    workers = 0 if images.cache is not None else workers
     batches, pending, deaths = iter(batches), deque(), 0  # pending: sent to the workers and not yet back
 
     def send():
@@ -73,7 +79,7 @@ def data_loader(
             if deaths > MAX_REPLACEMENTS:
                 raise OSError(
                     f"{deaths} processes that decode images died, at last: {error}. Mostly they are killed because memory is "
-                    f"short: pass a --num_workers below {num_workers}. In a container it may be shared memory: give it more of it "
+                    f"short: pass a --num_workers below {workers}. In a container it may be shared memory: give it more of it "
                     "(docker run --shm-size 8g)"
                 ) from error
             logger.warning(f"a process that decodes images died and is replaced: {error}")

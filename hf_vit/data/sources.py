@@ -47,10 +47,9 @@ from hf_vit.data.tables import (
 from hf_vit.system.escapes import as_license
 from hf_vit.system.hub_names import refuse_mistyped_path
 from hf_vit.system.progress import warn
-from hf_vit.system.recipes_folder import RECIPES
+from hf_vit.system.recipes_folder import EMBEDDED
 
 
-EMBEDDED = {"fashion-mnist-mini": RECIPES / "data" / "fashion-mnist-mini"}
 FILE_FORMATS = {".parquet": "parquet", ".arrow": "arrow", **TABLE_FORMATS, ".tar": "webdataset"}
 SHARDS = 64  # of a list of files that is read as a stream
 HUB_SECONDS = 10  # that the Hub may take to answer

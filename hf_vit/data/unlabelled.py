@@ -17,10 +17,11 @@ from hf_vit.data.folder_layout import IMAGE_SUFFIXES, UNREAD_SUFFIXES, listed
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_files import AllowedFiles, RestrictedImage, allowed_files
 from hf_vit.data.image_spec import ImageSpec
-from hf_vit.data.sources import EMBEDDED, FILE_FORMATS, is_saved_data_set, load_splits
+from hf_vit.data.sources import FILE_FORMATS, is_saved_data_set, load_splits
 from hf_vit.data.splits import stratified_holdout, stratified_subset
 from hf_vit.data.table_files import TABLE_FORMATS
 from hf_vit.system.progress import warn
+from hf_vit.system.recipes_folder import EMBEDDED
 
 
 FIND_SUFFIXES = {*IMAGE_SUFFIXES, *UNREAD_SUFFIXES}  # those that are not read are named as unreadable

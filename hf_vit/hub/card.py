@@ -11,12 +11,12 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.errors import HfHubHTTPError
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME
 
-from hf_vit.data.sources import EMBEDDED
 from hf_vit.hub.retry import summarize_error
 from hf_vit.hub.run_results import FIGURES, PER_CLASS, num_channels, read_config, weights_file, without_paths
 from hf_vit.model.configuration_hf_vit import HFViTConfig
 from hf_vit.system.escapes import as_license, inline, inline_all, printable
 from hf_vit.system.files import checksum
+from hf_vit.system.recipes_folder import EMBEDDED
 from hf_vit.system.run_files import NUM_SAMPLES
 
 

@@ -425,22 +425,14 @@ def count_tensors(parts: set[str], tensors: set[str]) -> str:
 def non_finite(tensors: dict[str, torch.Tensor]) -> list[str]:
     """Names of tensors with NaN or infinity, of plain floats: quantised ones and those without memory are left alone.
 
-    Of more than 2^14 numbers only the first and last 2^13 are looked at: files are memory-mapped, and reading all of them
-    takes longer than loading. A run that diverged has them everywhere.
+    `aminmax` reads each number once and takes no memory; its answer is NaN if one number is.
     """
-    sampled = defaultdict(dict)  # device -> {name: numbers}
-    for name, tensor in tensors.items():
-        if type(tensor) is torch.Tensor and tensor.is_floating_point() and not tensor.is_meta:
-            flat = tensor.flatten()
-            ends = torch.cat([flat[: 2**13], flat[-(2**13) :]]) if flat.numel() > 2**14 else flat
-            sampled[tensor.device][name] = ends.float()
-    return [
-        name
-        for numbers in sampled.values()
-        if not torch.cat([*numbers.values()]).isfinite().all()  # one answer of the device, where all is well
-        for name, some in numbers.items()
-        if not some.isfinite().all()
-    ]
+    extremes = {
+        name: torch.stack(torch.aminmax(tensor if tensor.element_size() > 1 else tensor.float()))
+        for name, tensor in tensors.items()
+        if type(tensor) is torch.Tensor and tensor.is_floating_point() and tensor.numel() and not tensor.is_meta
+    }
+    return [name for name, ends in extremes.items() if not ends.isfinite().all()]
 
 
 def check_adapter(path, info: dict):
@@ -491,7 +483,7 @@ def finish_loading(model, source: CheckpointSource, sizes: dict):
     """Adapt the loaded model to the sizes asked for, and log what was done in one line."""
     if model.is_autoencoder:
         model.freeze_attention_pooling()  # transformers makes all that it loads trainable
-    else:
+    elif is_ours(model):
         for name in AUTOENCODER_FIELDS:  # of a decoder that is not there
             setattr(model.config, name, getattr(type(model.config), name))
     notes = source.notes + (model.resize_input(**sizes) if sizes else [])

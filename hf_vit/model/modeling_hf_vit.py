@@ -524,7 +524,7 @@ class HFViTForImageClassification(HFViTPreTrainedModel):
             `logits` (B, L), `loss` where labels are given, `hidden_states` and `attentions` when asked for.
 
         Raises:
-            ValueError: for class indices that the model does not have.
+            IndexError: of the cross-entropy on the CPU, for class indices that the model does not have.
         """
         outputs = self.vit(pixel_values, interpolate_pos_encoding, pooled_only=True, **kwargs)
         pooled = outputs.pooler_output  # (B, D) or (B, 2 D)
@@ -541,11 +541,6 @@ class HFViTForImageClassification(HFViTPreTrainedModel):
             labels = labels.float()
         try:
             return self.loss_function(labels, logits.float(), self.config, **kwargs)
-        except IndexError as error:
-            raise ValueError(
-                f"labels run from {int(labels.min())} to {int(labels.max())} but the model has {self.num_labels} labels "
-                f"(0 to {self.num_labels - 1}): load it with the data's num_labels, or mend the labels"
-            ) from error
         finally:
             self.config.problem_type = problem_type
 

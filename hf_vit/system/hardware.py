@@ -12,7 +12,6 @@ import psutil
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, parse_flag_from_env
-from torch.distributed.fsdp import MixedPrecisionPolicy
 
 
 def device_type() -> str:
@@ -153,9 +152,9 @@ def shard_on_cpu(accelerator):
 
 
 def keep_float32(accelerator):
-    """Where FSDP trains in mixed precision, reduce gradients and give outputs in float32, as DDP does."""
-    if accelerator.distributed_type == DistributedType.FSDP and accelerator.mixed_precision != "no":
-        dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float16
-        accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
-            param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32
-        )
+    """Let FSDP hold and exchange float32 alone: autocast then computes in mixed precision what it does under DDP.
+
+    The policy of Accelerate rounds every input and output of a sharded module: noise, targets, and tables of positions too.
+    """
+    if accelerator.distributed_type == DistributedType.FSDP:
+        accelerator.state.fsdp_plugin.mixed_precision_policy = None

@@ -5,6 +5,8 @@ from pathlib import Path
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
+from hf_vit.system.recipes_folder import EMBEDDED
+
 
 FOLDERS = ("checkpoints", "data", "dataset", "datasets", "models", "recipes", "runs")  # as people call their own
 SUFFIXES = (
@@ -21,26 +23,28 @@ def name_of_path(path: str) -> str:
 
 
 def refuse_mistyped_path(name: str | None, what: str) -> str | None:
-    """`name` as it is: a path that is there, or the name of a repository on the Hub.
+    """`name` as it is: a path that is there, an embedded data set, or the name of a repository on the Hub, USER/NAME.
 
-    Whoever means `runs/mine/model` and types `runs/mime` must not be given what a stranger stores under that name.
+    Whoever means `runs/mine/model` and types `runs/mime` must not be given what a stranger stores under that name, nor what
+    `datasets` once cached under it.
 
     Args:
         what: the flag, or what the name is for, which the error tells.
 
     Raises:
         ValueError: if nothing is there and the name looks like a path: it begins with `.`, `/`, `~` or the name of a folder that
-            is here or usual, has more than one slash or one at its end, ends as a file does, or cannot be a name on the Hub.
+            is here or usual, has no slash, more than one or one at its end, ends as a file does, or cannot be a name on the Hub.
     """
-    if name is None or Path(name).expanduser().exists():
+    if name is None or name in EMBEDDED or Path(name).expanduser().exists():
         return name
-    first, slash, _ = name.partition("/")
+    first = name.partition("/")[0]
     looks_like_path = (
         name.startswith((".", "/", "~"))
-        or name.count("/") > 1
+        or name.count("/") != 1
         or name.endswith("/")
         or "\\" in name
-        or (slash and (first.lower() in FOLDERS or Path(first).is_dir()))
+        or first.lower() in FOLDERS
+        or Path(first).is_dir()
         or name.lower().endswith(SUFFIXES)
         or not _is_repo_id(name)
     )
@@ -48,8 +52,8 @@ def refuse_mistyped_path(name: str | None, what: str) -> str | None:
         above = Path(name).expanduser().parent
         beside = f", while {above} is" if above != Path() and above.is_dir() else ""
         raise ValueError(
-            f"{what} {name}: there is no such folder or file here ({Path.cwd()}){beside}; it looks like a path, so the Hub was not "
-            "asked: name what is there, or USER/NAME on the Hub"
+            f"{what} {name}: there is no such folder or file here ({Path.cwd()}){beside}; the Hub was not asked, for this is "
+            "no USER/NAME or looks like a path: name what is there, or USER/NAME on the Hub"
         )
     return name
 

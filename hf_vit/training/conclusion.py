@@ -55,10 +55,14 @@ def find_faults(args: TrainArguments, log: list[dict], results: dict) -> list[st
     share = (statistics.mean(counts) if several else largest["images"]) / results["data"]["scored_images"]
     if low <= share:
         chance = "a random order of the images" if several else f"answering {largest['label']} every time"
-        found.append(
-            f"No better than chance: the {name.replace('_', ' ')} is {value:.2%} (at least {low:.2%}, with 95% confidence), and "
-            f"{chance} gives {share:.2%}. Train for longer, on more images, or look at the labels."
-        )
+        compared = f"the {name.replace('_', ' ')} is {value:.2%} (at least {low:.2%}, with 95% confidence), and {chance} gives {share:.2%}"
+        if value > share:
+            images = f"{results['data']['scored_images']:,} images are too few to tell it from chance"
+            found.append(f"{images}: {compared}. Hold out more by --eval_fraction, or train for longer.")
+        else:
+            found.append(
+                f"No better than chance: {compared}. Train for longer, on more images, or look at the labels."
+            )
     duplicates = results["data"]["scored_duplicates"] or 0
     if duplicates / results["data"]["scored_images"] > value - low:  # more than chance may add
         found.append(

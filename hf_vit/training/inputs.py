@@ -18,13 +18,13 @@ from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of, training_image_spec
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import EPOCH_STRIDE, epoch_batches
-from hf_vit.data.sources import EMBEDDED, dataset_license, load_splits
+from hf_vit.data.sources import dataset_license, load_splits
 from hf_vit.data.splits import is_test_split, prepare_splits
 from hf_vit.data.streaming import ImageStream, prepare_stream
 from hf_vit.system.command_line import script_name
 from hf_vit.system.escapes import as_license
-from hf_vit.system.hardware import own_cores
 from hf_vit.system.progress import warn
+from hf_vit.system.recipes_folder import EMBEDDED
 from hf_vit.training.arguments import TrainArguments
 
 
@@ -151,11 +151,6 @@ def find_scored_duplicates(data: RunData, print_main):
         )
 
 
-def num_workers(args: TrainArguments) -> int:
-    """Processes that decode images: as asked for, or one per core, up to 32."""
-    return min(32, own_cores()) if args.num_workers is None else args.num_workers
-
-
 def resize(pixel_values: torch.Tensor, side: int) -> torch.Tensor:
     """Images (B, C, H, W) -> (B, C, side, side), bilinear and antialiased."""
     return nn.functional.interpolate(pixel_values, size=(side, side), mode="bilinear", antialias=True)
@@ -226,7 +221,7 @@ class TrainBatches:
                     ids = [epoch * EPOCH_STRIDE + number for number in ids]
                     yield from (ids[start : start + size] for start in starts)
 
-        for number, rows in enumerate(data_loader(images, order(), num_workers(self.args))):
+        for number, rows in enumerate(data_loader(images, order(), self.args.num_workers)):
             yield (first_step + number // self.accumulation) // self.steps_per_epoch, rows
 
     def augmented(self, rows: dict, epoch: int, step: int) -> tuple[torch.Tensor, torch.Tensor | None]:

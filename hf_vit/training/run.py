@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import yaml
-from accelerate.utils import DistributedType, gather_object
+from accelerate.utils import AutocastKwargs, DistributedType, gather_object
 from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
@@ -28,7 +28,7 @@ from hf_vit.training.checkpoints import gather_state, gather_weights, restore_st
 from hf_vit.training.defaults import describe_training, fill_crop_scale, fill_defaults, fits_head_first
 from hf_vit.training.distributed import run_on_main
 from hf_vit.training.ema import ModelEMA
-from hf_vit.training.inputs import RunData, TrainBatches, num_workers, read_data
+from hf_vit.training.inputs import RunData, TrainBatches, read_data
 from hf_vit.training.model import (
     add_lora,
     check_first_image_size,
@@ -199,7 +199,7 @@ def own_batches(args: TrainArguments, accelerator, images):
     """The batches that this process scores."""
     rank, world = accelerator.process_index, accelerator.num_processes
     share = sequential_batches(len(images), args.per_device_eval_batch_size, rank, world)
-    return data_loader(images, share, num_workers(args))
+    return data_loader(images, share, args.num_workers)
 
 
 def build_run(args: TrainArguments, task, accelerator, signals: Signals, began: float, resumes: bool = False) -> Run:
@@ -257,6 +257,9 @@ def build_run(args: TrainArguments, task, accelerator, signals: Signals, began: 
     if hardware.pick_compile(args.compile, device.type, total_steps):
         compile_model(model, sharded)
     model, *optimizers = accelerator.prepare(model, *optimizers)
+    if sharded:
+        # Accelerate does so for every other kind of run. Uncached: else the copies of all layers would be kept.
+        model.forward = accelerator.autocast(AutocastKwargs(cache_enabled=False))(model.forward)
     network = accelerator.unwrap_model(model)
     return Run(
         args=args,

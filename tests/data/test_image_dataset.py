@@ -1,6 +1,7 @@
 """Claims about data sets of decoded images: cache, workers, features, and images that cannot be read."""
 
 import dataclasses
+import os
 
 import pytest
 import torch
@@ -187,6 +188,14 @@ def test_worker_processes_report_bad_images(monkeypatch):
     assert len(images.skipped) == 1
     with pytest.raises(ValueError, match=r"^row 3 .*--on_bad_image skip"):
         list(data_loader(ImageDataset(rows, spec_of(), keep_full=True), [[0, 3], [2, 1]], num_workers=2))
+
+
+def test_there_are_as_many_workers_as_cores(monkeypatch):
+    """torch warns of more, and a warning fails a test."""
+    monkeypatch.setattr(image_dataset, "CACHE_BYTES", 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    (batch,) = data_loader(ImageDataset(undecoded(good_items(3)), spec_of()), [[2, 1]])
+    assert batch["index"].tolist() == [2, 1]
 
 
 def test_augmentation_and_order_are_stable_under_the_number_of_workers(monkeypatch):

@@ -3,6 +3,8 @@
 import gc
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -354,3 +356,27 @@ def test_the_published_logits_of_vit_base_are_reproduced():
     assert logits.shape == (1, 1000)
     expected = torch.tensor([-0.2744, 0.8215, -0.0836])
     torch.testing.assert_close(logits[0, :3], expected, rtol=0, atol=1e-2)  # decoders of JPEG differ by a level
+
+
+INTERRUPTED = """
+import sys, hf_vit
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "hf_vit.formats.timm":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+try:
+    sys.exit(f"{hf_vit.HFViTModel} was imported")
+except KeyboardInterrupt:
+    del sys.meta_path[0]
+hf_vit.HFViTModel.from_pretrained(sys.argv[1])
+"""
+
+
+def test_a_first_import_that_was_interrupted_is_made_up_for(tmp_path):
+    config = ViTConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
+    ViTModel(config).save_pretrained(tmp_path)
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -9,13 +9,9 @@ import sys
 import zipfile
 from pathlib import Path
 
-import export
 import forked
-import onnx
-import onnxruntime
 import pytest
 import torch
-from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 
 from hf_vit.data.sources import load_splits
@@ -24,9 +20,12 @@ from hf_vit.hub import export as exporting
 from hf_vit.system import environment
 
 
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+import export  # noqa: E402 (it ends the process where they are not installed)
+
+
 HOUSE = Path(__file__).parents[2]
-
-
 DIALECTS = {
     "class token, learned": {},
     "mean pool, sincos2d": dict(pooling="mean", use_class_token=False, position_embedding="sincos2d"),
@@ -101,7 +100,7 @@ def test_without_a_table_of_positions_other_sizes_give_torchs_logits(exported, p
 
 def test_with_a_table_of_positions_another_size_is_refused(exported, pixels):
     _, folder = exported("class token, learned")
-    with pytest.raises(InvalidArgument, match="pixel_values"):
+    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument, match="pixel_values"):
         onnx_model(folder / "model.onnx")(pixels(1, 16, 24))
     with pytest.raises(AssertionError, match="pixel_values"):
         exporting.torch_program(folder / "model.pt2")(pixels(1, 16, 24))

@@ -463,9 +463,15 @@ def test_nobody_is_asked_whether_to_run_the_code_of_a_repository(evil, tmp_path)
 
 PATHS = [
     "data/photos", "runs/mine", "runs/mine/model", "./photos", "../photos", "/photos", "~/photos", "a/b/c", "photos/", "photos.csv", "mine/weights.safetensors",
-    "Data/photos", "here/typo", "data\\photos",
+    "Data/photos", "here/typo", "data\\photos", "photos", "beans",
 ]  # fmt: skip
-NAMES = ["google/vit-base-patch16-224", "timm/vit_base_patch16_224.augreg_in21k", "beans", "alice/data", "alice/runs"]
+NAMES = [
+    "google/vit-base-patch16-224",
+    "timm/vit_base_patch16_224.augreg_in21k",
+    "alice/data",
+    "alice/runs",
+    "fashion-mnist-mini",
+]
 
 
 def test_a_mistyped_path_is_no_name_on_the_hub(tmp_path, monkeypatch):

@@ -218,7 +218,7 @@ class QuantizedTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        if function in (torch.Tensor.flatten, torch.Tensor.float, torch.Tensor.isfinite):
+        if function in (torch.Tensor.flatten, torch.Tensor.float, torch.Tensor.isfinite, torch.aminmax):
             raise NotImplementedError(f"{cls.__name__} has no {function.__name__}")
         return super().__torch_function__(function, types, args, kwargs)
 
@@ -374,6 +374,12 @@ class Segmenter(HFViTPreTrainedModel):
     def forward(self, pixel_values):
         patches = self.vit(pixel_values).last_hidden_state[:, self.config.num_prefix_tokens :]
         return self.decode_head(patches.transpose(1, 2).unflatten(2, self.config.grid_size))
+
+
+def test_a_head_of_ones_own_keeps_the_size_that_it_takes_from_the_decoders_fields(tiny_config, tmp_path):
+    segmenter = Segmenter(tiny_config(decoder_hidden_size=48))
+    segmenter.save_pretrained(tmp_path)
+    assert Segmenter.from_pretrained(tmp_path).config.decoder_hidden_size == 48
 
 
 def test_a_head_of_ones_own_starts_from_a_base_checkpoint_with_one_line(tiny_model, pixels, tmp_path, caplog):

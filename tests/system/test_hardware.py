@@ -9,7 +9,6 @@ import types
 import psutil
 import pytest
 import torch
-from accelerate.utils import DistributedType
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -183,19 +182,6 @@ def test_a_run_beside_another_program_says_once_how_many_threads_are_free(monkey
         state.step, clock.now = step, 4.0 * step
         bar.update(run, state, 1e-3, torch.ones(()))
     assert [text.split("with ")[1].split(" before")[0] for text in printed] == told
-
-
-@pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
-def test_fsdp_reduces_gradients_and_gives_outputs_in_float32(precision, dtype):
-    plugin = types.SimpleNamespace(mixed_precision_policy="Accelerate's own")
-    accelerator = types.SimpleNamespace(
-        distributed_type=DistributedType.FSDP,
-        mixed_precision=precision,
-        state=types.SimpleNamespace(fsdp_plugin=plugin),
-    )
-    hardware.keep_float32(accelerator)
-    policy = plugin.mixed_precision_policy
-    assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (dtype, torch.float32, torch.float32)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

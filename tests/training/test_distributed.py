@@ -97,13 +97,13 @@ def notes_of(folder):
     return folder.with_name(f"{folder.name}-notes")
 
 
-def start(folder, launcher, *flags, output_dir=None, **environment):
-    """train.py through `launcher`, words that stand before the script; notes go beside `folder`."""
+def start(folder, launcher, *flags, output_dir=None, recipe=TRAIN, **environment):
+    """`recipe` through `launcher`, words that stand before the script; notes go beside `folder`."""
     script = folder.with_name("watched.py")
     if not script.exists():  # written again, it would be empty for a moment, when the process before may read it
         script.write_text(WATCHED + forked.THEN_THE_SCRIPT)
     flags = [*FLAGS, *flags] if "--dataset_name" not in flags else flags
-    line = [sys.executable, "-W", "ignore", *launcher, script, TRAIN, *flags, "--output_dir", output_dir or folder]
+    line = [sys.executable, "-W", "ignore", *launcher, script, recipe, *flags, "--output_dir", output_dir or folder]
     environment = {
         **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "ACCELERATE_USE_CPU": "true",
         "NOTES": str(notes_of(folder)), **environment,
@@ -122,8 +122,8 @@ def finish(processes, code=0):
     return printed
 
 
-def one(folder, *flags, code=0):
-    return finish([start(folder, [], *flags)], code)[0]
+def one(folder, *flags, code=0, recipe=TRAIN):
+    return finish([start(folder, [], *flags, recipe=recipe)], code)[0]
 
 
 def two(folder, *flags, code=0, **environment):
@@ -131,9 +131,9 @@ def two(folder, *flags, code=0, **environment):
     return finish([start(folder, [], *flags, **rank, **environment) for rank in forked.group_of_two()], code)
 
 
-def two_launched(folder, config, *flags):
+def two_launched(folder, config, *flags, recipe=TRAIN):
     launcher = ["-m", "accelerate.commands.launch", "--config_file", str(LAUNCHERS / config), "--num_processes", "2"]
-    return finish([start(folder, [*launcher, "--main_process_port", "0"], *flags)])[0]
+    return finish([start(folder, [*launcher, "--main_process_port", "0"], *flags, recipe=recipe)])[0]
 
 
 def two_nodes(folder, *flags, code=0, **environment):
@@ -203,7 +203,7 @@ def interrupted(run, step, folder):
     """A copy of a run as a kill after `step`, whose checkpoint is there, would have left it."""
     shutil.copytree(run, folder)
     for name in ("results.json", "confusion_matrix.csv"):
-        (folder / name).unlink()
+        (folder / name).unlink(missing_ok=True)
     for place in [folder / "model", folder / "last", *folder.glob("checkpoints/*-*")]:
         if "-" not in place.name or int(place.name.partition("-")[2]) > step:
             shutil.rmtree(place, ignore_errors=True)
@@ -355,6 +355,52 @@ def test_a_run_goes_on_only_with_as_many_images_a_step(alone, runs):
     assert error.startswith("error: ")
     assert "images_per_step was 32 and is 64" in error
     assert "per_device_train_batch_size" in error
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Precision
+
+CELLS = [
+    pytest.param(launcher, precision, recipe, id=f"{launcher}-{precision}-{recipe}", marks=marks)
+    for launcher, precision, recipe, marks in (
+        ("fsdp2", "bf16", "train", ()),
+        ("fsdp2", "bf16", "pretrain", ()),
+        ("fsdp2", "no", "train", pytest.mark.slow),
+        ("fsdp2", "no", "pretrain", pytest.mark.slow),
+        ("ddp", "bf16", "train", pytest.mark.slow),
+        ("ddp", "bf16", "pretrain", pytest.mark.slow),
+        ("ddp", "no", "train", pytest.mark.slow),
+        ("ddp", "no", "pretrain", ()),
+    )
+]
+
+
+@pytest.mark.parametrize(("launcher", "precision", "recipe"), CELLS)
+def test_two_processes_train_as_one_does_and_go_on_alone_or_as_two_in_every_precision(
+    launcher, precision, recipe, tmp_path
+):
+    """The masks of pre-training and its targets would differ if a launcher rounded them."""
+    script = TRAIN.with_name(f"{recipe}.py")
+    flags = [
+        "--dataset_name", "fashion-mnist-mini", "--train_fraction", 0.02, "--preset", "tiny-patch16-224", "--config_overrides",
+        f"image_size=28,{TINY}", "--max_train_steps", 20, "--eval_steps", 20, "--log_steps", 1, "--checkpointing_steps", 10,
+        "--mixed_precision", precision,
+    ]  # fmt: skip
+    of_two = [*flags, "--per_device_train_batch_size", TOGETHER // 2]
+    of_one = [*flags, "--per_device_train_batch_size", TOGETHER]
+    alone, together, resumed = tmp_path / "alone", tmp_path / "together", tmp_path / "resumed"
+    one(alone, *of_one, recipe=script)
+    two_launched(together, f"{launcher}.yaml", *of_two, recipe=script)
+    wanted = logged(alone, "loss")
+    rounding = 1e-3 if precision == "bf16" else 1e-5
+    assert logged(together, "loss")[1] == pytest.approx(wanted[1], rel=0, abs=1e-6)
+    assert logged(together, "loss") == pytest.approx(wanted, rel=0, abs=rounding)
+    interrupted(together, 10, resumed)
+    shutil.copytree(resumed, tmp_path / "alone-again")
+    two_launched(resumed, f"{launcher}.yaml", *of_two, recipe=script)
+    assert logged(resumed, "loss") == logged(together, "loss")
+    one(tmp_path / "alone-again", *of_one, recipe=script)
+    assert logged(tmp_path / "alone-again", "loss") == pytest.approx(wanted, rel=0, abs=rounding)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
