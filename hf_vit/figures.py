@@ -208,7 +208,7 @@ def predictions(
     columns, names = 4, legible_names(names)
     rows = -(-len(images) // columns)
     figure = Figure(
-        figsize=(WIDTH, rows * (WIDTH / columns + 0.36 + 0.12 * bool(sources)) + 0.2), layout="constrained"
+        figsize=(WIDTH, rows * (WIDTH / columns + 0.32 + 0.12 * bool(sources)) + 0.2), layout="constrained"
     )
     said = "class and its probability; red where it is wrong, with the true class" if thresholds is None else "labels"
     figure.supxlabel(f"predicted {said}", fontsize=7)
@@ -224,6 +224,7 @@ def predictions(
     shown = zip(figure.axes, images, answers, truths, correct, strict=False)
     for number, (panel, image, answer, truth, right) in enumerate(shown):
         panel.imshow(as_picture(image), interpolation="nearest")
+        panel.set_anchor("S")  # what is left of its height is the caption's
         said = answer if right else f"{answer}\nis {truth}"
         panel.set_title(said, fontsize=7.5, color=GREEN if right else RED, y=1)
         if sources:
