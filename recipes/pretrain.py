@@ -13,7 +13,6 @@ neighbours by the encoder's features. model/ opens as `HFViTForPreTraining`, and
 `HFViTBackbone`; its card shows a few images, what the encoder sees of them, and the decoder's answer.
 """
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -64,10 +63,10 @@ def report(run: Run, state: TrainState):
     except Exception as error:  # hours of training are worth more than their pictures
         run.print(f"not all pictures could be drawn ({type(error).__name__}: {error})")
     results = reports.collect_results(run, state, scores, {}, skipped)
-    results["seconds"]["report"] = round(time.monotonic() - began, 1)
-    results["warnings"] = find_pretraining_faults(run.args, results)
+    results.seconds["report"] = round(time.monotonic() - began, 1)
+    results.warnings = find_pretraining_faults(run.args, results)
     write_pretraining_card(folder, TEMPLATE, results, to_yaml(run.args))
-    write_text(run.folder / FINISHED, json.dumps(results, indent=2) + "\n")
+    write_text(run.folder / FINISHED, results.to_json())
     if skipped:
         run.print(f"{len(skipped)} images could not be read and were skipped; {skipped[0]}")
     run.print(pretraining_lines(run, results, __file__))

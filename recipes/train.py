@@ -28,7 +28,6 @@ wrong flag. `accelerate launch` turns all but 0 into 1.
 """
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -270,10 +269,10 @@ def report(run: Run, state: TrainState):
     reports.save_example(samples, data.spec, folder)
     answers = reports.describe_answers(run, scores, difference)
     results = reports.collect_results(run, state, scores, answers, skipped)
-    results["seconds"]["report"] = round(time.monotonic() - began, 1)
-    results["warnings"] = find_faults(run.args, log, results)
+    results.seconds["report"] = round(time.monotonic() - began, 1)
+    results.warnings = find_faults(run.args, log, results)
     write_card(folder, TEMPLATE, results, to_yaml(run.args))
-    write_text(run.folder / FINISHED, json.dumps(results, indent=2) + "\n")
+    write_text(run.folder / FINISHED, results.to_json())
     if skipped:
         run.print(f"{len(skipped)} images could not be read and were skipped; {skipped[0]}")
     run.print(closing_lines(run, results, __file__))

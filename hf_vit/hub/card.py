@@ -11,6 +11,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.errors import HfHubHTTPError
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME
 
+from hf_vit.evaluation.results import Results
 from hf_vit.hub.retry import summarize_error
 from hf_vit.hub.run_results import FIGURES, PER_CLASS, num_channels, read_config, weights_file, without_paths
 from hf_vit.model.configuration_hf_vit import HFViTConfig
@@ -43,7 +44,7 @@ METRICS = (  # key of results.json, name in the card, metric of the Hub, format
 def write_card(
     folder: Path,
     template: Path,
-    results: dict,
+    results: Results,
     config: str,
     *,
     model_path: str | None = None,
@@ -59,7 +60,7 @@ def write_card(
     Args:
         folder: holds the saved model and perhaps `example.png` and `figures/`.
         template: Jinja template of the card.
-        results, config: the content of results.json and the text of config.yaml.
+        config: the text of config.yaml.
         model_path: what the card calls the folder if not by its path.
         repo, revision: where the model will be on the Hub; None for a local model, and for the main branch.
         prediction: for `example.png`, see `format_prediction`; by default that of the results.
@@ -68,7 +69,7 @@ def write_card(
         export: the content of export.json if its files are published too.
     """
     results, config = without_paths(results, config)
-    data, license = results["data"], as_license(license)
+    data, license = results.data, as_license(license)
     name = printable(Path(data["name"]).name) or "images"
     title = f"Vision Transformer on {name}"
     metrics, metadata = _metrics_and_metadata(results, name, title, license)
@@ -78,9 +79,9 @@ def write_card(
     if is_adapter:
         layout = f"This is a LoRA adapter of {inline(base_model)}; it needs the packages hf_vit and peft."
     recalls = sorted(
-        (row for row in results["per_class"] if row.get("recall") is not None), key=lambda row: row["recall"]
+        (row for row in results.per_class if row.get("recall") is not None), key=lambda row: row["recall"]
     )
-    thresholds = results.get("thresholds")
+    thresholds = results.thresholds
     card = ModelCard.from_template(
         metadata,
         template_path=str(template),
@@ -88,32 +89,32 @@ def write_card(
         end=CARD_END,
         record=METADATA_RECORD.format(_encode_metadata(metadata.to_dict())),
         title=inline(title),
-        results=inline_all(results),
+        results=inline_all(results.as_dict()),
         hub_id=urllib.parse.quote(data.get("hub_id") or ""),
-        selected="the best" in results["metrics_of"],
-        command=printable(results["command"]),
+        selected="the best" in results.metrics_of,
+        command=printable(results.command),
         metrics=metrics,
         base_model=base_model and inline(base_model),
         data_license=inline(as_license(data.get("license")) or ""),
         thresholds=thresholds and [f"{value:.4f}" for value in thresholds],
-        per_class=[_percentages(row) for row in results["per_class"]] if thresholds else None,
+        per_class=[_percentages(row) for row in results.per_class] if thresholds else None,
         on_disk=not data.get("hub_id") and data["name"] not in EMBEDDED,
         license=inline(license or ""),
         weights=weights.name,
         has_weights=weights.is_file(),
-        checksum=checksum(weights) if weights.is_file() else results["weights_sha256"],
+        checksum=checksum(weights) if weights.is_file() else results.weights_sha256,
         repo=repo,
         layout=layout,
         adapter=is_adapter,
         channels=channels,
-        prediction=inline(prediction or results["answer"]),
+        prediction=inline(prediction or results.answer),
         export=export
         and inline_all(export) | {"files": {inline(k): inline_all(v) for k, v in export["files"].items()}},
         javascript=bool(export and repo and channels == 3 and model_type in TRANSFORMERS_JS_MODELS),
         pictures={name: (folder / "figures" / f"{name}.png").is_file() for name in FIGURES},
         samples=min(NUM_SAMPLES, data["scored_images"]),
         weakest=", ".join(f"{inline(row['label'])} ({row['recall']:.2%})" for row in recalls[:3] if len(recalls) > 3),
-        versions=inline(", ".join(f"{package} {number}" for package, number in results["versions"].items())),
+        versions=inline(", ".join(f"{package} {number}" for package, number in results.versions.items())),
         config=config,
         fence="`" * max(3, 1 + max(map(len, re.findall("`+", config)), default=0)),  # longer than any in the config
         **_code_arguments(folder, model_path or str(folder), repo, revision),
@@ -122,10 +123,10 @@ def write_card(
     return folder / "README.md"
 
 
-def write_pretraining_card(folder: Path, template: Path, results: dict, config: str) -> Path:
+def write_pretraining_card(folder: Path, template: Path, results: Results, config: str) -> Path:
     """Write README.md beside a model that was trained without labels; see `write_card`."""
     results, config = without_paths(results, config)
-    title = f"Vision Transformer pre-trained on {printable(Path(results['data']['name']).name) or 'images'}"
+    title = f"Vision Transformer pre-trained on {printable(Path(results.data['name']).name) or 'images'}"
     metadata = ModelCardData(
         library_name="transformers", pipeline_tag="image-feature-extraction", tags=["hf_vit", "vision"]
     )
@@ -134,13 +135,13 @@ def write_pretraining_card(folder: Path, template: Path, results: dict, config: 
         metadata,
         template_path=str(template),
         title=inline(title),
-        results=inline_all(results),
+        results=inline_all(results.as_dict()),
         settings=inline_all(settings),
-        command=printable(results["command"]),
+        command=printable(results.command),
         source=json.dumps(str(folder)),
         checksum=checksum(weights_file(folder)),
         pictures={file.stem for file in (folder / "figures").glob("*.png")},
-        versions=inline(", ".join(f"{package} {number}" for package, number in results["versions"].items())),
+        versions=inline(", ".join(f"{package} {number}" for package, number in results.versions.items())),
         config=config,
     )
     (folder / "README.md").write_text(card.content, encoding="utf-8")
@@ -178,14 +179,14 @@ def _escape_comments(card: ModelCard) -> str:
     return re.sub(r"\n{3,}", "\n\n", text)
 
 
-def _metrics_and_metadata(results: dict, name: str, title: str, license: str | None) -> tuple[list, ModelCardData]:
+def _metrics_and_metadata(results: Results, name: str, title: str, license: str | None) -> tuple[list, ModelCardData]:
     """Rows (metric, value, interval) of the card's table, and the metadata at its top."""
-    data, rows, evaluations = results["data"], [], []
+    data, rows, evaluations = results.data, [], []
     for key, metric, hub_metric, form in METRICS:
-        if key not in results["metrics"]:
+        if key not in results.metrics:
             continue
-        value, interval = results["metrics"][key], results["intervals"].get(key)
-        if key == "loss" and results.get("thresholds"):  # of several labels an image
+        value, interval = results.metrics[key], results.intervals.get(key)
+        if key == "loss" and results.thresholds:  # of several labels an image
             metric = "binary cross-entropy"
         interval = interval and f"{form.format(interval[0])} to {form.format(interval[1])}"
         rows.append((metric, form.format(value), interval))
@@ -202,7 +203,7 @@ def _metrics_and_metadata(results: dict, name: str, title: str, license: str | N
             )
         )
     about = dict(library_name="transformers", pipeline_tag="image-classification", tags=["hf_vit", "vision"])
-    about |= dict(license=license, base_model=results.get("base_model_hub_id"), datasets=None)
+    about |= dict(license=license, base_model=results.base_model_hub_id, datasets=None)
     if data.get("hub_id"):
         about["datasets"] = [data["hub_id"]]
     return rows, ModelCardData(model_name=title, eval_results=evaluations, **about)

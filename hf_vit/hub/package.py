@@ -1,6 +1,5 @@
 """The package: every file that a push sends to a repository, assembled in a folder from a finished run."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import torch
 from hf_vit import figures
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.evaluation.classifiers import load_processor
+from hf_vit.evaluation.results import Results
 from hf_vit.evaluation.scores import format_prediction
 from hf_vit.hub.card import write_card
 from hf_vit.hub.pictures import draw_mistakes
@@ -76,7 +76,7 @@ def build_package(
     """
     results, config = read_run(run)
     if data_license is not None:
-        results["data"]["license"] = data_license
+        results.data["license"] = data_license
     model = load_merged_model(run / "model").float()
     saved, reason = choose_layout(model, layout)
     saved.save_pretrained(folder)
@@ -89,7 +89,7 @@ def build_package(
             spec = image_spec_of(load_processor(str(run / "model")), model.config)
             figure = draw_mistakes(
                 read_samples(run / SAMPLES, *MISTAKES),
-                results["data"]["labels"],
+                results.data["labels"],
                 spec,
                 thresholds=thresholds_of_run(results),
             )
@@ -100,7 +100,7 @@ def build_package(
         pixel_values, logits = load_samples(run, model.config)
         if (run / "model" / "example.png").is_file():
             shutil.copy(run / "model" / "example.png", folder)
-        tolerance = 1e-3 if results["mixed_precision"] == "no" else 0.1
+        tolerance = 1e-3 if results.mixed_precision == "no" else 0.1
         message = f"the logits of {run / 'model'} are not those of its run"
         compare_logits(model(pixel_values).logits, logits, tolerance, message)
     else:
@@ -110,7 +110,7 @@ def build_package(
     logits = model(pixel_values).logits
     write_probes(folder, pixel_values, logits)
     verify(folder)
-    prediction = format_prediction(logits[0], results["data"]["labels"], thresholds_of_run(results))
+    prediction = format_prediction(logits[0], results.data["labels"], thresholds_of_run(results))
     shown = dict(prediction=prediction, layout=reason, license=license, export=_copy_export(run, folder))
     write_card(folder, template, results, config, repo=repo, revision=revision, **shown)
     return reason
@@ -160,10 +160,10 @@ def choose_layout(model, layout: str | None = None) -> tuple[object, str]:
     )
 
 
-def _copy_training_files(run: Path, folder: Path, results: dict, config: str):
+def _copy_training_files(run: Path, folder: Path, results: Results, config: str):
     (folder / "training").mkdir()
     results, config = without_paths(results, config)
-    texts = {"results.json": json.dumps(results, indent=2) + "\n", "config.yaml": config}
+    texts = {"results.json": results.to_json(), "config.yaml": config}
     for name in TRAINING_FILES:
         text = texts.get(name) or read_redacted(run / name)
         (folder / "training" / name).write_text(text, encoding="utf-8")

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoImageProcessor
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_NAME
 
+from hf_vit.evaluation.results import Results
 from hf_vit.model.configuration_hf_vit import as_pair
 from hf_vit.system import run_files
 from hf_vit.system.command_line import script_name
@@ -55,7 +57,7 @@ def read_redacted(file: Path) -> str:
     return text if len(home.parts) < 2 else re.sub(rf"(?<![\w.-]){re.escape(str(home))}(?![\w.-])", "~", text)
 
 
-def read_run(run: Path) -> tuple[dict, str]:
+def read_run(run: Path) -> tuple[Results, str]:
     """results.json and the text of config.yaml of a finished run, without the name of the home directory.
 
     Raises:
@@ -80,43 +82,41 @@ def read_run(run: Path) -> tuple[dict, str]:
     if absent := {"metrics", "intervals", "per_class", "data", "mixed_precision", "steps"} - set(results):
         absent = ", ".join(sorted(absent))
         raise ValueError(f"results.json of {run} lacks {absent}: another version wrote it; train it again")
-    results = json.loads(read_redacted(run / "results.json"))
-    run_files.check_shape(results, RESULTS_SHAPE, str(run / "results.json"))
-    return results, read_redacted(run / "config.yaml")
+    text = read_redacted(run / "results.json")
+    run_files.check_shape(json.loads(text), RESULTS_SHAPE, str(run / "results.json"))
+    return Results.from_json(text), read_redacted(run / "config.yaml")
 
 
-def without_paths(results: dict, config: str) -> tuple[dict, str]:
+def without_paths(results: Results, config: str) -> tuple[Results, str]:
     """The record of a run as others may read it, in its card and on the Hub: each path of this machine is replaced by a name.
 
     The files in the run's own folder keep the paths; its config.yaml repeats the run. A path is what begins with / or ~, or leads
     out of the working folder; others, such as runs/mine, say nothing of the machine.
 
     Args:
-        results, config: the content of results.json and the text of config.yaml.
+        config: the text of config.yaml.
     """
     is_path = lambda value: isinstance(value, str) and (value.startswith(("/", "~")) or ".." in Path(value).parts)
     public = lambda value: name_of_path(value) if is_path(value) else value
     words = []
     try:
-        said, join = shlex.split(results["command"]), shlex.join
+        said, join = shlex.split(results.command), shlex.join
     except ValueError:  # a quotation mark is open: it was changed since
-        said, join = results["command"].split(), " ".join
+        said, join = results.command.split(), " ".join
     for word in said:
         flag, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
         words.append(flag + equals + public(value))
-    settings, data = yaml.safe_load(config), {**results["data"], "name": public(results["data"]["name"])}
+    settings, data = yaml.safe_load(config), {**results.data, "name": public(results.data["name"])}
     if "skipped_first" in data:  # names of files
         data["skipped_first"] = []
-    changed = {"command": join(words), "data": data}
-    if "preset" in results:
-        changed["preset"] = public(results["preset"])
+    public_results = replace(results, command=join(words), data=data, preset=public(results.preset))
     named = {key: public(value) for key, value in settings.items()}
-    return {**results, **changed}, config if named == settings else yaml.safe_dump(named, sort_keys=False)
+    return public_results, config if named == settings else yaml.safe_dump(named, sort_keys=False)
 
 
-def thresholds_of_run(results: dict) -> torch.Tensor | None:
+def thresholds_of_run(results: Results) -> torch.Tensor | None:
     """The thresholds (L,) of a run with several labels an image; None of one with one label."""
-    return torch.tensor(results["thresholds"]) if results.get("thresholds") else None
+    return torch.tensor(results.thresholds) if results.thresholds else None
 
 
 def read_config(model: Path) -> dict:

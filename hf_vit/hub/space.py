@@ -52,7 +52,7 @@ def build_space(run: Path, folder: Path, app: Path, repo: str, license: str | No
     (folder / "requirements.txt").write_text("".join(f"{each.name}{each.specifier}\n" for each in needed))
     if with_images:
         write_examples(run / SAMPLES, folder / "examples")
-    title = f"What a Vision Transformer sees: {name_of_path(results['data']['name'])}"
+    title = f"What a Vision Transformer sees: {name_of_path(results.data['name'])}"
     metadata = SpaceCardData(
         title=title,
         sdk="gradio",

@@ -5,6 +5,7 @@ import statistics
 from pathlib import Path
 
 from hf_vit.data.splits import describe_scored
+from hf_vit.evaluation.results import Results
 from hf_vit.evaluation.scores import headline
 from hf_vit.system.command_line import from_here, script_name, shell_line
 from hf_vit.training.arguments import TrainArguments
@@ -31,18 +32,17 @@ def uninformed_loss(args: TrainArguments, num_labels: int) -> float:
     return loss
 
 
-def find_faults(args: TrainArguments, log: list[dict], results: dict) -> list[str]:
+def find_faults(args: TrainArguments, log: list[dict], results: Results) -> list[str]:
     """A sentence for each reason not to trust the model; none for a good one.
 
     Args:
         log: lines of metrics.jsonl.
-        results: what results.json holds.
     """
-    found, labels = [], results["data"]["labels"]
+    found, labels = [], results.data["labels"]
     losses = [line["loss"] for line in log if line.get("loss") is not None][-LAST_LINES:]
     known = uninformed_loss(args, len(labels))
-    name, value = headline(results["metrics"])
-    several, low = name != "accuracy", results["intervals"][name][0]
+    name, value = headline(results.metrics)
+    several, low = name != "accuracy", results.intervals[name][0]
     if several and args.balance == "weights":
         losses = [loss for loss in losses if not math.isfinite(loss)]  # weights of positives have no mean of 1
     if losses and not (last := statistics.median(losses)) <= EXPLODED * known:
@@ -50,23 +50,23 @@ def find_faults(args: TrainArguments, log: list[dict], results: dict) -> list[st
             f"The training loss exploded: it is {last:.3g} at the end, and {known:.3g} for a model that knows nothing. Train again "
             f"with a smaller --learning_rate than {args.learning_rate:g}."
         )
-    counts = [row["images"] for row in results["per_class"] if row["images"]]
-    largest = max(results["per_class"], key=lambda row: row["images"])
-    share = (statistics.mean(counts) if several else largest["images"]) / results["data"]["scored_images"]
+    counts = [row["images"] for row in results.per_class if row["images"]]
+    largest = max(results.per_class, key=lambda row: row["images"])
+    share = (statistics.mean(counts) if several else largest["images"]) / results.data["scored_images"]
     if low <= share:
         chance = "a random order of the images" if several else f"answering {largest['label']} every time"
         compared = f"the {name.replace('_', ' ')} is {value:.2%} (at least {low:.2%}, with 95% confidence), and {chance} gives {share:.2%}"
         if value > share:
-            images = f"{results['data']['scored_images']:,} images are too few to tell it from chance"
+            images = f"{results.data['scored_images']:,} images are too few to tell it from chance"
             found.append(f"{images}: {compared}. Hold out more by --eval_fraction, or train for longer.")
         else:
             found.append(
                 f"No better than chance: {compared}. Train for longer, on more images, or look at the labels."
             )
-    duplicates = results["data"]["scored_duplicates"] or 0
-    if duplicates / results["data"]["scored_images"] > value - low:  # more than chance may add
+    duplicates = results.data["scored_duplicates"] or 0
+    if duplicates / results.data["scored_images"] > value - low:  # more than chance may add
         found.append(
-            f"Too good to be true: {duplicates:,} of the {results['data']['scored_images']:,} scored images look the same as an image "
+            f"Too good to be true: {duplicates:,} of the {results.data['scored_images']:,} scored images look the same as an image "
             f"that was trained on. Take them out of one of the splits ({script_name('audit')} lists them), and train again."
         )
     return found
@@ -89,20 +89,20 @@ def next_command(run: Run, script: str) -> str:
     return shell_line(scripts / "eval.py", *words, *(["--split", run.args.train_split] if held_out else []))
 
 
-def closing_lines(run: Run, results: dict, script: str) -> str:
+def closing_lines(run: Run, results: Results, script: str) -> str:
     """The last lines of a run: its accuracy or mean average precision, the card, the pictures, and what to do next; before them, its faults."""
-    name, value = headline(results["metrics"])
-    low, high = results["intervals"][name]
+    name, value = headline(results.metrics)
+    low, high = results.intervals[name]
     scored = f"{name.replace('_', ' ')} on {describe_scored(run.data.scored)}"
     said = f"{scored}: {value:.2%} (95% interval {low:.2%} to {high:.2%})"
     return _closing_lines(run, results, said, next_command(run, script))
 
 
-def _closing_lines(run: Run, results: dict, said: str, following: str) -> str:
-    folder, seconds = run.folder / "model", results["seconds"]["report"]
+def _closing_lines(run: Run, results: Results, said: str, following: str) -> str:
+    folder, seconds = run.folder / "model", results.seconds["report"]
     pictures = len(list((folder / "figures").glob("*.png")))
     lines = [
-        *(f"WARNING: {fault}" for fault in results["warnings"]),
+        *(f"WARNING: {fault}" for fault in results.warnings),
         f"{said}; the model is in {folder}",
         f"its card is {folder / 'README.md'}, with {pictures} pictures in {folder / 'figures'}; {seconds:.0f} s to check and draw",
         f"next: {following}",
@@ -110,9 +110,9 @@ def _closing_lines(run: Run, results: dict, said: str, following: str) -> str:
     return "\n".join(lines)
 
 
-def find_pretraining_faults(args: PretrainArguments, results: dict) -> list[str]:
+def find_pretraining_faults(args: PretrainArguments, results: Results) -> list[str]:
     """A sentence for each reason not to go on from a model that was trained without labels."""
-    loss = results["metrics"]["loss"]
+    loss = results.metrics["loss"]
     if not (args.norm_pix_loss or args.teacher_name_or_path) or loss < 1:
         return []
     return [
@@ -121,7 +121,7 @@ def find_pretraining_faults(args: PretrainArguments, results: dict) -> list[str]
     ]
 
 
-def pretraining_lines(run: Run, results: dict, script: str) -> str:
+def pretraining_lines(run: Run, results: Results, script: str) -> str:
     """The last lines of a run without labels: what was scored, and the command that fine-tunes the model.
 
     Args:
@@ -130,5 +130,5 @@ def pretraining_lines(run: Run, results: dict, script: str) -> str:
     words = ["--dataset_name", run.args.dataset_name, "--model_name_or_path", run.folder / "model"]
     words += ["--output_dir", f"{run.folder}-finetuned"]
     following = shell_line(Path(script).resolve().with_name("train.py"), *words)
-    said = run.task.describe(results["metrics"], describe_scored(run.data.scored))
+    said = run.task.describe(results.metrics, describe_scored(run.data.scored))
     return _closing_lines(run, results, said, following)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from hf_vit.evaluation.classifiers import load_classifier
 from hf_vit.evaluation.prediction import LOGITS_TOLERANCE, logits_difference
+from hf_vit.evaluation.results import Results
 from hf_vit.evaluation.scores import format_prediction
 from hf_vit.system.command_line import own_line
 from hf_vit.system.environment import environment_info
@@ -96,8 +97,8 @@ def describe_answers(run: Run, scores: dict, difference: float) -> dict:
     }
 
 
-def collect_results(run: Run, state: TrainState, scores: dict, answers: dict, skipped: list[str]) -> dict:
-    """What results.json holds, and the card is made of.
+def collect_results(run: Run, state: TrainState, scores: dict, answers: dict, skipped: list[str]) -> Results:
+    """The results of a run, without its warnings.
 
     Args:
         scores: what `publish_model` returned.
@@ -113,33 +114,33 @@ def collect_results(run: Run, state: TrainState, scores: dict, answers: dict, sk
         path for name in ("model", "adapter_model") if (path := run.folder / "model" / f"{name}.safetensors").exists()
     )
     environment = environment_info(accelerator.device.type, world, accelerator.mixed_precision)
-    return {
-        "metrics": scores["metrics"],
-        "metrics_of": f"{data.scored}, {kept}",
+    return Results(
+        metrics=scores["metrics"],
+        metrics_of=f"{data.scored}, {kept}",
         **details,
-        "train_seconds": round(seconds["training"], 1),
-        "total_seconds": round(seconds["total"] + time.monotonic() - run.began, 1),
-        "seconds": {
+        train_seconds=round(seconds["training"], 1),
+        total_seconds=round(seconds["total"] + time.monotonic() - run.began, 1),
+        seconds={
             "reading": round(data.seconds, 1),
             **{name: round(seconds[name], 1) for name in ("input", "model", "scoring")},
         },
-        "images_per_second": round(state.step * run.images_per_step / (seconds["input"] + seconds["model"]), 1),
-        "steps": state.step,
-        "images_per_step": run.images_per_step,
-        "skipped_steps": state.skipped_steps,
-        "resumed_at_steps": state.resumed_at,
-        "lives": state.lives,
-        "image_size": [data.spec.height, data.spec.width],
-        "parameters": run.parameters,
-        "trained_parameters": run.trainable_parameters,
+        images_per_second=round(state.step * run.images_per_step / (seconds["input"] + seconds["model"]), 1),
+        steps=state.step,
+        images_per_step=run.images_per_step,
+        skipped_steps=state.skipped_steps,
+        resumed_at_steps=state.resumed_at,
+        lives=state.lives,
+        image_size=[data.spec.height, data.spec.width],
+        parameters=run.parameters,
+        trained_parameters=run.trainable_parameters,
         **answers,
-        "weights_sha256": checksum(weights),
-        "seed": args.seed,
-        "preset": args.preset or args.model_name_or_path,
-        "base_model_hub_id": on_hub(args.model_name_or_path),
-        "command": own_line(world, "fsdp2" if run.is_sharded else "ddp"),
+        weights_sha256=checksum(weights),
+        seed=args.seed,
+        preset=args.preset or args.model_name_or_path,
+        base_model_hub_id=on_hub(args.model_name_or_path),
+        command=own_line(world, "fsdp2" if run.is_sharded else "ddp"),
         **environment,
-        "data": {
+        data={
             "name": args.dataset_name,
             "hub_id": on_hub(args.dataset_name),
             "config": args.dataset_config,
@@ -153,7 +154,7 @@ def collect_results(run: Run, state: TrainState, scores: dict, answers: dict, sk
             "skipped_first": skipped[:20],
             "fingerprints": {} if data.is_stream else {name: part._fingerprint for name, part in data.splits.items()},
         },
-    }
+    )
 
 
 def read_log(folder: Path) -> list[dict]:

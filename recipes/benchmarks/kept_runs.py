@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yaml
 
+from hf_vit.evaluation.results import Results
 from hf_vit.hub.card import write_card
 from hf_vit.hub.run_results import FIGURES_WITH_IMAGES, read_redacted, read_run, weights_file
 
@@ -43,7 +44,7 @@ def keep(run: Path, name: str, house: Path):
     if "seeds" in Path(name).parts:
         return
     left_out = set()
-    if results["data"].get("license") is None:
+    if results.data.get("license") is None:
         left_out = {"example.png", *(f"{name}.png" for name in FIGURES_WITH_IMAGES)}
     if target.name in TRANSFER or weights_file(run / "model").stat().st_size >= LARGEST_WEIGHTS:
         left_out.add("model.safetensors")
@@ -83,5 +84,5 @@ def write_cards(house: Path):
     template = Path(__file__).resolve().parents[1] / "model_card.md"
     for card in sorted(house.glob("model_cards/**/README.md")):
         folder, config = card.parent, card.with_name("config.yaml").read_text(encoding="utf-8")
-        results = json.loads((folder / "results.json").read_text())
+        results = Results.from_json((folder / "results.json").read_text())
         write_card(folder, template, results, config, model_path=folder.relative_to(house).as_posix())

@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 import sys
+from dataclasses import fields, replace
 from pathlib import Path
 
 import forked
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from hf_vit import figures
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.evaluation.classifiers import load_classifier, load_processor
+from hf_vit.evaluation.results import Results
 from hf_vit.hub.pictures import draw_mistakes
 from hf_vit.hub.run_results import without_paths
 from hf_vit.system.hub_names import name_of_path
@@ -109,11 +111,9 @@ def test_the_predictions_for_the_owners_files_stay_in_the_run_folder(private, pu
     assert pushed["model/figures/mistakes.png"] != (run / "model" / "figures" / "mistakes.png").read_bytes()
 
 
-RESULTS = {
-    "command": "",
-    "data": {"name": "photos", "skipped_first": ["row 3 (/home/al/photos/3.png)"]},
-    "preset": "x",
-}
+WRITTEN = {field.name: None for field in fields(Results)}
+DATA = {"name": "photos", "skipped_first": ["row 3 (/home/al/photos/3.png)"]}
+RESULTS = Results(**WRITTEN | {"command": "", "data": DATA, "preset": "x"})
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,9 @@ RESULTS = {
 )
 def test_a_path_becomes_a_name_and_all_else_stays(word, public):
     command = shlex.join(["python", "/home/al/hf_vit/recipes/train.py", word])
-    results, _ = without_paths({**RESULTS, "command": command}, "seed: 0\n")
-    assert results["command"] == f"python train.py {public}"
-    assert results["data"] == {"name": "photos", "skipped_first": []}
+    results, _ = without_paths(replace(RESULTS, command=command), "seed: 0\n")
+    assert results.command == f"python train.py {public}"
+    assert results.data == {"name": "photos", "skipped_first": []}
 
 
 def test_a_configuration_without_paths_stays_byte_for_byte_as_it_is():
@@ -143,10 +143,9 @@ def test_a_configuration_without_paths_stays_byte_for_byte_as_it_is():
 
 
 def test_a_command_with_an_open_quotation_mark_has_no_path_either():
-    results, _ = without_paths(
-        {**RESULTS, "command": "python train.py --dataset_name=/home/al/photos 'x"}, "seed: 0\n"
-    )
-    assert results["command"] == "python train.py --dataset_name=photos 'x"
+    command = "python train.py --dataset_name=/home/al/photos 'x"
+    results, _ = without_paths(replace(RESULTS, command=command), "seed: 0\n")
+    assert results.command == "python train.py --dataset_name=photos 'x"
 
 
 def test_a_models_folder_is_called_as_its_run():

@@ -373,8 +373,8 @@ def test_the_token_is_never_repeated(folder, hub):
 def test_labels_and_names_of_any_kind_make_a_card(runs, folder):
     odd = ["a|b", "<b>bold", "line\nbreak", CARD_END, "`tick`", 'it\'s: "so"', "北京", "x]"]
     results, config = read_run(runs["native"])
-    results["data"] |= {"labels": odd, "name": 'here/a "b" | c`d'}
-    for row, label in zip(results["per_class"], odd, strict=False):
+    results.data |= {"labels": odd, "name": 'here/a "b" | c`d'}
+    for row, label in zip(results.per_class, odd, strict=False):
         row["label"] = label
     write_card(folder, publish.TEMPLATE, results, config, repo="alice/model", prediction=odd[0], license="mit")
     card = (folder / "README.md").read_text()
@@ -485,9 +485,9 @@ CARDS = {
 def test_the_hub_accepts_the_card(case, runs, folder):
     changes, data, license = CARDS[case]
     results, config = read_run(runs["native"])
-    results["data"] |= data
+    results.data |= data
     if case == "base on the Hub":
-        results["base_model_hub_id"] = changes["model_name_or_path"]
+        results.base_model_hub_id = changes["model_name_or_path"]
     config = yaml.safe_dump({**yaml.safe_load(config), **changes})
     write_card(folder, publish.TEMPLATE, results, config, repo="alice/model", license=license)
     card = (folder / "README.md").read_text()

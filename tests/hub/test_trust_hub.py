@@ -10,6 +10,7 @@ import resource
 import shutil
 import sys
 from collections import Counter
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
@@ -107,13 +108,13 @@ HOSTILE = [
 
 def test_a_card_is_written_without_what_may_be_absent_and_numbers_that_are_none_are_refused(run, tmp_path):
     results, config = read_run(run)
-    results |= {"temperature": None, "per_class": [{"label": "a"}, {"label": "b", "recall": None}]}
-    run_files.check_shape(results, RESULTS_SHAPE, "results.json")
+    results = replace(results, temperature=None, per_class=[{"label": "a"}, {"label": "b", "recall": None}])
+    run_files.check_shape(results.as_dict(), RESULTS_SHAPE, "results.json")
     folder = shutil.copytree(run / "model", tmp_path / "card")
     write_card(folder, publish.TEMPLATE, results, config)
     assert "temperature" not in split_card((folder / "README.md").read_text())[1].split("## Limits")[1]
     with pytest.raises(ValueError, match=r"results.json: temperature is larger than any number that a run writes"):
-        run_files.check_shape({**results, "temperature": 10**400}, RESULTS_SHAPE, "results.json")
+        run_files.check_shape({**results.as_dict(), "temperature": 10**400}, RESULTS_SHAPE, "results.json")
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
@@ -121,9 +122,9 @@ def test_a_card_of_hostile_text_keeps_its_shape_and_the_owners_words(text, run, 
     """Each place of results.json and config.yaml that reaches the card."""
     results, config = read_run(run)
     fields = ("hardware", "commit", "command", "answer", "metrics_of", "mixed_precision", "attention_query")
-    results |= dict.fromkeys(fields, text) | {"versions": {"torch": text}, "base_model_hub_id": None}
-    results["data"] |= {"name": text, "license": text, "scored": text, "labels": [text, "other"]}
-    results["per_class"] = [{"label": text, "recall": share / 4} for share in range(4)]
+    results = replace(results, **dict.fromkeys(fields, text), versions={"torch": text}, base_model_hub_id=None)
+    results.data |= {"name": text, "license": text, "scored": text, "labels": [text, "other"]}
+    results.per_class = [{"label": text, "recall": share / 4} for share in range(4)]
     config = yaml.safe_dump({**yaml.safe_load(config), "model_name_or_path": text, "label_names": text})
     folder = shutil.copytree(run / "model", tmp_path / "card")
     write_card(
@@ -572,7 +573,7 @@ def test_verify_says_what_it_does_not_prove(run, tmp_path, capsys):
 @pytest.mark.parametrize("selected", [False, True])
 def test_the_card_says_that_an_interval_ignores_the_selection(selected, run):
     results, config = read_run(run)
-    results["metrics_of"] = (
+    results.metrics_of = (
         "validation, the best scoring, kept in model/" if selected else "test, the last scoring, in model/"
     )
     card = write_card(run / "model", publish.TEMPLATE, results, config).read_text()

@@ -12,12 +12,14 @@ from hf_vit.training.conclusion import closing_lines, find_faults, next_command,
 
 def results_of(accuracy, low, counts=(50, 30, 20)):
     per_class = [{"label": label, "images": count} for label, count in zip(("cat", "dog", "owl"), counts, strict=True)]
-    return {
-        "metrics": {"accuracy": accuracy},
-        "intervals": {"accuracy": [low, 1.0]},
-        "per_class": per_class,
-        "data": {"labels": ["cat", "dog", "owl"], "scored_images": sum(counts), "scored_duplicates": None},
-    }
+    return SimpleNamespace(
+        metrics={"accuracy": accuracy},
+        intervals={"accuracy": [low, 1.0]},
+        per_class=per_class,
+        data={"labels": ["cat", "dog", "owl"], "scored_images": sum(counts), "scored_duplicates": None},
+        seconds={"report": 12.3},
+        warnings=["Bad."],
+    )
 
 
 def log_of(*losses):
@@ -61,19 +63,19 @@ def test_a_loss_near_that_of_equal_probabilities_or_one_bad_batch_is_no_explosio
 
 def test_several_labels_are_compared_with_a_random_order_of_the_images():
     results = results_of(0.5, 0.5)
-    results |= {"metrics": {"mean_average_precision": 0.5}, "intervals": {"mean_average_precision": [0.34, 0.6]}}
+    results.metrics, results.intervals = {"mean_average_precision": 0.5}, {"mean_average_precision": [0.34, 0.6]}
     args = TrainArguments(loss="binary_cross_entropy")
     assert find_faults(args, log_of(0.6), results) == []
-    results["intervals"] = {"mean_average_precision": [0.33, 0.6]}
+    results.intervals = {"mean_average_precision": [0.33, 0.6]}
     (fault,) = find_faults(args, log_of(0.6), results)
     assert "a random order of the images gives 33.33%" in fault
 
 
 def test_more_scored_duplicates_than_chance_may_add_are_a_fault():
     results = results_of(0.8, 0.7)
-    results["data"]["scored_duplicates"] = 10
+    results.data["scored_duplicates"] = 10
     assert find_faults(TrainArguments(), GOOD, results) == []
-    results["data"]["scored_duplicates"] = 11
+    results.data["scored_duplicates"] = 11
     (fault,) = find_faults(TrainArguments(), GOOD, results)
     assert fault.startswith(
         "Too good to be true: 11 of the 100 scored images look the same as an image that was trained on."
@@ -110,8 +112,7 @@ def last_word(run, tmp_path):
     script.parent.mkdir(exist_ok=True)
     for name in ("classify.py", "eval.py"):
         (script.parent / name).write_text("import sys; print(*sys.argv, sep='\\n')")
-    results = {**results_of(0.8, 0.7), "seconds": {"report": 12.3}, "warnings": ["Bad."]}
-    lines = closing_lines(run, results, str(script)).splitlines()
+    lines = closing_lines(run, results_of(0.8, 0.7), str(script)).splitlines()
     assert lines[0] == "WARNING: Bad."
     assert (
         lines[1]
