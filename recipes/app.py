@@ -63,7 +63,7 @@ from hf_vit.data.normalization import denormalize, normalize
 from hf_vit.evaluation.classifiers import load_processor, model_folder
 from hf_vit.evaluation.multi_label import MULTI_LABEL
 from hf_vit.hub.run_results import write_examples
-from hf_vit.system.errors import run_script
+from hf_vit.system.errors import UserError, as_user_errors, run_script
 from hf_vit.system.escapes import inline, printable
 from hf_vit.system.hub_names import name_of_path
 from hf_vit.system.run_files import SAMPLES
@@ -119,10 +119,11 @@ class Viewer:
     def __init__(self, source: str):
         self.source, source = source, model_folder(source)
         self.name = name_of_path(source) if Path(source).exists() else source
-        self.model = HFViTForImageClassification.from_pretrained(source).eval()
+        with as_user_errors():
+            self.model = HFViTForImageClassification.from_pretrained(source).eval()
         self.config, self.lock = self.model.config, threading.Lock()
         if self.config.num_channels not in (1, 3):
-            raise ValueError(f"{source} takes {self.config.num_channels} channels; the page shows images of 1 or 3")
+            raise UserError(f"{source} takes {self.config.num_channels} channels; the page shows images of 1 or 3")
         self.image_spec = image_spec_of(load_processor(source), self.config)
 
     def look(self, file: str | None, layer: int, head: int, title: str):

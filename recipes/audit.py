@@ -62,7 +62,7 @@ from hf_vit.evaluation.label_errors import contradicted_labels, out_of_fold_prob
 from hf_vit.evaluation.prediction import predict
 from hf_vit.evaluation.prediction_table import image_names, join_labels
 from hf_vit.evaluation.result_files import check_output_file
-from hf_vit.system.errors import run_script
+from hf_vit.system.errors import UserError, run_script
 from hf_vit.system.escapes import csv_cell, printable
 from hf_vit.system.files import write_text
 from hf_vit.system.progress import progress_bar
@@ -85,7 +85,7 @@ def read_rows(args) -> tuple[datasets.Dataset, list[str]]:
     loaded = load_splits(args.dataset_name, args.dataset_config, label_column=named_label_columns(args))
     wanted = args.splits.split(",") if args.splits else list(loaded)
     if unknown := [name for name in wanted if name not in loaded]:
-        raise ValueError(f"--splits {args.splits}: the data set has no split {unknown[0]!r}, only {', '.join(loaded)}")
+        raise UserError(f"--splits {args.splits}: the data set has no split {unknown[0]!r}, only {', '.join(loaded)}")
     chosen = {name: loaded[name] for name in wanted}
     splits, labels = select_and_encode(chosen, dict(zip(wanted, wanted, strict=True)), **column_arguments(args))
     parts = []
@@ -105,7 +105,7 @@ def read_images(images: ThumbnailDataset, labels: list[str], num_workers: int) -
                 values.append(batch[key])
             bar.update(len(batch["index"]))
     if not read["index"]:
-        raise ValueError(f"none of the {len(images)} images can be read; {next(iter(images.skipped))}")
+        raise UserError(f"none of the {len(images)} images can be read; {next(iter(images.skipped))}")
     index = torch.cat(read["index"])
     given = images.labels[index]
     names = [join_labels(one, labels) for one in given.bool()] if given.ndim == 2 else [labels[one] for one in given]
@@ -219,10 +219,10 @@ def main(args: argparse.Namespace):
     output = check_output_file(args.output_file, (".html",), args.overwrite)
     accelerator = set_up_evaluation(args.mixed_precision)
     if accelerator.num_processes > 1:
-        raise ValueError("one process looks at all images: run it without `accelerate launch` or --num_processes")
+        raise UserError("one process looks at all images: run it without `accelerate launch` or --num_processes")
     rows, labels = read_rows(args)
     if args.model_name_or_path is not None and has_several_labels(rows):
-        raise ValueError("--model_name_or_path is for images with one label, and these have several: leave it out")
+        raise UserError("--model_name_or_path is for images with one label, and these have several: leave it out")
     images = ThumbnailDataset(rows)
     table, vectors = read_images(images, labels, args.num_workers)
     duplicates, suspects = find_duplicates(table, vectors), None

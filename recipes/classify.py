@@ -44,7 +44,7 @@ from hf_vit.evaluation.multi_label import thresholds_of
 from hf_vit.evaluation.scores import headline
 from hf_vit.system import run_files
 from hf_vit.system.command_line import shell_line
-from hf_vit.system.errors import run_script
+from hf_vit.system.errors import UserError, run_script
 from hf_vit.system.escapes import printable
 from hf_vit.system.recipes_folder import EMBEDDED
 
@@ -59,7 +59,7 @@ def open_file(path: str, channels: int) -> Image.Image:
     try:
         return open_image({"bytes": read_file(path), "path": path}, channels)
     except (ValueError, OSError) as error:
-        raise ValueError(
+        raise UserError(
             f"{path} cannot be read as an image ({error}); wanted image files, or one folder or data set alone"
         ) from error
 

@@ -49,7 +49,7 @@ from hf_vit.evaluation.result_files import (
     write_npy,
     write_table,
 )
-from hf_vit.system.errors import run_script
+from hf_vit.system.errors import UserError, run_script
 from hf_vit.training.setup import set_up_evaluation
 
 
@@ -67,7 +67,7 @@ def main(args: argparse.Namespace):
     output = check_output_file(args.output_file, (".parquet", ".npy"), args.overwrite)
     folder = model_folder(args.model_name_or_path, onnx=True)
     if is_onnx(folder):
-        raise ValueError(
+        raise UserError(
             f"{folder} gives logits and nothing else: name the run or the model folder that it was exported from"
         )
     accelerator = set_up_evaluation(args.mixed_precision)

@@ -74,7 +74,7 @@ from hf_vit.evaluation.prediction import predict
 from hf_vit.evaluation.prediction_table import prediction_table
 from hf_vit.evaluation.probes import probe
 from hf_vit.evaluation.scores import classification_report, compute_metrics
-from hf_vit.system.errors import run_script
+from hf_vit.system.errors import UserError, as_user_errors, run_script
 from hf_vit.system.escapes import printable
 from hf_vit.system.files import write_text
 from hf_vit.training.setup import set_up_evaluation
@@ -89,9 +89,9 @@ def read_splits(args) -> tuple[dict, list[str], str]:
         **column_arguments(args),
     )
     if args.probe_split is not None and has_several_labels(splits["eval"]):
-        raise ValueError("--probe_split scores one label an image, and these have several: leave it out")
+        raise UserError("--probe_split scores one label an image, and these have several: leave it out")
     if args.probe_split is not None and args.probe_split == eval_split:
-        raise ValueError(f"--probe_split and --split are both {eval_split}: wanted two different splits")
+        raise UserError(f"--probe_split and --split are both {eval_split}: wanted two different splits")
     return splits, labels, eval_split
 
 
@@ -99,10 +99,11 @@ def load_model(args):
     model = load_classifier(args.model_name_or_path)
     if args.token_merging != 0:
         if not isinstance(model, HFViTForImageClassification):
-            raise ValueError(
+            raise UserError(
                 f"--token_merging is for models of hf_vit, not a {type(model).__name__}: leave it out, or evaluate our copy"
             )
-        model.set_token_merging(args.token_merging)
+        with as_user_errors():
+            model.set_token_merging(args.token_merging)
     return model
 
 

@@ -71,7 +71,7 @@ from hf_vit.evaluation.multi_label import check_task, given_labels, thresholds_o
 from hf_vit.evaluation.onnx_classifier import onnx_model
 from hf_vit.evaluation.scores import classification_report, compute_metrics, headline
 from hf_vit.system import environment
-from hf_vit.system.errors import run_script
+from hf_vit.system.errors import UserError, run_script
 from hf_vit.system.files import atomic_dir, checksum
 from hf_vit.training import arguments
 from hf_vit.training.inputs import load_rows
@@ -120,7 +120,7 @@ def rows_to_evaluate(args, run: Path | None):
         was = json.loads((run / "results.json").read_text())["data"]
         gone = len(rows) - was["scored_images"]
         if (was["scored"], was["labels"]) != (split, labels) or gone not in range(was["skipped_images"] + 1):
-            raise ValueError(
+            raise UserError(
                 f"{run} evaluated {was['scored_images']} images of {was['name']} ({was['scored']}), where now there are {len(rows)} "
                 f"({split}); wanted the same data: mend them, or name others with --dataset_name or --split"
             )
@@ -134,7 +134,7 @@ def check_output_dir(folder: Path):
     is_export = "export.json" in names and names <= EXPORT_FILES
     if (folder.exists() and not folder.is_dir()) or (names and not is_export):
         what = f"not empty ({', '.join(sorted(names - EXPORT_FILES or names)[:3])})" if names else "a file"
-        raise ValueError(
+        raise UserError(
             f"{folder} is {what}; wanted a new or empty one, or an earlier export: name another --output_dir"
         )
 
@@ -232,7 +232,7 @@ def main(args: argparse.Namespace):
     checkpoint, run = model_folder(args.model), finished_run(args.model)
     if args.output_dir is None and run is None:
         run_files = "a folder with model/, config.yaml and results.json"
-        raise ValueError(f"{args.model} is no finished run ({run_files}): pass --output_dir")
+        raise UserError(f"{args.model} is no finished run ({run_files}): pass --output_dir")
     output = Path(args.output_dir or run / "export").resolve()
     check_output_dir(output)
     datasets.disable_progress_bars()

@@ -23,6 +23,7 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils.memory import clear_device_cache
 
 from hf_vit.system import command_line
+from hf_vit.system.errors import UserError
 from hf_vit.system.hardware import launched
 from hf_vit.system.hub_names import refuse_mistyped_path
 from hf_vit.training.arguments import TrainArguments, parse_args
@@ -47,7 +48,6 @@ def train(**flags) -> dict:
         ValueError: for a flag that does not exist or a value that it does not take, for data or a checkpoint that cannot be
             used, and if another run is at work in the folder.
         OSError: for a file that cannot be read or written.
-        FloatingPointError: if too many steps are not finite.
         KeyboardInterrupt: after a signal; one that is not an interrupt is then sent again, for the kernel to answer.
     """
     as_word = lambda value: ",".join(map(str, value)) if isinstance(value, (list, tuple)) else value
@@ -86,7 +86,7 @@ def _parse(words: list[str]) -> TrainArguments:
             return parse_args(words)
     except SystemExit:
         message = printed.getvalue().partition("error: ")[2].strip()
-        raise ValueError(re.sub(r"--(\w+)", r"\1", message)) from None
+        raise UserError(re.sub(r"--(\w+)", r"\1", message)) from None
 
 
 @contextlib.contextmanager

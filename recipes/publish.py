@@ -85,7 +85,7 @@ from hf_vit.hub.retry import REQUEST_ERRORS, explain_error, set_http_timeout
 from hf_vit.hub.space import build_space, push_space
 from hf_vit.hub.verification import verify
 from hf_vit.system.command_line import shell_line
-from hf_vit.system.errors import run_script
+from hf_vit.system.errors import UserError, run_script
 
 
 TEMPLATE = Path(__file__).resolve().with_name("model_card.md")
@@ -193,7 +193,7 @@ def check_copy(args):
     try:
         difference = verify(args.verify, args.revision)
     except (errors.HTTPError, ConnectionError, errors.LocalEntryNotFoundError) as error:
-        raise OSError(explain_error(error, args.verify)) from error
+        raise UserError(explain_error(error, args.verify)) from error
     given = f"{args.verify} gives the logits that were saved with it (largest difference {difference:.1e})"
     print(f"{given}: nothing was damaged on its way; who wrote it this cannot tell")
 
@@ -213,14 +213,14 @@ def main(args: argparse.Namespace):
         check_copy(args)
         return
     if args.repo.count("/") != 1:
-        raise ValueError(f"--repo {args.repo}: wanted USER/NAME, USER being you or an organisation of yours")
+        raise UserError(f"--repo {args.repo}: wanted USER/NAME, USER being you or an organisation of yours")
     validate_repo_id(args.repo)
     if args.push and constants.HF_HUB_OFFLINE:
-        raise ValueError("HF_HUB_OFFLINE is set: unset it to push")
+        raise UserError("HF_HUB_OFFLINE is set: unset it to push")
     if args.push and get_token() is None:
-        raise ValueError("there is no token: log in with `hf auth login`, or set HF_TOKEN to one that may write")
+        raise UserError("there is no token: log in with `hf auth login`, or set HF_TOKEN to one that may write")
     if args.output_dir is not None and args.output_dir.exists():
-        raise ValueError(f"--output_dir {args.output_dir} is there already: name a new folder")
+        raise UserError(f"--output_dir {args.output_dir} is there already: name a new folder")
     with tempfile.TemporaryDirectory(prefix="hf_vit-") as temporary:
         folder = Path(temporary) / "repository"
         (publish_space if args.space else publish_model)(args, folder)

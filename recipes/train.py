@@ -50,6 +50,7 @@ from safetensors.torch import load_file
 from hf_vit.data.sources import refuse_nested_folders
 from hf_vit.hub import pictures
 from hf_vit.hub.card import write_card
+from hf_vit.system.errors import UserError
 from hf_vit.system.files import write_text
 from hf_vit.system.run_files import SAMPLES
 from hf_vit.training import report as reports
@@ -217,12 +218,12 @@ def agree(run: Run, state: TrainState, sums, norm, saved_at: float, batches: Pre
 
 
 def note_skipped_step(run: Run, state: TrainState, rate: float, ids: torch.Tensor):
-    """Log a step that is not finite; FloatingPointError after too many."""
+    """Log a step that is not finite; UserError after too many."""
     rows = gather_object(run.data.train_images.row_numbers(ids))
     if len(state.skipped_steps) >= run.args.max_skipped_steps:
         before = f", and before in {', '.join(map(str, state.skipped_steps))}" if state.skipped_steps else ""
         more = " ..." if len(rows) > 64 else ""
-        raise FloatingPointError(
+        raise UserError(
             f"the loss or its gradient was not finite in step {state.step + 1:,}{before}: learning rate {rate:.3g}, rows "
             f"{', '.join(map(str, rows[:64]))}{more} of the training images. Look at these images, or begin a new run with a "
             "smaller --learning_rate; --max_skipped_steps allows more of such steps"

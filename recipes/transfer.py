@@ -83,7 +83,7 @@ from benchmarks import run_tables
 from hf_vit.data.class_halves import split_classes
 from hf_vit.system import environment
 from hf_vit.system.command_line import shell_line
-from hf_vit.system.errors import run_script
+from hf_vit.system.errors import UserError, run_script
 from hf_vit.system.files import write_text
 from hf_vit.training.run_folder import FINISHED
 from hf_vit.training.signals import STOPPED
@@ -121,7 +121,7 @@ def run(script: str, *flags):
     if code == STOPPED:
         sys.exit(code)
     if code != 0:
-        raise ValueError(f"`{shlex.join(command)}` ended with exit code {code}; what it did before is kept")
+        raise UserError(f"`{shlex.join(command)}` ended with exit code {code}; what it did before is kept")
 
 
 def train(folder: Path, **flags):
@@ -151,7 +151,7 @@ def read_json(file: Path) -> dict:
 def main(args: argparse.Namespace):
     config, out = yaml.safe_load(Path(args.config).read_text(encoding="utf-8")), args.output_dir
     if "preset" not in config:
-        raise ValueError(f"--config {args.config} names no preset: wanted one that trains from scratch")
+        raise UserError(f"--config {args.config} names no preset: wanted one that trains from scratch")
     datasets.disable_progress_bars()
     first, second = split_classes(out / "data", args.dataset_name, args.shots, args.image_column, args.label_column)
     # Ctrl-C reaches the running command as well: it saves its state and ends, and then this one does.

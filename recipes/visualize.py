@@ -74,7 +74,7 @@ from hf_vit.evaluation.prediction_table import image_names
 from hf_vit.evaluation.scores import classification_report, compute_metrics, headline, surest_mistakes
 from hf_vit.hub.pictures import draw_average_precision, model_figures
 from hf_vit.model.attention_maps import GRADIENT_METHODS
-from hf_vit.system.errors import run_script
+from hf_vit.system.errors import UserError, as_user_errors, run_script
 from hf_vit.training.setup import set_up_evaluation
 
 
@@ -82,11 +82,11 @@ def check_model(model, args):
     """Raise ValueError if the model's images cannot be drawn, or if --method or --label do not go with its head."""
     config = model.config
     if config.num_channels not in (1, 3):
-        raise ValueError(f"the model takes {config.num_channels} channels; pictures are made of 1 (grey) or 3 (RGB)")
+        raise UserError(f"the model takes {config.num_channels} channels; pictures are made of 1 (grey) or 3 (RGB)")
     if args.method in GRADIENT_METHODS and not model.classifier.weight.any():
-        raise ValueError(f"the head of the model is all zero, so {args.method} has no gradient to follow")
+        raise UserError(f"the head of the model is all zero, so {args.method} has no gradient to follow")
     if args.label is not None and args.label not in config.label2id:
-        raise ValueError(f"--label {args.label} is no class of the model; wanted one of {', '.join(config.label2id)}")
+        raise UserError(f"--label {args.label} is no class of the model; wanted one of {', '.join(config.label2id)}")
 
 
 def read_images(files: list[str], image_spec) -> torch.Tensor:
@@ -94,7 +94,7 @@ def read_images(files: list[str], image_spec) -> torch.Tensor:
     rows = [{"row": row, "image": {"bytes": read_file(file), "path": file}} for row, file in enumerate(files)]
     images, bad = decode_rows(rows, image_spec)
     if bad:
-        raise ValueError("; ".join(bad))
+        raise UserError("; ".join(bad))
     return stack_images(images)
 
 
@@ -170,7 +170,8 @@ def main(args: argparse.Namespace):
     datasets.disable_progress_bars()
     logging.disable_progress_bar()
     source = model_folder(args.model)
-    model = HFViTForImageClassification.from_pretrained(source).eval()
+    with as_user_errors():
+        model = HFViTForImageClassification.from_pretrained(source).eval()
     check_model(model, args)
     image_spec = image_spec_of(load_processor(source), model.config)
     drawn = {}

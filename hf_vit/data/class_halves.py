@@ -9,6 +9,7 @@ from datasets import ClassLabel, Dataset, Image
 
 from hf_vit.data.sources import dataset_license, load_splits
 from hf_vit.data.splits import prepare_splits, stratified_subset
+from hf_vit.system.errors import UserError
 from hf_vit.system.files import atomic_dir
 
 
@@ -30,18 +31,18 @@ def split_classes(
     record = folder / "halves.json"
     if record.is_file():
         if (existing := json.loads(record.read_text())) != request:
-            raise ValueError(
+            raise UserError(
                 f"{folder} holds halves of {existing}, and {request} was asked for: name another --output_dir"
             )
         return halves
     splits = load_splits(name)
     if "test" not in splits:
-        raise ValueError(
+        raise UserError(
             f"{name} has the splits {', '.join(splits)}; wanted one called test, to evaluate both halves on"
         )
     splits, names, _ = prepare_splits(splits, eval_split="test", image_column=image_column, label_column=label_column)
     if len(names) < 4:
-        raise ValueError(f"{name} has {len(names)} classes ({', '.join(names)}); wanted 4 or more, two for each half")
+        raise UserError(f"{name} has {len(names)} classes ({', '.join(names)}); wanted 4 or more, two for each half")
 
     selected = {
         (odd, split): select_half(splits[split], names, odd, shots if split == "train" and odd else None)

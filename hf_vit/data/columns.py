@@ -10,6 +10,7 @@ import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Image, LargeList, List, Value
 
 from hf_vit.data.image_files import RestrictedImage
+from hf_vit.system.errors import UserError
 from hf_vit.system.progress import warn
 
 
@@ -34,13 +35,13 @@ def find_columns(
     if label_column is None:
         label_column = _only_column(data, ClassLabel, "--label_column", columns, image_column)
     if label_column not in data.features:
-        raise ValueError(f"--label_column {label_column}: there is no such column{columns}")
+        raise UserError(f"--label_column {label_column}: there is no such column{columns}")
     feature = data.features[label_column]
     if not isinstance(label_feature(feature), (ClassLabel, Value)):
-        raise ValueError(f"--label_column {label_column}: it holds neither text nor numbers{columns}")
+        raise UserError(f"--label_column {label_column}: it holds neither text nor numbers{columns}")
     is_text = isinstance(feature, Value) and feature.dtype in ("string", "large_string")
     if label_separator is not None and not is_text:
-        raise ValueError(
+        raise UserError(
             f"--label_separator {label_separator}: the labels ({label_column}) are {feature_name(feature)}; wanted text to take "
             f"apart, such as cat{label_separator}dog"
         )
@@ -83,9 +84,9 @@ def find_image_column(data: Dataset, image_column: str | None) -> str:
     if image_column is None:
         image_column = _only_column(data, Image, "--image_column", columns)
     if image_column not in data.features:
-        raise ValueError(f"--image_column {image_column}: there is no such column{columns}")
+        raise UserError(f"--image_column {image_column}: there is no such column{columns}")
     if not holds_images(data.features[image_column]):
-        raise ValueError(f"--image_column {image_column}: it holds no images{columns}")
+        raise UserError(f"--image_column {image_column}: it holds no images{columns}")
     return image_column
 
 
@@ -107,7 +108,7 @@ def _only_column(data: Dataset, wanted: type, flag: str, columns: str, image_col
         hint = ""
         if list(data.features) == ["image"]:
             hint = "; in a folder of images, wanted two or more sub-folders, one a class, and no image beside them"
-        raise ValueError(f"the data set has {number} of type {wanted.__name__}: name one with {flag}{columns}{hint}")
+        raise UserError(f"the data set has {number} of type {wanted.__name__}: name one with {flag}{columns}{hint}")
     return found[0]
 
 
@@ -144,12 +145,12 @@ def join_label_columns(data: Dataset, label_columns: str) -> Dataset:
     """
     names = [name.strip() for name in label_columns.split(",") if name.strip()]
     if missing := [name for name in names if name not in data.features]:
-        raise ValueError(f"--label_columns: there is no column {', '.join(missing)}{_columns_of(data)}")
+        raise UserError(f"--label_columns: there is no column {', '.join(missing)}{_columns_of(data)}")
     hot = np.empty((len(data), len(names)), bool)
     for column, name in enumerate(names):
         values = data[name][:]
         if wrong := [row for row, value in enumerate(values) if value not in (0, 1)]:
-            raise ValueError(
+            raise UserError(
                 f"--label_columns: {len(wrong)} values of {name} are neither 0 nor 1, the first is {values[wrong[0]]!r} in row "
                 f"{wrong[0]}; wanted 1 where the image has that label, and 0 where it has not"
             )
@@ -181,11 +182,11 @@ def encode_labels(
         ValueError: if a label is missing, unknown or outside the classes, or twice in a list.
     """
     if label_separator == "":
-        raise ValueError("--label_separator is empty: wanted what stands between two labels, such as ';'")
+        raise UserError("--label_separator is empty: wanted what stands between two labels, such as ';'")
     first = next(iter(splits.values()))
     several = label_separator is not None or has_several_labels(first)
     if any(has_several_labels(data) != has_several_labels(first) for data in splits.values()):
-        raise ValueError(
+        raise UserError(
             f"of the splits {' and '.join(split_names.values())}, one has lists of labels and the other has one label an image; "
             "wanted the same in both"
         )
@@ -210,11 +211,11 @@ def encode_labels(
             ]
             if empty:
                 is_text = any(isinstance(label, str) for label in labels)
-                raise ValueError(missing_labels(empty, split_names[key], is_text))
+                raise UserError(missing_labels(empty, split_names[key], is_text))
         check_label_values(set().union(*map(flat, labels_of.values())), several)
         values = sorted(set(flat(next(iter(labels_of.values())))), key=lambda label: (str(type(label)), label))
         if not values:
-            raise ValueError(f"no image of the split {split_names[next(iter(splits))]!r} has a label")
+            raise UserError(f"no image of the split {split_names[next(iter(splits))]!r} has a label")
         if label_names is not None:
             values = label_names if isinstance(values[0], str) else numbers_of_names(values, label_names, from_one)
         names = label_names or [str(value) for value in values]
@@ -222,7 +223,7 @@ def encode_labels(
         source = "the training split" if label_names is None else "--label_names"
         for key, data in list(splits.items()):
             if unknown := sorted({str(label) for label in flat(labels_of[key]) if label not in index_of}):
-                raise ValueError(
+                raise UserError(
                     f"labels {', '.join(unknown[:5])} of the split {split_names[key]!r} do not occur in {source}"
                 )
             if several:
@@ -239,7 +240,7 @@ def encode_labels(
         labels = np.asarray(data["label"][:])
         wrong = np.flatnonzero((labels < 0) | (labels >= len(names)))
         if len(wrong):
-            raise ValueError(
+            raise UserError(
                 f"{len(wrong)} labels of the split {split_names[key]!r} lie outside 0 to {len(names) - 1}, the first is "
                 f"{labels[wrong[0]]} in row {wrong[0]}: an unlabelled split cannot be used"
             )
@@ -279,14 +280,14 @@ def _match_class_labels(
     for key, data in list(splits.items()):
         labels, feature = data["label"][:], label_feature(data.features["label"])
         if empty := [row for row, label in enumerate(labels) if label is None or (several and None in label)]:
-            raise ValueError(missing_labels(empty, split_names[key]))
+            raise UserError(missing_labels(empty, split_names[key]))
         own = feature.names if isinstance(feature, ClassLabel) else list(place_of)
         places = [place_of.get(name, -1) for name in own]
         if places == list(range(len(place_of))) and (own == names or not isinstance(feature, ClassLabel)):
             continue
         used = {index for label in labels for index in label} if several else set(labels)
         if unknown := [name for index, name in enumerate(own) if index in used and name not in place_of]:
-            raise ValueError(
+            raise UserError(
                 f"the split {split_names[key]!r} has images of {len(unknown)} classes that the training split does not know: "
                 f"{', '.join(unknown[:5])} (it knows {', '.join(list(place_of)[:5])}): give both the same class names, or take "
                 "these images out"
@@ -321,7 +322,7 @@ def places_in_names(known: list[str], label_names: list[str]) -> list[int]:
     if not are_numbers and set(ours) & set(theirs):
         lacking = [name for name, key in zip(known, ours, strict=True) if key not in place_of]
         others = [name for name, key in zip(label_names, theirs, strict=True) if key not in set(ours)]
-        raise ValueError(
+        raise UserError(
             f"--label_names lacks {len(lacking)} of the {len(known)} classes ({', '.join(map(repr, lacking[:5]))}) and has "
             f"{len(others)} names of no class ({', '.join(map(repr, others[:5]))}): wanted each class, spelled as in the data, or "
             "other names for all of them, in the order of the classes"
@@ -330,7 +331,7 @@ def places_in_names(known: list[str], label_names: list[str]) -> list[int]:
     counts_on = are_numbers and [int(name) - int(ordered[0]) for name in ordered] == list(range(len(known)))
     is_obvious = counts_on and int(ordered[0]) <= 1  # 0, 1, 2 or 1, 2, 3
     if len(known) > len(label_names) or (len(known) < len(label_names) and not is_obvious):
-        raise ValueError(
+        raise UserError(
             f"--label_names has {len(label_names)} names and the data set has {len(known)} classes ({', '.join(known[:5])}"
             f"{' ...' if len(known) > 5 else ''}), none of which is among them: wanted a name for each class, in their order"
         )
@@ -346,13 +347,13 @@ def check_label_lists(labels: list, names: list[str], split_name: str):
     """Raise ValueError for a list of class indices that is missing, or that holds an index outside of `names` or twice."""
     for row, indices in enumerate(labels):
         if indices is None or any(index is None or not 0 <= index < len(names) for index in indices):
-            raise ValueError(
+            raise UserError(
                 f"row {row} of the split {split_name!r} has the labels {indices}; wanted a list of numbers from 0 to "
                 f"{len(names) - 1}, empty where the image has no label"
             )
         if len(set(indices)) < len(indices):
             twice = next(index for index in indices if indices.count(index) > 1)
-            raise ValueError(
+            raise UserError(
                 f"row {row} of the split {split_name!r} has the label {names[twice]!r} twice; wanted a list of the labels that the "
                 "image has, each once; a list of 0 and 1 for every label belongs into columns (--label_columns)"
             )
@@ -361,7 +362,7 @@ def check_label_lists(labels: list, names: list[str], split_name: str):
 def refuse_lists_as_text(labels: set[str]):
     """Raises ValueError for labels such as "['cat', 'dog']", as pandas writes lists into a CSV file."""
     if lists := [text for text in map(str.strip, labels) if re.fullmatch(r"\[(['\"].*|.*,.*)?\]", text)]:
-        raise ValueError(
+        raise UserError(
             f"the label {min(lists)!r} is a list as text: wanted cat;dog, with --label_separator ';', or a .jsonl file with lists"
         )
 
@@ -374,7 +375,7 @@ def check_label_values(values: set, several: bool = False):
     beside red;shoe and blue;bag. In Felidae|lion and Felidae|tiger, or AC;DC, a part occurs once: these are names.
     """
     if decimals := sorted(value for value in values if isinstance(value, float) and not value.is_integer()):
-        raise ValueError(
+        raise UserError(
             f"the labels are numbers with decimals ({', '.join(map(str, decimals[:3]))} ...), and float targets (regression) "
             "are not supported; wanted the names or numbers of classes: name another column with --label_column"
         )
@@ -386,7 +387,7 @@ def check_label_values(values: set, several: bool = False):
         several = sorted(text for text, parts in parts_of.items() if len(parts) > 1)
         for text in several:
             if all(counts[part] > 1 for part in parts_of[text]):
-                raise ValueError(
+                raise UserError(
                     f"the label {text!r} looks like several labels, as {' and '.join(sorted(parts_of[text]))} occur in others, "
                     f"too: pass --label_separator {separator!r} to take it apart (where it is a name, write it without "
                     f"{separator!r})"
@@ -407,11 +408,11 @@ def match_labels(labels: torch.Tensor, names: list[str], id2label: dict[int, str
         return labels
     index_of = {name: index for index, name in enumerate(model_names)}
     if ambiguous := sorted({name for name in names if model_names.count(name) > 1}):
-        raise ValueError(
+        raise UserError(
             f"the model calls several of its labels {', '.join(ambiguous[:5])}: which one is meant cannot be told"
         )
     if unknown := sorted(set(names) - set(index_of)):
-        raise ValueError(
+        raise UserError(
             f"the model does not know {len(unknown)} of the data set's {len(names)} labels: {unknown[:5]}; it knows "
             f"{sorted(index_of)[:5]}; score a data set with the model's labels, or fine-tune the model on this one"
         )
@@ -442,12 +443,12 @@ def read_label_names(path: str | None) -> list[str] | None:
     if path is None:
         return None
     if not Path(path).is_file():
-        raise ValueError(f"--label_names {path}: no such file")
+        raise UserError(f"--label_names {path}: no such file")
     names = [name.strip() for name in Path(path).read_text(encoding="utf-8-sig").splitlines()]
     counts = Counter(names)
     wrong = [name for name in names if not name or counts[name] > 1]
     if wrong or len(names) < 2:
-        raise ValueError(
+        raise UserError(
             f"--label_names {path}: wanted two or more lines, each another name, but found {wrong[:1] or names}"
         )
     return names

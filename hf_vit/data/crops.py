@@ -13,6 +13,7 @@ from PIL import Image
 from hf_vit.data.augment import uniform
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.sampling import EPOCH_STRIDE
+from hf_vit.system.errors import UserError
 
 
 MAX_TRIES = 10  # boxes that are tried until one fits into the photo
@@ -113,6 +114,6 @@ def check_resized_size(size: tuple[int, int], processor):
     if (shorter := sides.get("shortest_edge")) and not sides.get("longest_edge"):
         pixels = (shorter / (settings.get("crop_pct") or 1)) ** 2 * max(size) / min(size)
         if pixels > MAX_PIXELS:
-            raise ValueError(
+            raise UserError(
                 f"its {size[0]} x {size[1]} pixels would be resized to {pixels:,.0f}; at most {MAX_PIXELS:,} are: crop it"
             )

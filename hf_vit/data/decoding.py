@@ -10,6 +10,7 @@ from PIL import ExifTags, Image, ImageOps
 from hf_vit.data.crops import check_resized_size, crop_box, downscale_factor, resize, resize_center_crop
 from hf_vit.data.image_files import NO_FILES, AllowedFiles, open_pillow, read_image_bytes
 from hf_vit.data.image_spec import ImageSpec
+from hf_vit.system.errors import UserError
 
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by the number of channels
@@ -94,7 +95,7 @@ def record_unreadable(errors: list[str], skipped: dict[str, None], on_bad_image:
     """Stops at images that cannot be read, or, if they are to be skipped, adds their error messages to `skipped`."""
     if errors and on_bad_image == "stop":
         more = f" (and {len(errors) - 3} more)" if len(errors) > 3 else ""
-        raise ValueError(
+        raise UserError(
             f"{'; '.join(errors[:3])}{more}; mend or remove what cannot be read, or pass --on_bad_image skip"
         )
     skipped.update(dict.fromkeys(errors))
@@ -139,7 +140,7 @@ def _decode_upright(content: bytes, image: Image.Image, channels: int, factor: i
         sixteen_bits = image.mode != "I" or values.max() > 255
         image = Image.fromarray((values // 257 if sixteen_bits else values).clip(0, 255).astype(np.uint8))
     elif image.mode == "F":
-        raise ValueError("its pixels are floating-point numbers of no stated range; save it with 8 or 16 bits")
+        raise UserError("its pixels are floating-point numbers of no stated range; save it with 8 or 16 bits")
     elif image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     image.load()

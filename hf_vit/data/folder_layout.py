@@ -17,6 +17,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, DatasetInfo, Features
 from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
 from hf_vit.data.image_files import AllowedFiles, RestrictedImage
+from hf_vit.system.errors import UserError
 from hf_vit.system.progress import progress_bar, warn
 
 
@@ -151,7 +152,7 @@ def image_folder_splits(scan: FolderScan) -> DatasetDict:
         ValueError: if images lie in no class folder (it says which layout was found and which one is wanted), or in a run.
     """
     if runs := [file.rpartition("/")[0] for file in scan.data_files if name_of(file) == "metrics.jsonl"]:
-        raise ValueError(
+        raise UserError(
             f"{scan.path / runs[0]} is a run of train.py, whose pictures would become images to train on: move it out of "
             f"{scan.path}"
         )
@@ -181,7 +182,7 @@ def image_folder_splits(scan: FolderScan) -> DatasetDict:
         places = listed(f"{count:,} in {scan.path / folder}" for folder, count in left_out.most_common())
         notes.append(f"images in no class folder are left out: {places}")
         if sum(left_out[base] for split in rows for base in bases[split]) > sum(map(len, rows.values())):
-            raise ValueError(
+            raise UserError(
                 f"{scan.path}: most images lie in no class folder: {places}; wanted {scan.path.name}/CLASS/IMAGE"
             )
     if inner or wrapped or not SPLIT_OF_WORD.keys().isdisjoint(map(str.lower, names)):
@@ -242,7 +243,7 @@ def find_bases(scan: FolderScan, below: dict[str, list[str]]) -> tuple[dict[str,
         if len(splits_named) > 1 and all(
             is_like_split(name_of(folder)) and not below[folder] for folder in below[root]
         ):
-            raise ValueError(
+            raise UserError(
                 f"{scan.path}: the images of {listed(below[root])} ({scan.count():,}) lie in no class folders; wanted "
                 f"{scan.path / below[root][0]}/CLASS/IMAGE"
             )
@@ -292,7 +293,7 @@ def split_folders(scan: FolderScan, below: dict[str, list[str]], root: str) -> d
     if alike and len(splits) < 2:
         if any(" " in name_of(folder) for folder in splits["train"]):  # `train station` beside `bus stop`
             return {}
-        raise ValueError(
+        raise UserError(
             f"{scan.path}: {listed(splits['train'])} may be a split or a class, as {listed(alike)} beside it holds folders, too: "
             "if it is a class, rename it; if it is a split, name the other validation or test, or move it away"
         )
@@ -319,7 +320,7 @@ def drop_unlabelled_splits(scan: FolderScan, bases: dict[str, list[str]], class_
             known = f"of the training classes ({listed(sorted(trained), 3)})" if trained else "of a class"
             known += f"; {in_capitals[0]} differs only in capitals" if in_capitals else ""
             way_out = f", or move {folder} away to hold out a part of train" if split != "train" else ""
-            raise ValueError(
+            raise UserError(
                 f"{scan.path}: the images of {folder or 'this folder'} ({scan.count(folder):,}, such as "
                 f"{scan.path / first / min(images)}) lie in no folder {known}; wanted {scan.path / folder}/CLASS/"
                 f"{min(images)}: sort them into such folders{way_out}"
@@ -334,7 +335,7 @@ def refuse_inner_splits(scan: FolderScan, class_of: dict[str, tuple[str, str]], 
     for folder, inner in held.items():
         if {"train", "test"} <= inner.keys() or {"train", "validation"} <= inner.keys():
             shown = listed(sorted(inner[split] for split in inner if split is not None))
-            raise ValueError(
+            raise UserError(
                 f"{scan.path}: the class folder {folder} holds splits ({shown}), which would all be trained on; wanted the splits "
                 f"above the classes, such as {scan.path / 'train' / name_of(folder)}"
             )
@@ -352,7 +353,7 @@ def notes_on_empty_folders(scan: FolderScan, bases, below, names: list[str]) -> 
         for folder in sorted(found):
             unread = scan.count_unread(folder)
             if unread and name_of(folder) not in names:
-                raise ValueError(
+                raise UserError(
                     f"{scan.path / folder} holds {unread} files and no image that is read: save them as .jpg or .png, or "
                     "move the folder away"
                 )
@@ -389,7 +390,7 @@ def notes_on_doubtful_classes(scan: FolderScan, class_of: dict[str, tuple[str, s
     }
     if alike:
         same = listed(sorted(next(iter(alike.values()))), 3)
-        raise ValueError(
+        raise UserError(
             f"{scan.path}: {listed(sorted(alike))} and other folders hold the same folders ({same}), as splits do; wanted the names train, validation "
             "and test for splits, and others for classes: rename them"
         )
@@ -406,7 +407,7 @@ def to_dataset(path: Path, rows: list[tuple[str, str]], names: list[str]) -> Dat
     try:
         files = pa.array([f"{path.as_posix()}/{file}" for file, _ in rows], pa.string())
     except UnicodeEncodeError as error:
-        raise ValueError(f"{path}: the name of a file is no UTF-8 ({error.object!r}): rename it") from error
+        raise UserError(f"{path}: the name of a file is no UTF-8 ({error.object!r}): rename it") from error
     images = pa.StructArray.from_arrays([pa.nulls(len(rows), pa.binary()), files], ["bytes", "path"])
     labels = pa.array([index_of[name] for _, name in rows], pa.int64())
     feature = RestrictedImage(decode=False, files=AllowedFiles(str(path), links=True))  # the paths are our own listing

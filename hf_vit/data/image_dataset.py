@@ -14,6 +14,7 @@ from hf_vit.data.decoding import decode_rows, record_unreadable, replacement_pla
 from hf_vit.data.image_files import allowed_files
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.sampling import EPOCH_STRIDE
+from hf_vit.system.errors import UserError
 from hf_vit.system.hardware import own_cores
 from hf_vit.system.memory import available_memory
 from hf_vit.system.progress import progress_bar
@@ -72,7 +73,7 @@ class ImageDataset(torch.utils.data.Dataset):
                             self.cache[row] = torch.from_numpy(image).permute(2, 0, 1)
         record_unreadable(errors, self.skipped, self.on_bad_image)
         if not readable:
-            raise ValueError(f"none of the {count} images can be read; {next(iter(self.skipped))}")
+            raise UserError(f"none of the {count} images can be read; {next(iter(self.skipped))}")
         if len(readable) < count:
             check_skipped_classes(self.rows, readable, next(iter(self.skipped)))
             self.rows = self.rows.select(readable)
@@ -151,7 +152,7 @@ def check_skipped_classes(data: Dataset, readable: list[int], example: str):
     labels, names = label_tensor(data), label_feature(data.features["label"]).names
     before, after = (count_labels(some, len(names)).numpy() for some in (labels, labels[readable]))
     if lost := [names[label] for label in np.flatnonzero((before > 0) & (after == 0))]:
-        raise ValueError(
+        raise UserError(
             f"no image of {len(lost)} classes can be read, and --on_bad_image skip would leave them out: {', '.join(lost[:5])}; "
             f"{example}; mend some of them, or take these classes out of the data"
         )

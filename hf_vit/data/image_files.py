@@ -15,6 +15,8 @@ from huggingface_hub.file_download import repo_folder_name
 from PIL import Image as PILImage
 from PIL import UnidentifiedImageError
 
+from hf_vit.system.errors import UserError
+
 
 # Pillow opens some forty formats, and starts Ghostscript for one of them. MPO, which phones write, is opened as JPEG.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
@@ -53,7 +55,7 @@ class AllowedFiles:
         if location is None:
             allowed = [f"files in {self.folder}"] if self.folder else []
             allowed += [f"files of the data set {self.repo}"] if self.repo else []
-            raise ValueError(
+            raise UserError(
                 f"it names the file {path!r}, which is not opened: only "
                 f"{' and '.join(allowed) or 'images in the rows themselves'} are"
             )
@@ -112,7 +114,7 @@ def read_image_bytes(item: dict | None, files: AllowedFiles = NO_FILES) -> bytes
         ValueError, OSError: if it is empty, too large, not among `files`, or unreadable.
     """
     if item is None or item["bytes"] == b"" or (item["bytes"] is None and item["path"] is None):
-        raise ValueError("it is empty")
+        raise UserError("it is empty")
     if item["bytes"] is not None:
         return item["bytes"]
     location = files.resolve(item["path"])
@@ -120,7 +122,7 @@ def read_image_bytes(item: dict | None, files: AllowedFiles = NO_FILES) -> bytes
         return read_file(location)
     archive = location.rpartition("::")[2]
     if "://" not in archive and not os.path.isfile(archive):  # opening a pipe would block
-        raise ValueError(f"{archive} is no file")
+        raise UserError(f"{archive} is no file")
     with xopen(location, "rb") as file:
         return _read_bounded(file)
 
@@ -132,7 +134,7 @@ def read_file(path: str) -> bytes:
         ValueError, OSError: if it is missing, empty, larger than `MAX_FILE_BYTES`, or not a regular file (a device, a pipe).
     """
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise ValueError(f"{path} is no regular file")
+        raise UserError(f"{path} is no regular file")
     with open(path, "rb") as file:
         return _read_bounded(file)
 
@@ -140,9 +142,9 @@ def read_file(path: str) -> bytes:
 def _read_bounded(file) -> bytes:
     content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
-        raise ValueError(f"the file is larger than {MAX_FILE_BYTES:,} bytes, the most an image may have")
+        raise UserError(f"the file is larger than {MAX_FILE_BYTES:,} bytes, the most an image may have")
     if not content:
-        raise ValueError("it is empty")
+        raise UserError("it is empty")
     return content
 
 
@@ -158,8 +160,8 @@ def open_pillow(content: bytes) -> Iterator[PILImage.Image]:
         with PILImage.open(BytesIO(content), formats=FORMATS) as image:
             yield image
     except UnidentifiedImageError as error:  # Pillow's text contains a memory address, different each time
-        raise ValueError(f"no known format: wanted {', '.join(FORMATS)}") from error
+        raise UserError(f"no known format: wanted {', '.join(FORMATS)}") from error
     except (ValueError, OSError):
         raise
     except Exception as error:  # Pillow's plugins raise anything
-        raise ValueError(f"{error or 'it is damaged'} ({type(error).__name__})") from error
+        raise UserError(f"{error or 'it is damaged'} ({type(error).__name__})") from error

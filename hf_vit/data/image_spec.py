@@ -11,6 +11,7 @@ from PIL import Image
 
 from hf_vit.data.image_files import allowed_files, open_pillow, read_image_bytes
 from hf_vit.data.normalization import normalize
+from hf_vit.system.errors import UserError
 
 
 MAX_SIDE = 2**12  # pixels that an image processor may ask for
@@ -110,7 +111,7 @@ def eval_resize(spec: ImageSpec, height: int, width: int, eval_crop: float | Non
     if eval_crop is not None:
         side, resized = max(spec.height, spec.width), own if isinstance(own, int) else max(own or (0,))
         if own is not None and int(side / eval_crop) != resized:
-            raise ValueError(
+            raise UserError(
                 f"--eval_crop {eval_crop} contradicts the checkpoint's image processor, which keeps {side} of {resized} pixels "
                 f"({side / resized:.4g}): leave it out to score as that does"
             )
@@ -125,7 +126,7 @@ def check_processor(settings: dict):
 
     def check(name, value, is_valid, wanted):
         if value is not None and not is_valid:
-            raise ValueError(
+            raise UserError(
                 f"the image processor's {name} is {value!r}; wanted {wanted}: is its preprocessor_config.json whole, and to be "
                 "trusted?"
             )

@@ -12,6 +12,7 @@ from transformers.utils import logging
 
 from hf_vit.data.decoding import record_unreadable
 from hf_vit.data.image_dataset import ImageDataset
+from hf_vit.system.errors import UserError
 from hf_vit.system.hardware import own_cores
 
 
@@ -70,14 +71,14 @@ def data_loader(
                 if batch:
                     yield batch
                 elif images.keep_full:
-                    raise ValueError(f"no image of a whole batch of {len(errors)} can be read; {errors[0]}")
+                    raise UserError(f"no image of a whole batch of {len(errors)} can be read; {errors[0]}")
             return
         except WORKER_DIED as error:
             if not (own and multiprocessing.connection.wait([worker.sentinel for worker in own], timeout=5)):
                 raise  # no worker died
             deaths += 1
             if deaths > MAX_REPLACEMENTS:
-                raise OSError(
+                raise UserError(
                     f"{deaths} processes that decode images died, at last: {error}. Mostly they are killed because memory is "
                     f"short: pass a --num_workers below {workers}. In a container it may be shared memory: give it more of it "
                     "(docker run --shm-size 8g)"

@@ -4,6 +4,8 @@ import functools
 
 import torch
 
+from hf_vit.system.errors import UserError
+
 
 @functools.lru_cache(maxsize=64)
 def constant_tensor(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
@@ -23,7 +25,7 @@ def mean_and_std(spec, images) -> list[torch.Tensor]:
     number of channels."""
     channels = images.shape[1]
     if not {len(spec.mean), len(spec.std)} <= {1, channels}:
-        raise ValueError(
+        raise UserError(
             f"the image processor has image_mean {list(spec.mean)} and image_std {list(spec.std)}, wanted {channels} numbers each, "
             f"for the images have {channels} channels: is its preprocessor_config.json that of this model?"
         )

@@ -44,6 +44,7 @@ from hf_vit.data.tables import (
     root_files,
     split_files,
 )
+from hf_vit.system.errors import UserError
 from hf_vit.system.escapes import as_license
 from hf_vit.system.hub_names import refuse_mistyped_path
 from hf_vit.system.progress import warn
@@ -72,10 +73,10 @@ def load_splits(
         ValueError: if the data does not exist or cannot be read.
     """
     if not name:
-        raise ValueError("--dataset_name is empty: wanted a folder, a file or a data set of the Hub")
+        raise UserError("--dataset_name is empty: wanted a folder, a file or a data set of the Hub")
     path = EMBEDDED.get(name, Path(name).expanduser())
     if name in EMBEDDED and not path.is_dir():
-        raise ValueError(f"{name} lies in recipes/data of the repository, which is not beside this installation")
+        raise UserError(f"{name} lies in recipes/data of the repository, which is not beside this installation")
     if not path.exists():
         refuse_mistyped_path(name, "--dataset_name")
         return restrict_files(_load_from_hub(name, config, streaming), hub_files(name))
@@ -114,7 +115,7 @@ def _load_from_hub(name: str, config: str | None, streaming: bool):
     try:
         HfApi().dataset_info(name, timeout=HUB_SECONDS)
     except RepositoryNotFoundError as error:
-        raise ValueError(
+        raise UserError(
             f"{missing}, and the Hub has no data set {name} that you may read: name a folder or file that is there, or "
             "USER/NAME on the Hub; a private data set needs `hf auth login`"
         ) from error
@@ -129,7 +130,7 @@ def _load_from_hub(name: str, config: str | None, streaming: bool):
             if unreachable
             else f"does not give it: {error}"
         )
-        raise ValueError(
+        raise UserError(
             f"{missing}, and the Hub {why}: name a folder or file that is there, or USER/NAME on the Hub"
         ) from error
     finally:
@@ -143,7 +144,7 @@ def refuse_nested_folders(name: str, output_dir: str):
     if name in EMBEDDED or not data.is_dir() or not (run.is_relative_to(data) or data.is_relative_to(run)):
         return
     inner, outer = ("--output_dir", "the data") if run.is_relative_to(data) else ("the data", "--output_dir")
-    raise ValueError(
+    raise UserError(
         f"--dataset_name {name} and --output_dir {output_dir}: {inner} lies in the folder of {outer}, so that pictures of the run "
         f"would become images to train on; name an --output_dir beside the data, such as runs/{data.name}"
     )
@@ -177,7 +178,7 @@ def _load_folder(path: Path, config: str | None, streaming: bool, label_column: 
     if not scan.images and not scan.data_files:
         found = scan.count_unread() or counted(scan.others)
         linked = f"; links to folders are not followed: {listed(sorted(scan.links))}" if scan.links else ""
-        raise ValueError(
+        raise UserError(
             f"{path} holds {f'{found} files and no image that is read' if found else 'no files'}; wanted a folder per class "
             f"of .jpg, .png, .webp, .gif, .bmp or .tiff files, or Parquet, CSV or tar files{linked}"
         )
@@ -185,7 +186,7 @@ def _load_folder(path: Path, config: str | None, streaming: bool, label_column: 
         splits = image_folder_splits(scan)
         classes = next(iter(splits.values())).features["label"].names
         if reasons and len(classes) == 1:
-            raise ValueError(
+            raise UserError(
                 f"{path}: the images are all in one folder, {classes[0]}, and no table says their labels: {reasons}; wanted a folder "
                 "per class, or a table of paths and labels"
             )
@@ -242,7 +243,7 @@ def _load_files(files: list[Path], streaming: bool):
     """Data files of one format, in the splits that their names say."""
     suffix = files[0].suffix.lower()
     if suffix not in FILE_FORMATS:
-        raise ValueError(f"{files[0]} is no data file; wanted one of {', '.join(FILE_FORMATS)}, or a folder of images")
+        raise UserError(f"{files[0]} is no data file; wanted one of {', '.join(FILE_FORMATS)}, or a folder of images")
     if suffix in TABLE_FORMATS:
         return _as_stream(load_tables(files)) if streaming else load_tables(files)
     kind, files_of_split = FILE_FORMATS[suffix], split_files(files)
@@ -251,7 +252,7 @@ def _load_files(files: list[Path], streaming: bool):
         splits = load_dataset(kind, data_files=escaped, streaming=streaming)
     except Exception as error:  # each format raises its own
         names = ", ".join(file.name for file in files[:3])
-        raise ValueError(f"{files[0].parent}: {names} cannot be read as {kind}: {error.__cause__ or error}") from error
+        raise UserError(f"{files[0].parent}: {names} cannot be read as {kind}: {error.__cause__ or error}") from error
     splits = splits if kind == "webdataset" else divide_rows(cast_paths_to_images(splits))
     return restrict_files(splits, AllowedFiles(str(files[0].parent)))
 
@@ -287,8 +288,8 @@ def _load_with_datasets(scan: FolderScan, config: str | None, streaming: bool, l
             splits = load_dataset(str(path), config, streaming=streaming)
     except Exception as error:  # each format raises its own
         if archives := sorted(str(file) for file in path.rglob("*.zip")):
-            raise ValueError(f"{path} holds {listed(archives)}, which cannot be read as it is: unpack it") from error
-        raise ValueError(f"{path} cannot be read as a data set: {error.__cause__ or error}") from error
+            raise UserError(f"{path} holds {listed(archives)}, which cannot be read as it is: unpack it") from error
+        raise UserError(f"{path} cannot be read as a data set: {error.__cause__ or error}") from error
     if next(iter(splits.values())).info.builder_name in ("parquet", "arrow"):
         splits = divide_rows(cast_paths_to_images(splits))
     links = lists_files and next(iter(splits.values())).info.builder_name == "imagefolder"
@@ -315,7 +316,7 @@ def _load_parquet(scan: FolderScan, config: str | None, streaming: bool):
         for file in files:
             classes = _class_names(file)
             if classes_of.setdefault(split, classes) != classes:
-                raise ValueError(
+                raise UserError(
                     f"{file} has other class names, or in another order, than {files[0]} of the same split {split}: wanted the "
                     "same in all files of a split; write them anew, or under names of two splits"
                 )

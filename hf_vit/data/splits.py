@@ -16,6 +16,7 @@ from hf_vit.data.columns import (
     warn_of_similar_names,
 )
 from hf_vit.data.folder_layout import SPLIT_OF_WORD
+from hf_vit.system.errors import UserError
 from hf_vit.system.progress import warn
 
 
@@ -69,10 +70,10 @@ def prepare_splits(
     split_names = {"train": train_split, "eval": eval_split}
     chosen = {key: splits[name] for key, name in split_names.items() if name is not None}
     if not chosen:
-        raise ValueError(f"the data set has no validation or test split; name one with --split: {', '.join(splits)}")
+        raise UserError(f"the data set has no validation or test split; name one with --split: {', '.join(splits)}")
     for key, data in chosen.items():
         if len(data) == 0:
-            raise ValueError(f"the split {split_names[key]!r} is empty")
+            raise UserError(f"the split {split_names[key]!r} is empty")
 
     columns = (image_column, label_column, label_names, label_separator, label_columns)
     chosen, names = select_and_encode(chosen, split_names, *columns)
@@ -83,7 +84,7 @@ def prepare_splits(
     labels = label_tensor(chosen["train"]).numpy()
     if len(np.unique(labels, axis=0)) < 2:
         same = f"of one class ({names[labels[0]]})" if labels.ndim == 1 else "given the same labels"
-        raise ValueError(f"the {len(labels)} training images are all {same}; wanted two or more")
+        raise UserError(f"the {len(labels)} training images are all {same}; wanted two or more")
     if eval_split is None:
         eval_split = f"part of {train_split}"
         held_out = stratified_holdout(labels, eval_fraction, seed)
@@ -114,9 +115,7 @@ def select_and_encode(
     if label_columns is not None:
         if label_column is not None or label_names is not None or label_separator is not None:
             others = "--label_column, --label_names or --label_separator"
-            raise ValueError(
-                f"--label_columns does not go with {others}: they name the labels twice; give one of them"
-            )
+            raise UserError(f"--label_columns does not go with {others}: they name the labels twice; give one of them")
         chosen = {key: join_label_columns(data, label_columns) for key, data in chosen.items()}
         label_column = "label"
     columns = find_columns(next(iter(chosen.values())), image_column, label_column, label_separator)
@@ -132,7 +131,7 @@ def _check_split_names(splits: DatasetDict, train_split: str | None, eval_split:
     """Raise ValueError for a name that no split has."""
     for name in (train_split, eval_split):
         if name is not None and name not in splits:
-            raise ValueError(
+            raise UserError(
                 f"the data set has no split {name!r}; it has {', '.join(splits)}: name one of these with "
                 + ("--train_split" if name == train_split else "--eval_split (or --split, to score)")
             )
@@ -153,7 +152,7 @@ def refuse_contradicting_rows(rows: Dataset, names: list[str]):
             first, second = (
                 [names[one] for one in each] if several else names[each] for each in (label_of[path], label)
             )
-            raise ValueError(
+            raise UserError(
                 f"{path} is in several training rows with different labels, {first!r} and {second!r}: wanted a row for each image; if "
                 "it has several labels, write them as cat;dog and pass --label_separator ';'"
             )
@@ -201,7 +200,7 @@ def stratified_holdout(labels: np.ndarray, fraction: float, seed: int) -> np.nda
     """
     classes, counts = _class_counts(labels)
     if counts.max() == 1:
-        raise ValueError(
+        raise UserError(
             f"no image can be held out to score: none of the {len(classes)} classes has more than one of the "
             f"{len(labels)} training images; add images, or name --eval_split"
         )
@@ -221,7 +220,7 @@ def stratified_subset(
     classes, counts = _class_counts(labels)
     for label, count in zip(classes, counts, strict=True):
         if shots is not None and shots > count > 0:
-            raise ValueError(
+            raise UserError(
                 f"--shots {shots}: the class {names[label]!r} has only {count} training images; take fewer shots"
             )
     wanted = [shots if shots is not None else max(1, round(fraction * count)) for count in counts.tolist()]
@@ -290,7 +289,7 @@ def refuse_untrained_labels(
     before, after = (count_labels(torch.as_tensor(labels), len(names)) for labels in (trained, scored))
     untrained = ((after > 0) & (before == 0)).nonzero().flatten().tolist()
     if untrained:
-        raise ValueError(
+        raise UserError(
             f"the split {eval_split!r} has images of {len(untrained)} classes that the split {train_split!r} has none "
             f"of: {', '.join(names[label] for label in untrained[:5])}; take them out, or train on some"
         )

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hf_vit.data.folder_layout import listed
+from hf_vit.system.errors import UserError
 
 
 TABLE_FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json"}  # suffixes in lower case
@@ -27,11 +28,11 @@ def read_table(file: Path) -> pa.Table:
     try:
         table = read_csv(file) if is_csv(file) else read_json(file)
     except (ValueError, OSError, pa.ArrowException) as error:  # pandas' and json's errors are ValueErrors
-        raise ValueError(
+        raise UserError(
             f"{file.name} cannot be read as {TABLE_FORMATS[file.suffix.lower()]}: {str(error).strip()}"
         ) from error
     if len(table) == 0:
-        raise ValueError(f"{file.name} has no rows: wanted a row for each image below the header")
+        raise UserError(f"{file.name} has no rows: wanted a row for each image below the header")
     return table
 
 
@@ -41,12 +42,12 @@ def read_csv(file: Path) -> pa.Table:
     frame = pd.read_csv(file, sep=separator, dtype=str, keep_default_na=False, na_values=[""])
     names = [str(name).strip() for name in frame.columns]
     if not isinstance(frame.index, pd.RangeIndex):  # pandas takes the first cells for names of rows
-        raise ValueError(
+        raise UserError(
             f"its rows have more cells than its header ({listed(names)}): quote cells that hold {separator!r}, and end no line "
             "with it"
         )
     if len(set(names)) < len(names):
-        raise ValueError(f"two columns have the same name ({listed(names)}): rename one")
+        raise UserError(f"two columns have the same name ({listed(names)}): rename one")
     return pa.table([pa.array(frame[name], pa.string(), from_pandas=True) for name in frame.columns], names)
 
 
@@ -70,9 +71,9 @@ def read_json(file: Path) -> pa.Table:
             try:
                 rows += [json.loads(line)] if line.strip() else []
             except ValueError as error:
-                raise ValueError(f"line {number}: {error}") from error
+                raise UserError(f"line {number}: {error}") from error
     if not all(isinstance(row, dict) for row in rows):
-        raise ValueError('wanted a list of objects, such as {"image": "1.jpg", "label": "cat"}')
+        raise UserError('wanted a list of objects, such as {"image": "1.jpg", "label": "cat"}')
     names = dict.fromkeys(name for row in rows for name in row)
     return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
 

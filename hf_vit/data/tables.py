@@ -30,6 +30,7 @@ from hf_vit.data.folder_layout import (
 )
 from hf_vit.data.image_files import AllowedFiles, RestrictedImage
 from hf_vit.data.table_files import TABLE_FORMATS, header_of, holds_rows, is_csv, read_table
+from hf_vit.system.errors import UserError
 from hf_vit.system.progress import warn
 
 
@@ -61,12 +62,12 @@ def load_tables(files: list[Path]) -> DatasetDict:
             tables[file] = read_table(file)
             check_header(tables[file], file)
         except ValueError as error:
-            raise ValueError(f"{folder}: {error}") from error
+            raise UserError(f"{folder}: {error}") from error
         tables[file], _ = link_paths(tables[file], file, stems)
         if not image_columns(tables[file]):
             tables[file], reason = link_stems(tables[file], file, stems())
             if reason not in (None, NAMES_NO_IMAGE):
-                raise ValueError(f"{file}: {reason}: write paths with their suffix, relative to {folder}")
+                raise UserError(f"{file}: {reason}: write paths with their suffix, relative to {folder}")
     return to_splits(join_tables(tables), folder, all(is_csv(file) for file in files))
 
 
@@ -86,12 +87,12 @@ def find_tables(
     for file in root_files(scan, TABLE_FORMATS, () if metadata else METADATA):
         try:
             if file.suffix.lower() == ".json" and not holds_rows(file):
-                raise ValueError("it is no list of rows")
+                raise UserError("it is no list of rows")
             table = read_table(file)
             check_header(table, file)
         except ValueError as error:
             if is_csv(file) and (label_column or not classes):
-                raise ValueError(f"{scan.path}: {error}; mend it, or move it away") from error
+                raise UserError(f"{scan.path}: {error}; mend it, or move it away") from error
             unused[file.name] = str(error)
             continue
         if not set(table.column_names) >= PREDICTED:
@@ -121,7 +122,7 @@ def find_tables(
         unused[listed(sorted(below), 3)] = "only tables in the folder itself are read"
     same = [name for name, count in rows.items() if count == scan.count() and name not in METADATA and not tables]
     if same:
-        raise ValueError(
+        raise UserError(
             f"{scan.path / same[0]} has a row for each of the {scan.count():,} images, but {unused[same[0]]}: write paths relative to "
             f"{scan.path}, or move the table away if the folders are the classes"
         )
@@ -194,7 +195,7 @@ def has_metadata(scan: FolderScan) -> bool:
         try:
             header = header_of(file)
         except (ValueError, OSError, pa.ArrowException) as error:
-            raise ValueError(f"{file} cannot be read: {error}; mend it, or move it away") from error
+            raise UserError(f"{file} cannot be read: {error}; mend it, or move it away") from error
         if any(name.endswith(("file_name", "file_names")) for name in header):
             described.append(file)
     if not described or any(file.suffix == ".parquet" for file in described) or not class_folder_names(scan):
@@ -223,7 +224,7 @@ def image_paths(table: pa.Table, column: str) -> list[str | None]:
 def check_header(table: pa.Table, file: Path):
     """Raises ValueError if the first line of a table names an image, and no columns."""
     if of_images := [name for name in table.column_names if Path(name).suffix.lower() in IMAGE_SUFFIXES]:
-        raise ValueError(
+        raise UserError(
             f"{file.name} begins with {of_images[0]}: wanted a first line that names the columns, such as image,label"
         )
 
@@ -307,7 +308,7 @@ def match_images(names: list[str | None], column: str, file: Path, stems: dict[s
         return []
     if wrong:
         found = listed(sorted(images[wrong[0]])) or "no image"
-        raise ValueError(
+        raise UserError(
             f"{file}: {len(wrong)} of the {len(names)} names in its column {column} are those of no image or of several, such as "
             f"{names[wrong[0]]} in row {wrong[0]} ({found}): write paths with their suffix, relative to {file.parent}"
         )
@@ -382,14 +383,14 @@ def split_files(files: list[Path]) -> dict[str, list[Path]]:
     if unknown := files_of_split.pop(None, []):
         named = listed(file.name for file in unknown)
         if files_of_split:
-            raise ValueError(
+            raise UserError(
                 f"{files[0].parent}: the split of {named} cannot be told beside "
                 f"{listed(file.name for file in files if file not in unknown)}; wanted train, validation or test in each name: rename "
                 "them, move them away, or name one file with --dataset_name"
             )
         numbered = [NUMBERED.fullmatch(file.stem) for file in unknown]
         if not all(numbered) or len({match[1] for match in numbered}) > 1:
-            raise ValueError(
+            raise UserError(
                 f"{files[0].parent} holds several data sets, or the splits of one: {named}; wanted one, names such as train and "
                 "test, or numbers (photos-0000, photos-0001): name one with --dataset_name, or rename them"
             )
@@ -419,7 +420,7 @@ def join_tables(tables: dict[Path, pa.Table]) -> dict[str, pa.Table]:
             for file, part in zip(files, parts, strict=True):
                 for image in part[column].to_pylist():
                     if image and seen.setdefault(image["path"], file) != file:
-                        raise ValueError(
+                        raise UserError(
                             f"{file.parent}: {image['path']} is in {seen[image['path']].name} and in {file.name}, both of the "
                             f"split {split!r}: name one with --dataset_name, or move one away"
                         )
@@ -465,7 +466,7 @@ def divide_by_column(splits: dict[str, pa.Table], columns: tuple[str, ...] | Non
         if None in words:
             unknown = table[column][words.index(None)].as_py()
             if "train" in words and len(set(words)) > 2:
-                raise ValueError(
+                raise UserError(
                     f"the column {column} says the split of most rows, but {unknown!r} in row {words.index(None)} is none: wanted "
                     "train, validation or test in each"
                 )
@@ -537,11 +538,11 @@ def warn_of_repeated_images(splits: dict[str, pa.Table]):
 def refuse_other_columns(first: pa.Table, other: pa.Table, first_name: str, other_name: str):
     """Raises ValueError if two tables of a data set have different columns."""
     if missing := [name for name in first.column_names if name not in other.column_names]:
-        raise ValueError(
+        raise UserError(
             f"{other_name} lacks {listed(missing)} of {first_name}: wanted the same columns in both, or name one with --dataset_name"
         )
     if more := [name for name in other.column_names if name not in first.column_names]:
-        raise ValueError(
+        raise UserError(
             f"{other_name} has {listed(more)}, which {first_name} lacks: wanted the same columns in both, or name one with "
             "--dataset_name"
         )

@@ -20,6 +20,7 @@ from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.sources import FILE_FORMATS, is_saved_data_set, load_splits
 from hf_vit.data.splits import stratified_holdout, stratified_subset
 from hf_vit.data.table_files import TABLE_FORMATS
+from hf_vit.system.errors import UserError
 from hf_vit.system.progress import warn
 from hf_vit.system.recipes_folder import EMBEDDED
 
@@ -34,7 +35,7 @@ class NamedFiles(AllowedFiles):
     def resolve(self, path: str) -> str:
         """The location of a file; relative paths start at `folder`. ValueError for an address."""
         if "://" in path:
-            raise ValueError("it is an address; wanted a file on this machine: download it first")
+            raise UserError("it is an address; wanted a file on this machine: download it first")
         return os.path.join(self.folder, path)
 
 
@@ -123,7 +124,7 @@ def load_unlabelled(
     """
     path, files = Path(name).expanduser(), _find_files(name)
     if files is not None and split is not None:
-        raise ValueError(
+        raise UserError(
             f"{flag} {split}: {path} is read as image files, which have no splits; name the folder or the list of those images"
         )
     if files is not None:
@@ -131,13 +132,13 @@ def load_unlabelled(
     splits = load_splits(name, config)
     split = split or default_split
     if split is None and len(splits) > 1:
-        raise ValueError(f"{name} has the splits {', '.join(splits)}: name one with {flag}")
+        raise UserError(f"{name} has the splits {', '.join(splits)}: name one with {flag}")
     split = next(iter(splits)) if split is None else split
     if split not in splits:
-        raise ValueError(f"{name} has no split {split!r}; it has {', '.join(splits)}: name one of them with {flag}")
+        raise UserError(f"{name} has no split {split!r}; it has {', '.join(splits)}: name one of them with {flag}")
     rows = splits[split]
     if len(rows) == 0:
-        raise ValueError(f"{name} has no images in its split {split!r}: name another with {flag}")
+        raise UserError(f"{name} has no images in its split {split!r}: name another with {flag}")
     is_table = path.is_file() and path.suffix.lower() in TABLE_FORMATS
     files = [str(path.resolve())] if is_table else [file["filename"] for file in rows.cache_files]
     files = [(file, os.stat(file)) for file in files]
@@ -197,7 +198,7 @@ def _find_files(name: str) -> UnlabelledRows | None:
             return _named_files(path, path, names)
         if not any(file.suffix.lower() in FILE_FORMATS for file in path.rglob("*")):
             linked = f" (links to folders are not followed: {listed(links)})" if links else ""
-            raise ValueError(
+            raise UserError(
                 f"{path} holds no images: wanted files such as .jpg or .png in it or in folders below it{linked}"
             )
     return None
@@ -210,9 +211,9 @@ def _named_files(path: Path, folder: Path, names: list[str]) -> UnlabelledRows:
         ValueError: if there are none, or a name is not UTF-8, which tables cannot hold.
     """
     if not names:
-        raise ValueError(f"{path} is empty: wanted the path of an image file in each line")
+        raise UserError(f"{path} is empty: wanted the path of an image file in each line")
     if wrong := [name for name in names if name != name.encode(errors="ignore").decode()]:
-        raise ValueError(
+        raise UserError(
             f"{path} has {len(wrong)} file names that are not UTF-8, the first is {wrong[0]!r}: rename them, with convmv for example"
         )
     paths = pa.array(names, pa.string())

@@ -15,9 +15,10 @@ from hf_vit.evaluation.onnx_classifier import OnnxClassifier, config_folder, is_
 from hf_vit.formats.families import FAMILIES
 from hf_vit.formats.timm_processor import timm_input_size, timm_processor
 from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair, labels_by_id
-from hf_vit.model.loading import base_of_adapter
+from hf_vit.model.loading import base_of_adapter, non_finite
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification
 from hf_vit.system.command_line import script_name
+from hf_vit.system.errors import UserError, as_user_errors
 from hf_vit.system.files import checksum
 from hf_vit.system.hub_names import refuse_mistyped_path
 
@@ -39,17 +40,16 @@ def model_folder(checkpoint: str, onnx: bool = False) -> str:
         return checkpoint
     if Path(checkpoint).is_file():
         wanted = "a run, a model folder, an ONNX file" if onnx else "a run, a model folder"
-        raise ValueError(f"MODEL {checkpoint} is a file: wanted {wanted}, or USER/NAME on the Hub")
+        raise UserError(f"MODEL {checkpoint} is a file: wanted {wanted}, or USER/NAME on the Hub")
     folder, inside = Path(checkpoint), Path(checkpoint) / "model"
     is_model = (folder / "config.json").exists()
     if (folder / "config.yaml").is_file() and not is_model and not inside.is_dir():
-        raise ValueError(
-            f"MODEL {checkpoint} is a run that is not finished: the command that began it goes on with it"
-        )
+        raise UserError(f"MODEL {checkpoint} is a run that is not finished: the command that began it goes on with it")
     found = str(inside) if inside.is_dir() and not is_model else checkpoint
     return refuse_mistyped_path(found, "MODEL")
 
 
+@as_user_errors()
 def load_classifier(checkpoint: str, trained: bool = False, **kwargs):
     """Any `AutoModelForImageClassification`, or else any format that hf_vit reads, the base and adapter that a LoRA run saved, or
     an ONNX file.
@@ -69,13 +69,13 @@ def load_classifier(checkpoint: str, trained: bool = False, **kwargs):
     model_class = AutoModelForImageClassification if is_native else HFViTForImageClassification
     model, info = model_class.from_pretrained(checkpoint, trust_remote_code=False, output_loading_info=True, **kwargs)
     if trained and info["missing_keys"]:
-        raise ValueError(
+        raise UserError(
             f"{checkpoint} is no trained classifier, it lacks {min(info['missing_keys'])}: fine-tune it first, with "
             + script_name("train")
         )
     kind = model.config.problem_type
     if kind == "regression" or (kind is None and model.config.num_labels == 1 and is_native):
-        raise ValueError(f"{checkpoint} gives numbers and no classes (regression): wanted an image classifier")
+        raise UserError(f"{checkpoint} gives numbers and no classes (regression): wanted an image classifier")
     model.config.id2label = labels_by_id(model.config.id2label)
     check_weights(model, checkpoint)
     return model
@@ -108,27 +108,16 @@ def model_digest(model: nn.Module, processor) -> str:
 
 
 def check_weights(model: nn.Module, source: str):
-    """Raise ValueError if a weight is NaN or infinite.
-
-    `from_pretrained` looks only at the ends of large tensors, to load at once. Here minutes of work depend on the weights, and
-    reading all of them takes a fraction of a second.
-    """
-    found = [
-        name
-        for name, weight in model.state_dict().items()
-        if type(weight) is torch.Tensor  # not quantised
-        and weight.is_floating_point()
-        and weight.dtype.itemsize > 1
-        and not weight.isfinite().all()
-    ]
-    if found:
+    """Raise UserError if a weight is NaN or infinite: `from_pretrained` of transformers' own classes does not look."""
+    if found := non_finite(model.state_dict()):
         more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-        raise ValueError(
+        raise UserError(
             f"the weights of {source} are not finite: {', '.join(found[:5])}{more} hold NaN or infinity; take another "
             "checkpoint, or save this one again from a run that did not diverge"
         )
 
 
+@as_user_errors()
 def load_processor(checkpoint: str):
     """The image processor of a checkpoint; of a timm repo, what its `pretrained_cfg` says; else, with a warning, ViT's own."""
     checkpoint = config_folder(checkpoint)
@@ -140,7 +129,7 @@ def load_processor(checkpoint: str):
         return AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=False)
     except OSError:
         if config.get("model_type") not in FAMILIES and _is_native(checkpoint):
-            raise ValueError(
+            raise UserError(
                 f"{checkpoint} has no preprocessor_config.json: save its image processor beside the model"
             ) from None
         processor, config = ViTImageProcessorPil(), HFViTConfig.from_pretrained(checkpoint)
@@ -154,6 +143,6 @@ def load_processor(checkpoint: str):
     except ValueError:
         raise
     except Exception as error:  # whatever a wrong kind of value leads to
-        raise ValueError(
+        raise UserError(
             f"the preprocessor_config.json of {checkpoint} cannot be read as an image processor: {error!r}"
         ) from error

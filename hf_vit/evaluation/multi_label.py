@@ -10,6 +10,7 @@ from torch import nn
 
 from hf_vit.evaluation.classifiers import class_names
 from hf_vit.evaluation.metrics import wilson_interval
+from hf_vit.system.errors import UserError
 
 
 MULTI_LABEL = "multi_label_classification"  # the `problem_type` of such a model, as transformers names it
@@ -32,13 +33,13 @@ def thresholds_of(config) -> torch.Tensor | None:
     if stored is None:
         return torch.full((len(names),), DEFAULT_THRESHOLD)
     if not isinstance(stored, dict) or set(stored) != set(names):
-        raise ValueError(
+        raise UserError(
             f"the thresholds of the model are of other labels ({', '.join(list(stored)[:5])}) than its own ({', '.join(names[:5])}); "
             "take them out of its config.json, or train the model again"
         )
     values = [stored[name] for name in names]
     if wrong := [value for value in values if type(value) not in (int, float) or not 0 <= value <= 1]:
-        raise ValueError(f"a threshold of the model is {wrong[0]!r}; wanted a number from 0 to 1 in its config.json")
+        raise UserError(f"a threshold of the model is {wrong[0]!r}; wanted a number from 0 to 1 in its config.json")
     return torch.tensor(values)
 
 
@@ -46,7 +47,7 @@ def check_task(labels: torch.Tensor, thresholds: torch.Tensor | None):
     """Raise ValueError unless images and model both have one label an image, (n,) and None, or both several, (n, L) and (L,)."""
     if (labels.ndim == 2) != (thresholds is not None):
         counts = ("several labels", "one label") if labels.ndim == 2 else ("one label", "several labels")
-        raise ValueError(
+        raise UserError(
             f"the images have {counts[0]} each, and the model gives {counts[1]}: score images with labels of the model's kind, or "
             "fine-tune the model on these"
         )
@@ -113,7 +114,7 @@ def multi_label_metrics(logits: torch.Tensor, labels: torch.Tensor, thresholds: 
     truth, given = labels.numpy().astype(int), given_labels(logits, thresholds).numpy().astype(int)
     present = np.flatnonzero(truth.any(axis=0))
     if len(present) == 0:
-        raise ValueError(f"none of the {len(truth):,} images has a label: wanted images with labels to score")
+        raise UserError(f"none of the {len(truth):,} images has a label: wanted images with labels to score")
     return {
         "mean_average_precision": float(np.nanmean(average_precisions(logits.sigmoid().numpy(), truth))),
         "micro_f1": float(f1_score(truth.ravel(), given.ravel(), zero_division=0)),

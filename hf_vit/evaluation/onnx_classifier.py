@@ -8,6 +8,7 @@ from transformers import AutoConfig
 from transformers.modeling_outputs import ImageClassifierOutput
 
 from hf_vit.model.configuration_hf_vit import labels_by_id
+from hf_vit.system.errors import UserError
 from hf_vit.system.run_files import read_json
 
 
@@ -31,7 +32,7 @@ def onnx_model(file: Path):
     try:
         session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own, which are no subclass of another
-        raise ValueError(f"{file} cannot be read as an ONNX model: {error}") from error
+        raise UserError(f"{file} cannot be read as an ONNX model: {error}") from error
     return lambda pixel_values: torch.from_numpy(session.run(["logits"], {"pixel_values": pixel_values.numpy()})[0])
 
 
@@ -53,7 +54,7 @@ def config_folder(checkpoint: str) -> str:
             return str(folder)
     if (above / "export.json").is_file():
         return read_json(above / "export.json", {"model": str})["model"]
-    raise ValueError(
+    raise UserError(
         f"{checkpoint} says nothing about its labels and its image processor: put config.json and preprocessor_config.json of its "
         "model beside it"
     )

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
 from hf_vit.evaluation.prediction import check_finite
+from hf_vit.system.errors import UserError
 from hf_vit.system.files import sync, write_text
 from hf_vit.system.run_files import read_json
 
@@ -49,12 +50,12 @@ class Parts:
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError) as error:  # which of them depends on the system
-            raise ValueError(
+            raise UserError(
                 f"another command is at work in {self.folder}: wait for its end, or name another --output_file"
             ) from error
         if differing := self.differing(signature):
             if any(self.folder.glob("*.safetensors")) and not overwrite:
-                raise ValueError(
+                raise UserError(
                     f"{self.folder} holds results that were computed with another {' and another '.join(differing)}: name another "
                     "--output_file, or pass --overwrite true to begin anew"
                 )
@@ -126,7 +127,7 @@ def compute_parts(
         parts.start(signature, overwrite)
     accelerator.wait_for_everyone()
     if differing := parts.differing(signature):
-        raise ValueError(
+        raise UserError(
             f"process {accelerator.process_index} found another {' and another '.join(differing)} than the first one"
         )
     missing = parts.missing()

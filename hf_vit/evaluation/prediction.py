@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from hf_vit.system.errors import UserError
+
 
 def classification_head(model) -> nn.Linear:
     """The dense layer that gives the logits; its input are the features.
@@ -13,7 +15,7 @@ def classification_head(model) -> nn.Linear:
     dense = [module for module in model.modules() if isinstance(module, nn.Linear)]
     fitting = [layer for layer in dense if layer.out_features == model.config.num_labels]
     if not fitting:
-        raise ValueError(
+        raise UserError(
             f"{type(model).__name__} has no dense layer of {model.config.num_labels} labels: its features cannot be taken"
         )
     return fitting[-1]
@@ -79,7 +81,7 @@ def _layer_mean(model, hidden_states, layer: int, pixel_values: torch.Tensor) ->
     """
     layers = hidden_states[1:] if hidden_states is not None else ()
     if not -len(layers) <= layer < len(layers):
-        raise ValueError(
+        raise UserError(
             f"--layer {layer}: {type(model).__name__} gives the outputs of {len(layers)} layers; wanted 0 for the first, or -1 for "
             "the last"
         )
@@ -138,7 +140,7 @@ def gather_rows(
         table = torch.zeros(count, width, device=accelerator.device) if table is None else table
         table, seen = accelerator.reduce(table, reduction="sum"), accelerator.reduce(seen, reduction="sum")
     if not seen.any():
-        raise ValueError(f"none of the {count} images to score can be read")
+        raise UserError(f"none of the {count} images to score can be read")
     rows = seen.nonzero().flatten()
     values = table[rows].cpu()
     check_finite(values, split)
@@ -150,7 +152,7 @@ def check_finite(values: torch.Tensor, split: str = ""):
     wrong = int((~values.isfinite().all(dim=1)).sum())
     if wrong:
         where = f" of {split}" if split else ""
-        raise ValueError(
+        raise UserError(
             f"the model gives NaN or infinity for {wrong:,} of {len(values):,} images{where}, which cannot be scored: try "
             "--mixed_precision no; if it does the same, look at these images, or take weights of an earlier step, or train anew "
             "with a smaller --learning_rate"

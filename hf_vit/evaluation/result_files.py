@@ -16,6 +16,7 @@ import torch
 from hf_vit.evaluation.multi_label import given_labels
 from hf_vit.evaluation.parts import Parts
 from hf_vit.evaluation.prediction_table import join_labels
+from hf_vit.system.errors import UserError
 from hf_vit.system.escapes import csv_cell, printable
 from hf_vit.system.files import sync
 
@@ -27,13 +28,13 @@ def check_output_file(name: str, suffixes: tuple[str, ...], overwrite: bool) -> 
     """The output file; ValueError if its suffix is none of these, or if there is such a file that may not be replaced."""
     output = Path(name).expanduser()
     if output.suffix.lower() not in suffixes:
-        raise ValueError(f"--output_file {name}: wanted a name that ends in {' or '.join(suffixes)}")
+        raise UserError(f"--output_file {name}: wanted a name that ends in {' or '.join(suffixes)}")
     if output.is_dir():
-        raise ValueError(f"--output_file {name} is a folder; wanted the name of a file in it")
+        raise UserError(f"--output_file {name} is a folder; wanted the name of a file in it")
     for file in (output, *(output.with_name(output.name + ending) for ending in BESIDE)):
         if file.exists() and not overwrite:
             what = f"--output_file {name}" if file == output else f"{file}, which goes with --output_file {name},"
-            raise ValueError(f"{what} exists: name another, or pass --overwrite true to replace it")
+            raise UserError(f"{what} exists: name another, or pass --overwrite true to replace it")
     return output
 
 
@@ -58,7 +59,7 @@ def finish_output(parts: Parts, output: Path, write: Callable[[Path, int], None]
             first += [printable(message)] if len(first) < 3 else []
     if unreadable == parts.count:
         parts.remove()  # the next command looks at the images again
-        raise ValueError(f"none of the {parts.count:,} images can be read; {first[0]}")
+        raise UserError(f"none of the {parts.count:,} images can be read; {first[0]}")
     if not unreadable:
         errors.unlink()
         output.with_name(errors.name).unlink(missing_ok=True)  # of an output file that is replaced

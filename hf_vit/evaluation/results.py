@@ -3,6 +3,8 @@
 import json
 from dataclasses import asdict, dataclass, fields
 
+from hf_vit.system.errors import UserError
+
 
 @dataclass(kw_only=True)
 class Results:
@@ -83,4 +85,4 @@ class Results:
         try:
             return cls(**known)
         except TypeError as error:
-            raise ValueError(f"results.json lacks keys that a run writes: {error}") from error
+            raise UserError(f"results.json lacks keys that a run writes: {error}") from error

@@ -15,6 +15,7 @@ from hf_vit.evaluation.results import Results
 from hf_vit.hub.retry import summarize_error
 from hf_vit.hub.run_results import FIGURES, PER_CLASS, num_channels, read_config, weights_file, without_paths
 from hf_vit.model.configuration_hf_vit import HFViTConfig
+from hf_vit.system.errors import UserError
 from hf_vit.system.escapes import as_license, inline, inline_all, printable
 from hf_vit.system.files import checksum
 from hf_vit.system.recipes_folder import EMBEDDED
@@ -230,12 +231,12 @@ def split_card(text: str) -> tuple[dict, str]:
     try:
         metadata = yaml.safe_load(front) or {}
     except yaml.YAMLError as error:
-        raise ValueError(
+        raise UserError(
             f"the metadata of README.md cannot be read: fix them first ({summarize_error(error)})"
         ) from error
     if not isinstance(metadata, dict):
         kind = type(metadata).__name__
-        raise ValueError(f"the metadata of README.md are a {kind}, not keys with values: fix them first")
+        raise UserError(f"the metadata of README.md are a {kind}, not keys with values: fix them first")
     return metadata, text
 
 
@@ -321,4 +322,4 @@ def validate_card(text: str, repo_type: str = "model"):
         message = str(error)
         with contextlib.suppress(ValueError, TypeError, KeyError):
             message = "; ".join(complaint["message"] for complaint in json.loads(message)["errors"])
-        raise ValueError(f"the Hub refuses the card: {summarize_error(message)}") from error
+        raise UserError(f"the Hub refuses the card: {summarize_error(message)}") from error

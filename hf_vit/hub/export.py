@@ -18,6 +18,7 @@ from torch import nn
 from hf_vit.model.configuration_hf_vit import as_pair
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification
 from hf_vit.system.command_line import script_name
+from hf_vit.system.errors import UserError, as_user_errors
 
 
 OPSET = 18
@@ -42,13 +43,14 @@ def ignore_treespec_warning():
         yield
 
 
+@as_user_errors()
 def load_for_export(checkpoint: str) -> HFViTForImageClassification:
     """Any image classifier that hf_vit reads, in float32 and eval mode; ValueError if it has no trained head."""
     options = dict(dtype=torch.float32, output_loading_info=True)
     model, info = HFViTForImageClassification.from_pretrained(checkpoint, **options)
     reset = [*info["missing_keys"], *(mismatched[0] for mismatched in info["mismatched_keys"])]
     if any(name.startswith("classifier.") for name in reset):
-        raise ValueError(
+        raise UserError(
             f"{checkpoint} has no classifier; wanted one: fine-tune the model first, with {script_name('train')}"
         )
     return model.eval().requires_grad_(False)
@@ -152,7 +154,7 @@ def logit_difference(model, exported, batches: list[torch.Tensor]) -> dict[str, 
     largest = max(float(logits.abs().max()) for logits in expected)
     relative = absolute / max(largest, 1e-12)  # an untrained head gives zeros
     if not relative <= MAX_DIFFERENCE:
-        raise ValueError(
+        raise UserError(
             f"the exported logits differ from torch's by {relative:.1e} of the largest logit; wanted {MAX_DIFFERENCE:.0e} "
             "or less: nothing is written; try the versions in constraints.txt"
         )

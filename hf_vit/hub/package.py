@@ -29,6 +29,7 @@ from hf_vit.hub.verification import NUM_PROBES, compare_logits, load_without_cod
 from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification
 from hf_vit.system import run_files
+from hf_vit.system.errors import UserError, as_user_errors
 from hf_vit.system.files import checksum
 from hf_vit.system.hub_names import refuse_mistyped_path
 from hf_vit.system.run_files import NUMBER, OPTIONAL, SAMPLES
@@ -116,6 +117,7 @@ def build_package(
     return reason
 
 
+@as_user_errors()
 def load_merged_model(folder: Path):
     """The classifier of a run; a LoRA adapter is merged into its base model."""
     if not (folder / "adapter_config.json").is_file():
@@ -123,7 +125,7 @@ def load_merged_model(folder: Path):
     try:
         from peft import PeftModel
     except ImportError as error:
-        raise ValueError(
+        raise UserError(
             f"{folder} holds a LoRA adapter, and PEFT merges it into its base: pip install peft"
         ) from error
     adapter = run_files.read_json(folder / "adapter_config.json", {"base_model_name_or_path": str})
@@ -147,7 +149,7 @@ def choose_layout(model, layout: str | None = None) -> tuple[object, str]:
             native = model.to_transformers().eval()
         except ValueError as error:
             if layout == "native":
-                raise ValueError(f"--layout native: {error}; --layout code publishes it") from error
+                raise UserError(f"--layout native: {error}; --layout code publishes it") from error
             why = f"because {error}".partition(" (the closest")[0]
         else:
             return native, (
@@ -176,7 +178,7 @@ def _copy_export(run: Path, folder: Path) -> dict | None:
         return None
     export = run_files.read_json(file, EXPORT_SHAPE)
     if export["weights_sha256"] != checksum(weights_file(run / "model")):
-        raise ValueError(
+        raise UserError(
             f"{run / 'export'} was made of other weights than those of the run: export it again, or delete it"
         )
     shutil.copytree(run / "export" / "onnx", folder / "onnx")

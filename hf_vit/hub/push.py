@@ -21,6 +21,7 @@ from hf_vit.hub.card import (
 from hf_vit.hub.retry import explain_error, retry, status_of, summarize_error, url_of
 from hf_vit.hub.run_results import FIGURES, TRAINING_FILES
 from hf_vit.hub.verification import PROBES, verify
+from hf_vit.system.errors import UserError
 from hf_vit.system.files import checksum
 
 
@@ -54,7 +55,7 @@ def inspect_repo(repo: str, revision: str | None = None) -> tuple[object, str]:
         try:
             return info, Path(file).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise ValueError(f"the README.md of {repo} is not UTF-8 text ({error}): fix it first") from error
+            raise UserError(f"the README.md of {repo} is not UTF-8 text ({error}): fix it first") from error
 
 
 def stale_files(info, files: list[str]) -> list[str]:
@@ -64,7 +65,7 @@ def stale_files(info, files: list[str]) -> list[str]:
     """
     remote = remote_files(info)
     if "adapter_config.json" in remote:
-        raise ValueError(
+        raise UserError(
             f"{info.id} holds adapter_config.json, a LoRA adapter: with a whole model beside it, neither would load; delete it "
             "there, or take another --repo"
         )
@@ -78,7 +79,7 @@ def refuse_public_images(repo: str, repo_type: str = "model"):
     except RepositoryNotFoundError:
         return
     if not info.private:
-        raise ValueError(
+        raise UserError(
             f"{repo} is public, and images of the run would be published (example.png, probes.safetensors, figures/, examples/): "
             "pass --public if everybody may see them, or --without_images"
         )
@@ -200,6 +201,6 @@ def read_back(folder: Path, repo: str, commit, log, check=lambda copy: None, rep
                 try:
                     return check(copy)
                 except ValueError as error:
-                    raise OSError(f"{where} was pushed, but {error}") from error
+                    raise UserError(f"{where} was pushed, but {error}") from error
     other = f"gives back other bytes than were sent ({', '.join(wrong)}), twice"
-    raise OSError(f"{where} {other}: do not use it; push it again, and {advice}")
+    raise UserError(f"{where} {other}: do not use it; push it again, and {advice}")

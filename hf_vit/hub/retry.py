@@ -8,7 +8,7 @@ from huggingface_hub import constants, get_session, set_client_factory
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 from huggingface_hub.utils import hf_raise_for_status
 
-from hf_vit.system.errors import one_line
+from hf_vit.system.errors import UserError, one_line
 
 
 MAX_ATTEMPTS = 5
@@ -55,7 +55,7 @@ def retry(action, explain, log, give_up=lambda error: False):
             wait = _wait_before_retry(cause, attempt)
             exhausted = attempt == MAX_ATTEMPTS or time.monotonic() - began > MAX_WAIT
             if wait is None or exhausted or give_up(cause):
-                raise OSError(explain(cause, attempt)) from error
+                raise UserError(explain(cause, attempt)) from error
             log(f"{summarize_error(cause)}: trying again in {wait:g} s ({attempt} of {MAX_ATTEMPTS})")
             time.sleep(wait)
 

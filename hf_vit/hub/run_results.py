@@ -18,6 +18,7 @@ from hf_vit.evaluation.results import Results
 from hf_vit.model.configuration_hf_vit import as_pair
 from hf_vit.system import run_files
 from hf_vit.system.command_line import script_name
+from hf_vit.system.errors import UserError
 from hf_vit.system.hub_names import name_of_path
 from hf_vit.system.run_files import NUMBER, OPTIONAL, SAMPLES
 
@@ -64,24 +65,24 @@ def read_run(run: Path) -> tuple[Results, str]:
         ValueError: if it is not a finished run, or a file has unexpected content or is a link, whose target would be published.
     """
     if not run.is_dir():
-        raise ValueError(f"there is no folder {run}: wanted that of a finished run, as recipes/train.py leaves it")
+        raise UserError(f"there is no folder {run}: wanted that of a finished run, as recipes/train.py leaves it")
     if (run / "config.json").is_file():
-        raise ValueError(f"{run} is the folder of a model: wanted that of its run, such as {run.resolve().parent}")
+        raise UserError(f"{run} is the folder of a model: wanted that of its run, such as {run.resolve().parent}")
     missing = [name for name in (*TRAINING_FILES, "model/config.json") if not (run / name).is_file()]
     if missing and (run / "config.yaml").is_file() and "\nmask_ratio: " in read_redacted(run / "config.yaml"):
-        raise ValueError(
+        raise UserError(
             f"{run} was trained without labels, and has no classifier to share: fine-tune it with {script_name('train')}"
         )
     if missing:
         unfinished = "is not finished (the command that began it resumes it)"
         state = unfinished if (run / "config.yaml").is_file() else "is not a run"
-        raise ValueError(f"{run} {state}: it has no {' and no '.join(missing)}")
+        raise UserError(f"{run} {state}: it has no {' and no '.join(missing)}")
     run_files.refuse_links(run, *TRAINING_FILES, SAMPLES, "model", "export")
     run_files.read_flat_yaml(run / "config.yaml")
     results = run_files.read_json(run / "results.json", {}, MAX_TRAINING_FILE_BYTES)
     if absent := {"metrics", "intervals", "per_class", "data", "mixed_precision", "steps"} - set(results):
         absent = ", ".join(sorted(absent))
-        raise ValueError(f"results.json of {run} lacks {absent}: another version wrote it; train it again")
+        raise UserError(f"results.json of {run} lacks {absent}: another version wrote it; train it again")
     text = read_redacted(run / "results.json")
     run_files.check_shape(json.loads(text), RESULTS_SHAPE, str(run / "results.json"))
     return Results.from_json(text), read_redacted(run / "config.yaml")
@@ -141,16 +142,16 @@ def read_tensors(file: Path, *required: str) -> dict[str, torch.Tensor]:
     try:
         tensors = load_file(file)
     except SafetensorError as error:
-        raise ValueError(f"{file} cannot be read ({error}): fetch or make it again") from error
+        raise UserError(f"{file} cannot be read ({error}): fetch or make it again") from error
     if missing := set(required) - set(tensors):
-        raise ValueError(f"{file} lacks {' and '.join(sorted(missing))}: it was not written by this version")
+        raise UserError(f"{file} lacks {' and '.join(sorted(missing))}: it was not written by this version")
     return tensors
 
 
 def read_samples(file: Path, *required: str) -> dict[str, torch.Tensor]:
     """ "images" (n, C, H, W), as bytes, "logits" (n, L), and what else is required of a run's samples.safetensors."""
     if not file.is_file():
-        raise ValueError(f"{file.parent} holds no {SAMPLES}: pass --without_images, or train it with this version")
+        raise UserError(f"{file.parent} holds no {SAMPLES}: pass --without_images, or train it with this version")
     return read_tensors(file, "images", "logits", *required)
 
 
@@ -167,14 +168,14 @@ def load_samples(run: Path, config) -> tuple[torch.Tensor, torch.Tensor]:
     processor = AutoImageProcessor.from_pretrained(run / "model", trust_remote_code=False)
     images, size = samples["images"], (config.num_channels, *as_pair(config.image_size))
     if images.dtype != torch.uint8 or images.shape[1:] != size or not len(images):
-        raise ValueError(f"{run / SAMPLES} holds no uint8 images of shape {size}: it is of another run")
+        raise UserError(f"{run / SAMPLES} holds no uint8 images of shape {size}: it is of another run")
     try:
         mean, std = (
             torch.tensor(values).view(1, size[0], 1, 1) for values in (processor.image_mean, processor.image_std)
         )
         return (images.float() / 255 - mean) / std, samples["logits"]
     except (AttributeError, RuntimeError, TypeError) as error:
-        raise ValueError(f"preprocessor_config.json of {run / 'model'} does not fit its model: {error}") from error
+        raise UserError(f"preprocessor_config.json of {run / 'model'} does not fit its model: {error}") from error
 
 
 def write_examples(samples: Path, folder: Path, count: int = 6) -> list[Path]:

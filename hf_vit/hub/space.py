@@ -13,6 +13,7 @@ from hf_vit.hub.card import validate_card
 from hf_vit.hub.push import commit_files, list_files, read_back, refuse_public_images, remote_files
 from hf_vit.hub.retry import explain_error, retry
 from hf_vit.hub.run_results import num_channels, read_run, write_examples
+from hf_vit.system.errors import UserError
 from hf_vit.system.escapes import as_license, inline
 from hf_vit.system.hub_names import name_of_path
 from hf_vit.system.run_files import SAMPLES
@@ -35,13 +36,11 @@ def build_space(run: Path, folder: Path, app: Path, repo: str, license: str | No
     """
     results, _ = read_run(run)
     if (channels := num_channels(run / "model")) not in (1, 3):
-        raise ValueError(f"{run / 'model'} takes {channels} channels; the page shows images of 1 or 3")
+        raise UserError(f"{run / 'model'} takes {channels} channels; the page shows images of 1 or 3")
     try:
         gradio = version("gradio")
     except PackageNotFoundError as error:
-        raise ValueError(
-            "Gradio is not installed, whose version the Space names: pip install 'hf_vit[app]'"
-        ) from error
+        raise UserError("Gradio is not installed, whose version the Space names: pip install 'hf_vit[app]'") from error
     package = Path(__file__).parents[1]
     # export.py takes packages that a page does not need.
     shutil.copytree(package, folder / "hf_vit", ignore=shutil.ignore_patterns("__pycache__", "export.py"))

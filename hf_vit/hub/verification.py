@@ -13,6 +13,7 @@ from hf_vit.evaluation.classifiers import load_classifier
 from hf_vit.hub.retry import summarize_error
 from hf_vit.hub.run_results import read_tensors
 from hf_vit.system import run_files
+from hf_vit.system.errors import UserError
 from hf_vit.system.files import checksum
 from hf_vit.system.hub_names import refuse_mistyped_path
 
@@ -28,16 +29,16 @@ def load_without_code(folder: Path):
     except (ValueError, OSError):
         raise
     except Exception as error:  # files that do not belong together raise anything
-        raise ValueError(f"{folder} does not load: {summarize_error(error)}") from error
+        raise UserError(f"{folder} does not load: {summarize_error(error)}") from error
 
 
 def compare_logits(logits: torch.Tensor, expected: torch.Tensor, tolerance: float, message: str) -> float:
     """The largest difference; ValueError if it exceeds `tolerance` times the largest expected logit (at least 1)."""
     if logits.shape != expected.shape:
-        raise ValueError(f"{message}: they have shape {tuple(logits.shape)}, not {tuple(expected.shape)}")
+        raise UserError(f"{message}: they have shape {tuple(logits.shape)}, not {tuple(expected.shape)}")
     difference = (logits - expected).abs().max().item()
     if not difference <= tolerance * max(1.0, expected.abs().max().item()):
-        raise ValueError(f"{message}: they are {difference:.3g} apart")
+        raise UserError(f"{message}: they are {difference:.3g} apart")
     return difference
 
 
@@ -65,20 +66,20 @@ def verify(source: str | Path, revision: str | None = None) -> float:
         folder = Path(snapshot_download(str(source), revision=head, allow_patterns=[*CHECKSUMMED_FILES, PROBES]))
     if missing := [name for name in (PROBES, *CHECKSUMMED_FILES) if not (folder / name).is_file()]:
         missing = " and no ".join(missing)
-        raise ValueError(f"{source} has no {missing}: it is incomplete, or was not pushed by recipes/publish.py")
+        raise UserError(f"{source} has no {missing}: it is incomplete, or was not pushed by recipes/publish.py")
     probes = read_tensors(folder / PROBES, "pixel_values", "logits")
     with safe_open(folder / PROBES, "pt") as opened:
         recorded = json.loads((opened.metadata() or {}).get("sha256", "{}"))
     run_files.check_shape(recorded, {str: str}, f"the checksums in {PROBES} of {source}")
     for name in CHECKSUMMED_FILES:
         if (found := checksum(folder / name)) != recorded.get(name):
-            raise ValueError(
+            raise UserError(
                 f"{name} of {source} has the checksum {found[:12]}, not {str(recorded.get(name))[:12]} as when it was pushed: "
                 "it was changed since, or the download is damaged (delete it from the cache and try again)"
             )
     try:
         logits = load_without_code(folder)(probes["pixel_values"]).logits
     except (RuntimeError, KeyError) as error:  # probes that do not fit the model
-        raise ValueError(f"{source} does not load: {summarize_error(error)}") from error
+        raise UserError(f"{source} does not load: {summarize_error(error)}") from error
     message = f"the logits of {source} are not those that were saved with it"
     return compare_logits(logits, probes["logits"], 1e-5, message)

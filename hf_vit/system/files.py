@@ -10,6 +10,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from hf_vit.system.errors import UserError
 from hf_vit.system.escapes import printable
 from hf_vit.system.run_files import listed_files
 
@@ -90,7 +91,7 @@ def checksummed_dir(folder: Path, needed: int):
         if not full:
             raise
         free = shutil.disk_usage(place).free
-        raise OSError(
+        raise UserError(
             f"{folder} needs {needed / 1e6:,.1f} MB and {free / 1e6:,.1f} MB are free (or left of a quota): make room, and "
             "the same command goes on from the last checkpoint"
         ) from error
@@ -101,6 +102,6 @@ def verify_checksums(folder: Path):
     for name, wanted in listed_files(folder).items():
         path, name = folder / name, printable(name)
         if path.stat().st_size != wanted["bytes"]:
-            raise ValueError(f"its {name} holds {path.stat().st_size:,} of {wanted['bytes']:,} bytes")
+            raise UserError(f"its {name} holds {path.stat().st_size:,} of {wanted['bytes']:,} bytes")
         if checksum(path) != wanted["sha256"]:
-            raise ValueError(f"its {name} does not hold the bytes that were written")
+            raise UserError(f"its {name} does not hold the bytes that were written")

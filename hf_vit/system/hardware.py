@@ -13,6 +13,8 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, parse_flag_from_env
 
+from hf_vit.system.errors import UserError
+
 
 def device_type() -> str:
     """The kind of device that Accelerate is going to use: "cuda", "mps" or "cpu"."""
@@ -46,7 +48,7 @@ def pick_precision(asked: str, device_type: str) -> str:
         ValueError: for "fp16" on a CPU, where Accelerate has none.
     """
     if asked == "fp16" and device_type == "cpu":
-        raise ValueError(
+        raise UserError(
             "--mixed_precision fp16 needs a GPU, and this computes on the CPU: leave it out, or pass --mixed_precision no"
         )
     if asked != "auto":
@@ -76,7 +78,7 @@ def pick_compile(asked: str, device_type: str, steps: int) -> bool:
         ValueError: if "yes" is asked for, and this machine cannot compile.
     """
     if asked == "yes" and not can_compile(device_type):
-        raise ValueError(
+        raise UserError(
             f"--compile yes: torch.compile on {device_type} needs Triton, a C compiler and a GPU of compute capability 7.0 or "
             "more; leave it out to train uncompiled"
         )

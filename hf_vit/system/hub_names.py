@@ -5,6 +5,7 @@ from pathlib import Path
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
+from hf_vit.system.errors import UserError
 from hf_vit.system.recipes_folder import EMBEDDED
 
 
@@ -51,7 +52,7 @@ def refuse_mistyped_path(name: str | None, what: str) -> str | None:
     if looks_like_path:
         above = Path(name).expanduser().parent
         beside = f", while {above} is" if above != Path() and above.is_dir() else ""
-        raise ValueError(
+        raise UserError(
             f"{what} {name}: there is no such folder or file here ({Path.cwd()}){beside}; the Hub was not asked, for this is "
             "no USER/NAME or looks like a path: name what is there, or USER/NAME on the Hub"
         )

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import yaml
 
+from hf_vit.system.errors import UserError
 from hf_vit.system.escapes import printable
 
 
@@ -32,12 +33,12 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
         f"{path} is no regular file: wanted a run as recipes/train.py leaves it; do not follow this link, delete it"
     )
     if path.is_symlink():
-        raise ValueError(wanted)
+        raise UserError(wanted)
     # O_NONBLOCK: a pipe without a writer would wait for one.
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ValueError(wanted)
+        raise UserError(wanted)
     return descriptor
 
 
@@ -51,7 +52,7 @@ def read_text(path: Path, most: int = LARGEST_TEXT) -> str:
     with os.fdopen(open_regular(path), "rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise ValueError(f"{path} holds more than {most:,} bytes: no run writes so many")
+        raise UserError(f"{path} holds more than {most:,} bytes: no run writes so many")
     return content.decode("utf-8")
 
 
@@ -60,7 +61,7 @@ def read_json(path: Path, shape, most: int = LARGEST_TEXT) -> dict:
     try:
         value = json.loads(read_text(path, most))
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is no JSON ({error})") from error
+        raise UserError(f"{path} is no JSON ({error})") from error
     check_shape(value, shape, str(path))
     return value
 
@@ -73,13 +74,13 @@ def read_flat_yaml(path: Path) -> dict:
     try:
         value = yaml.safe_load(read_text(path, LARGEST_CONFIG))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is no YAML ({' '.join(str(error).split())[:200]})") from error
+        raise UserError(f"{path} is no YAML ({' '.join(str(error).split())[:200]})") from error
     if not isinstance(value, dict) or any(
         isinstance(item, dict | list | set | tuple | bytes) for item in value.values()
     ):
-        raise ValueError(f"{path} is no configuration of a run: wanted flat `key: value` lines")
+        raise UserError(f"{path} is no configuration of a run: wanted flat `key: value` lines")
     if any(not isinstance(key, str) for key in value):
-        raise ValueError(f"{path} is no configuration of a run: its keys are not all text")
+        raise UserError(f"{path} is no configuration of a run: its keys are not all text")
     return value
 
 
@@ -92,7 +93,7 @@ def check_shape(value, shape, where: str):
     """
     if isinstance(shape, dict):
         if not isinstance(value, dict):
-            raise ValueError(f"{where} is a {type(value).__name__}: wanted keys with values")
+            raise UserError(f"{where} is a {type(value).__name__}: wanted keys with values")
         if str in shape:
             for key, item in value.items():
                 check_shape(item, shape[str], f"{where}: {key[:40]!r}")
@@ -102,20 +103,20 @@ def check_shape(value, shape, where: str):
             if optional and value.get(key) is None:
                 continue
             if key not in value:
-                raise ValueError(f"{where} lacks {key}: another version wrote it, or it was changed since")
+                raise UserError(f"{where} lacks {key}: another version wrote it, or it was changed since")
             check_shape(value[key], wanted[1] if optional else wanted, f"{where}: {key}")
     elif isinstance(shape, list):
         if not isinstance(value, list) or (len(shape) == 2 and len(value) != shape[1]):
-            raise ValueError(f"{where} is no list{f' of {shape[1]}' if len(shape) == 2 else ''}")
+            raise UserError(f"{where} is no list{f' of {shape[1]}' if len(shape) == 2 else ''}")
         for number, item in enumerate(value):
             check_shape(item, shape[0], f"{where}, entry {number}")
     else:
         kinds = shape if isinstance(shape, tuple) else (shape,)
         # True is an int of Python, and none of JSON.
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise ValueError(f"{where} is a {type(value).__name__}: wanted {' or '.join(k.__name__ for k in kinds)}")
+            raise UserError(f"{where} is a {type(value).__name__}: wanted {' or '.join(k.__name__ for k in kinds)}")
         if shape is NUMBER and abs(value) > sys.float_info.max and isinstance(value, int):
-            raise ValueError(f"{where} is larger than any number that a run writes")
+            raise UserError(f"{where} is larger than any number that a run writes")
 
 
 def listed_files(folder: Path, *needed: str) -> dict[str, dict]:
@@ -129,13 +130,13 @@ def listed_files(folder: Path, *needed: str) -> dict[str, dict]:
         files = json.loads(read_text(folder / MANIFEST))["files"]
         check_shape(files, {str: {"bytes": int, "sha256": str}}, "files")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"its {MANIFEST} cannot be read ({error})") from error
+        raise UserError(f"its {MANIFEST} cannot be read ({error})") from error
     for name in (*needed, *files):
         if name not in files:
-            raise ValueError(f"its {MANIFEST} lists no {name}")
+            raise UserError(f"its {MANIFEST} lists no {name}")
         parts = name.split("/")
         if "\0" in name or "\\" in name or {"", ".", ".."} & {*parts} or PurePosixPath(name).is_absolute():
-            raise ValueError(f"its {MANIFEST} lists {printable(name)}, which is no name of a file below it")
+            raise UserError(f"its {MANIFEST} lists {printable(name)}, which is no name of a file below it")
         for depth in range(1, len(parts) + 1):
             _check_kind(folder, "/".join(parts[:depth]), stat.S_ISREG if depth == len(parts) else stat.S_ISDIR)
     return files
@@ -145,9 +146,9 @@ def _check_kind(folder: Path, name: str, is_kind):
     try:
         mode = os.lstat(folder / name).st_mode
     except (OSError, ValueError) as error:  # the latter for half a surrogate pair
-        raise ValueError(f"its {printable(name)} is missing") from error
+        raise UserError(f"its {printable(name)} is missing") from error
     if not is_kind(mode):
-        raise ValueError(f"its {printable(name)} is a link, or no regular file")
+        raise UserError(f"its {printable(name)} is a link, or no regular file")
 
 
 def copy_listed(folder: Path, to: Path, leave_out: tuple[str, ...] = ()):
@@ -171,6 +172,4 @@ def refuse_links(folder: Path, *names: str):
         root = folder / name
         for path in (root, *(sorted(root.rglob("*")) if root.is_dir() and not root.is_symlink() else ())):
             if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
-                raise ValueError(
-                    f"{path} is a link, or no regular file: copy what you want to its place, or delete it"
-                )
+                raise UserError(f"{path} is a link, or no regular file: copy what you want to its place, or delete it")

@@ -16,6 +16,7 @@ from typing import Literal, get_args, get_origin
 import yaml
 
 from hf_vit.system.command_line import Parser, RefusedFlag
+from hf_vit.system.errors import UserError
 from hf_vit.system.recipes_folder import RECIPES
 
 
@@ -262,7 +263,7 @@ def check_ranges(args: TrainArguments):
         elif name in NOT_NEGATIVE and value < 0:
             wanted = "0 or more"
         if wanted is not None:
-            raise ValueError(f"argument --{name}: {value} was given, {wanted} was wanted")
+            raise UserError(f"argument --{name}: {value} was given, {wanted} was wanted")
 
 
 NEEDED = {  # what has no effect without another flag
@@ -276,10 +277,10 @@ def check_combinations(args: TrainArguments):
     """Raise ValueError for two arguments that contradict each other, and for one that has no effect without another."""
     for name, other in NEEDED.items():
         if getattr(args, name) != getattr(type(args), name) and not getattr(args, other):
-            raise ValueError(f"--{name} has no effect without --{other}: give both, or neither")
+            raise UserError(f"--{name} has no effect without --{other}: give both, or neither")
 
     def refuse(one, other, what_to_do):
-        raise ValueError(f"{one} does not go with {other}: {what_to_do}")
+        raise UserError(f"{one} does not go with {other}: {what_to_do}")
 
     augments = args.shift or args.color_jitter or args.erase or args.mixup or args.cutmix or args.augment_repeats > 1
     augments = augments or args.auto_augment != "none"
@@ -336,6 +337,10 @@ DERIVED = (
     "num_train_epochs", "per_device_train_batch_size", "learning_rate", "head_learning_rate", "layer_decay", "eval_epochs",
     "loss", "crop_scale",
 )  # fmt: skip
+
+
+# Flags that earlier versions had, with their defaults: a configuration that was saved with these is read without them.
+RETIRED: dict[str, object] = {}
 
 
 def build_parser(text: str | None = None, kind: type[TrainArguments] = TrainArguments) -> Parser:
@@ -459,11 +464,29 @@ def read_yaml(name: str | None, parser: Parser, known: set[str]) -> list[str]:
         parser.error(
             f"--config {path}: wanted flat `key: value` lines, but found {nested if nested is not True else preset!r}"
         )
+    try:
+        preset = drop_retired(preset, f"--config {path}")
+    except UserError as error:
+        parser.error(str(error))
     for key in map(str, preset):
         if key.replace("-", "_") not in known:
             meant = re.sub(r"--(\w+)", r"'\1'", parser.meant_by(key))
             parser.error(f"--config {path}: {key!r} is not a key{meant}")
     return [f"--{str(key).replace('-', '_')}={value}" for key, value in preset.items() if value is not None]
+
+
+def drop_retired(values: dict, where: str) -> dict:
+    """A saved configuration without the keys of flags that no longer exist.
+
+    Raises:
+        UserError: for one with another value than its old default, which nothing can stand for.
+    """
+    changed = [f"{name}: {values[name]}" for name in RETIRED if values.get(name, RETIRED[name]) != RETIRED[name]]
+    if changed:
+        raise UserError(
+            f"{where} has {', '.join(changed)}, and hf_vit no longer has such a flag: begin a new run without it"
+        )
+    return {name: value for name, value in values.items() if name not in RETIRED}
 
 
 def to_yaml(args: TrainArguments) -> str:
@@ -476,6 +499,7 @@ def to_yaml(args: TrainArguments) -> str:
 
 def changed_arguments(saved: dict, args: TrainArguments) -> list[str]:
     """How `args` differ from those of a run, as `to_yaml` wrote them, a sentence each; what is `RESUME_MUTABLE` may differ."""
+    saved = drop_retired(saved, "the configuration of the run")
     defaults, now, found = dataclasses.asdict(type(args)()), yaml.safe_load(to_yaml(args)), []
     for name in dict.fromkeys((*saved, *now)):
         was, value = saved.get(name, defaults.get(name)), now.get(name)
@@ -492,7 +516,7 @@ def parse_overrides(text: str | None) -> dict:
     pairs = [pair.partition("=") for pair in parts if pair.strip()]
     for name, equals, _value in pairs:
         if not equals:
-            raise ValueError(f"config_overrides: {name!r} has no value; wanted `field=value,field=value`")
+            raise UserError(f"config_overrides: {name!r} has no value; wanted `field=value,field=value`")
     return {name.strip(): _parse_value(value) for name, _equals, value in pairs}
 
 

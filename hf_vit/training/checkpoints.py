@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.utils import logging
 
 from hf_vit.system import run_files
+from hf_vit.system.errors import UserError
 from hf_vit.system.escapes import printable
 from hf_vit.system.files import checksummed_dir, sync, verify_checksums
 
@@ -52,7 +53,7 @@ def newest_checkpoint(run: Path) -> Path | None:
         except ValueError as error:
             broken.append(f"{folder}: {error}")
     if broken:
-        raise ValueError(
+        raise UserError(
             f"no checkpoint of {run} can be read ({'; '.join(broken)}): pass --overwrite true to begin anew"
         )
     return None
@@ -147,7 +148,7 @@ def _check_tensors(tensors: dict, model, averaged: bool, optimizers):
         found = shapes_and_types(tensors.get(part, {}))
         if found != own:
             other = min(name for name in {*found, *own} if found.get(name) != own.get(name))
-            raise ValueError(
+            raise UserError(
                 f"{part}.safetensors of the checkpoint is not of this model: {printable(other)} is {found.get(other)} there, and "
                 f"{own.get(other)} here"
             )
@@ -158,13 +159,13 @@ def _check_tensors(tensors: dict, model, averaged: bool, optimizers):
         parameter, _, key = name.rpartition(".")
         keys[parameter].add(key)
         if parameter not in parameters or tuple(value.shape) not in ((), tuple(parameters[parameter].shape)):
-            raise ValueError(f"optimizer.safetensors of the checkpoint is not of this model: {printable(name)}")
+            raise UserError(f"optimizer.safetensors of the checkpoint is not of this model: {printable(name)}")
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         wanted = set().union(*(keys[name] for name in group["names"]))
         for name in group["names"]:
             if keys[name] and keys[name] != wanted:  # a parameter without a gradient has none
                 lacking = ", ".join(sorted(wanted - keys[name]))
-                raise ValueError(f"optimizer.safetensors of the checkpoint lacks {printable(lacking)} of {name}")
+                raise UserError(f"optimizer.safetensors of the checkpoint lacks {printable(lacking)} of {name}")
 
 
 def save_checkpoint(run: Path, tensors: dict, state: dict, keep: int):

@@ -12,6 +12,7 @@ to 2.5e-4 for 64, with the same decay; LoRA's own runs lie between 2e-4 and 5e-4
 
 import math
 
+from hf_vit.system.errors import UserError
 from hf_vit.training.arguments import DERIVED, TrainArguments, check_ranges
 from hf_vit.training.pretrain_arguments import PretrainArguments
 
@@ -145,7 +146,7 @@ def keep_defaults(args: TrainArguments, saved: dict):
         if getattr(args, name) is None and value is not None:
             wanted = LOSSES if name == "loss" else "a number"
             if value not in LOSSES if name == "loss" else type(value) not in (int, float):
-                raise ValueError(f"{name} of the run that is resumed is {value!r}; wanted {wanted}")
+                raise UserError(f"{name} of the run that is resumed is {value!r}; wanted {wanted}")
             setattr(args, name, value)
     args.calibrate = args.calibrate and saved.get("calibrate", False)  # a run that began before there was one has none
     check_ranges(args)

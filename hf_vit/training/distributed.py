@@ -12,7 +12,7 @@ import torch.distributed as dist
 from accelerate.utils import broadcast_object_list
 from torch.distributed import distributed_c10d
 
-from hf_vit.system.errors import USER_ERRORS, one_line
+from hf_vit.system.errors import is_users, one_line
 
 
 POLL_SECONDS = 1
@@ -62,11 +62,11 @@ def _report_failure(failure: str):
 
 
 def exit_with_error(error: Exception):
-    """Print the error, as a sentence or a traceback (`USER_ERRORS`), tell the other processes, and leave with exit code 1.
+    """Print the error, as a sentence or a traceback (`is_users`), tell the other processes, and leave with exit code 1.
 
     If another process failed first, only the main process says so: this error is a consequence.
     """
-    in_a_sentence = isinstance(error, USER_ERRORS)
+    in_a_sentence = is_users(error)
     name = "" if in_a_sentence else f"{type(error).__name__}: "
     own = first = f"{dist.get_rank() if dist.is_initialized() else 0} {name}{error}"
     store = None

@@ -13,6 +13,7 @@ from torch import nn
 
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.model.modeling_hf_vit import HFViTModel
+from hf_vit.system.errors import as_user_errors
 from hf_vit.training.losses import TeacherImages
 
 
@@ -35,6 +36,7 @@ class FeatureTeacher:
         ValueError: if its image processor does more than resize and normalise, or it looks at other channels.
     """
 
+    @as_user_errors()
     def __init__(self, checkpoint: str, spec: ImageSpec, device):
         self.model = (
             HFViTModel.from_pretrained(checkpoint, dtype=torch.float32).to(device).eval().requires_grad_(False)

@@ -22,6 +22,7 @@ from hf_vit.data.sources import dataset_license, load_splits
 from hf_vit.data.splits import is_test_split, prepare_splits
 from hf_vit.data.streaming import ImageStream, prepare_stream
 from hf_vit.system.command_line import script_name
+from hf_vit.system.errors import UserError
 from hf_vit.system.escapes import as_license
 from hf_vit.system.progress import warn
 from hf_vit.system.recipes_folder import EMBEDDED
@@ -123,7 +124,7 @@ def read_data(args: TrainArguments, task, accelerator, print_main):
     seconds = time.monotonic() - began
     counts = count_labels(eval_images.labels, len(labels)).tolist()
     if labels and not any(counts):
-        raise ValueError(
+        raise UserError(
             f"none of the {len(eval_images):,} images of {scored} has a label: wanted images with labels to score"
         )
     if unscored := [label for label, count in zip(labels, counts, strict=bool(labels)) if count == 0]:

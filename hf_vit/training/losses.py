@@ -6,6 +6,7 @@ from torch import nn
 from hf_vit.data.columns import match_labels
 from hf_vit.data.image_spec import ImageSpec, image_spec_of
 from hf_vit.evaluation.classifiers import load_classifier, load_processor
+from hf_vit.system.errors import UserError
 
 
 # "Asymmetric Loss For Multi-Label Classification", arXiv 2009.14119, section 2: positives keep their cross-entropy, and a negative
@@ -82,7 +83,7 @@ def choose_loss(args, several: bool):
     """
     if not several:
         if args.loss == "asymmetric":
-            raise ValueError("--loss asymmetric is for several labels an image, and the data has one: leave it out")
+            raise UserError("--loss asymmetric is for several labels an image, and the data has one: leave it out")
         args.loss = args.loss or "cross_entropy"
         return
     refused = {
@@ -95,7 +96,7 @@ def choose_loss(args, several: bool):
     }
     for flag, (is_given, why) in refused.items():
         if is_given:
-            raise ValueError(f"{flag} does not go with several labels an image: {why}")
+            raise UserError(f"{flag} does not go with several labels an image: {why}")
     args.loss = args.loss or "binary_cross_entropy"
 
 
@@ -120,12 +121,12 @@ class TeacherImages:
     def __init__(self, checkpoint: str, config, spec: ImageSpec):
         self.own, self.students = image_spec_of(load_processor(checkpoint), config), spec
         if self.own.processor is not None:
-            raise ValueError(
+            raise UserError(
                 f"--teacher_name_or_path {checkpoint}: its {type(self.own.processor).__name__} does more to an image than "
                 "resize and normalise, which a teacher's must not; take another teacher"
             )
         if self.own.channels != spec.channels:
-            raise ValueError(
+            raise UserError(
                 f"--teacher_name_or_path {checkpoint} looks at {self.own.channels} channels, the student at {spec.channels}"
             )
 
@@ -156,7 +157,7 @@ class Teacher:
         try:
             columns = match_labels(torch.arange(len(labels)), labels, self.model.config.id2label)
         except ValueError as error:
-            raise ValueError(f"--teacher_name_or_path {checkpoint}: {error}") from error
+            raise UserError(f"--teacher_name_or_path {checkpoint}: {error}") from error
         self.images = TeacherImages(checkpoint, self.model.config, spec)
         self.columns = columns.to(device)
 

@@ -10,14 +10,16 @@ from torch import nn
 from transformers import ViTImageProcessorPil
 
 from hf_vit.data.image_spec import ImageSpec, eval_resize, image_spec_of
-from hf_vit.evaluation.classifiers import check_weights, load_processor
+from hf_vit.evaluation.classifiers import load_processor
 from hf_vit.evaluation.multi_label import MULTI_LABEL
 from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification, HFViTLayer
+from hf_vit.system.errors import UserError, as_user_errors
 from hf_vit.system.progress import warn
 from hf_vit.training.optimizers import layer_id
 
 
+@as_user_errors()
 def build_model(
     labels: list[str],
     checkpoint: str | None,
@@ -50,7 +52,6 @@ def build_model(
         if had_several and not several:
             fields["problem_type"] = "single_label_classification"
         model = HFViTForImageClassification.from_pretrained(checkpoint, dtype=torch.float32, **fields)
-        check_weights(model, checkpoint)
         vars(model.config).pop("thresholds", None)  # of the labels that it had
         is_kept = list(before.id2label.values()) == labels and had_several == several
         if model.classifier.weight.any():  # a head of another size was reset with a line
@@ -66,6 +67,7 @@ def build_model(
     return model, build_processor(source, model.config, eval_crop)
 
 
+@as_user_errors()
 def build_encoder(
     model_class, checkpoint: str | None, preset: str | None, image_size: int | None, overrides: dict, eval_crop=None
 ):
@@ -84,7 +86,6 @@ def build_encoder(
         model = model_class(HFViTConfig.from_preset(preset, **fields))
     else:
         model = model_class.from_pretrained(checkpoint, dtype=torch.float32, **fields)
-        check_weights(model, checkpoint)
     return model, build_processor(source, model.config, eval_crop)
 
 
@@ -103,7 +104,7 @@ def light_decoder(config: HFViTConfig) -> dict[str, int]:
 def config_fields(overrides: dict, image_size: int | None) -> dict:
     """`overrides` and the image size as fields of HFViTConfig; ValueError for a type of weights."""
     if asked := {"dtype", "torch_dtype"} & set(overrides):
-        raise ValueError(
+        raise UserError(
             f"config_overrides: {asked.pop()} cannot be chosen, weights are trained in float32; --mixed_precision says what "
             "their products are computed in"
         )
@@ -138,7 +139,7 @@ def freeze(model: nn.Module, backbone: bool, layers: int):
     """
     num_layers = model.config.num_hidden_layers
     if layers > num_layers:
-        raise ValueError(
+        raise UserError(
             f"--freeze_layers {layers}: the model has {num_layers} layers; to train the head alone pass --freeze_backbone true"
         )
     last = num_layers + 1 if backbone else layers
@@ -156,7 +157,7 @@ def add_lora(model, rank: int, alpha: float, dropout: float):
         ValueError: if PEFT is not installed.
     """
     if importlib.util.find_spec("peft") is None:
-        raise ValueError("--lora_rank needs the library peft, which is not installed: pip install peft")
+        raise UserError("--lora_rank needs the library peft, which is not installed: pip install peft")
     from peft import LoraConfig, get_peft_model
 
     modules = model.vit.layers.named_modules()
@@ -188,7 +189,7 @@ def check_first_image_size(side: int | None, config: HFViTConfig):
         return
     image, patch = as_pair(config.image_size), as_pair(config.patch_size)
     if side >= min(image) or side % patch[0] or side % patch[1] or image[0] != image[1]:
-        raise ValueError(
+        raise UserError(
             f"--first_image_size {side}: wanted a multiple of the patch size {patch} below the image size {image}, "
             "which must be square"
         )

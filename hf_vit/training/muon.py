@@ -6,6 +6,7 @@ from collections import defaultdict
 import torch
 from torch.distributed.tensor import DTensor, Shard
 
+from hf_vit.system.errors import UserError
 from hf_vit.system.hardware import has_native_bf16
 
 
@@ -71,7 +72,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
         for shape in [tuple(parameter.shape) for group in self.param_groups for parameter in group["params"]]:
             if len(shape) != 2:
-                raise ValueError(f"Muon is for matrices, and got a parameter of shape {shape}: give that one to AdamW")
+                raise UserError(f"Muon is for matrices, and got a parameter of shape {shape}: give that one to AdamW")
 
     @torch.no_grad()
     def step(self, closure=None):

@@ -15,6 +15,7 @@ from hf_vit.evaluation.probes import knn_accuracy
 from hf_vit.model.configuration_hf_vit import as_pair
 from hf_vit.model.masked_autoencoder import HFViTForPreTraining
 from hf_vit.model.modeling_hf_vit import HFViTModel
+from hf_vit.system.errors import UserError
 from hf_vit.system.run_files import NUMBER, SAMPLES
 from hf_vit.training.arguments import parse_overrides
 from hf_vit.training.checkpoints import save_best
@@ -81,7 +82,7 @@ class PreTraining:
         source = (checkpoint, args.preset, args.image_size)
         overrides = parse_overrides(args.config_overrides)
         if overrides.get("patch_dropout_rate"):
-            raise ValueError(
+            raise UserError(
                 f"--config_overrides patch_dropout_rate={overrides['patch_dropout_rate']}: pre-training itself chooses the patches "
                 "that the encoder sees; leave it out"
             )
@@ -96,7 +97,7 @@ class PreTraining:
         of_teacher, grid = self.teacher.model.config, student.config.grid_size
         if of_teacher.grid_size[0] * grid[1] != of_teacher.grid_size[1] * grid[0]:
             as_text = lambda sides: f"{sides[0]} x {sides[1]} patches"
-            raise ValueError(
+            raise UserError(
                 f"--teacher_name_or_path {args.teacher_name_or_path} has {as_text(of_teacher.grid_size)} and the student "
                 f"{as_text(grid)}, of another shape: take another teacher, or another image_size with --config_overrides"
             )

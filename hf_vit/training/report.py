@@ -17,6 +17,7 @@ from hf_vit.evaluation.results import Results
 from hf_vit.evaluation.scores import format_prediction
 from hf_vit.system.command_line import own_line
 from hf_vit.system.environment import environment_info
+from hf_vit.system.errors import UserError
 from hf_vit.system.escapes import csv_cell
 from hf_vit.system.files import atomic_dir, checksum, write_text
 from hf_vit.system.run_files import PREDICTIONS, SAMPLES, copy_file
@@ -47,7 +48,7 @@ def skipped_images(run: Run) -> list[str]:
 def publish_model(run: Run) -> dict:
     """Copy the best weights to model/, and their samples; what was saved with the scores."""
     if (found := load_best(run.folder)) is None:
-        raise OSError("the best weights cannot be read back: the same command scores the last ones again")
+        raise UserError("the best weights cannot be read back: the same command scores the last ones again")
     folder, details = found
     details["metrics"] = details.pop("calibrated_metrics", details["metrics"])
     publish_best(folder, run.folder / "model", leave_out=("scores.json", SAMPLES, PREDICTIONS))

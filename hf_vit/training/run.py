@@ -20,6 +20,7 @@ from hf_vit.data.sampling import sequential_batches
 from hf_vit.data.splits import describe_scored
 from hf_vit.evaluation.prediction import classification_head, predict
 from hf_vit.system import hardware, run_files
+from hf_vit.system.errors import UserError
 from hf_vit.system.escapes import printable_lines
 from hf_vit.system.files import write_text
 from hf_vit.training import lives
@@ -232,7 +233,7 @@ def build_run(args: TrainArguments, task, accelerator, signals: Signals, began: 
     task.set_up(data, backbone)
     features_began = time.monotonic()
     if args.cache_features and sharded:
-        raise ValueError("--cache_features trains a head, which FSDP has no need to split: use ddp.yaml")
+        raise UserError("--cache_features trains a head, which FSDP has no need to split: use ddp.yaml")
     if args.cache_features:
         say(f"computing the features of {images:,} images")
         data.train_images = extract_features(args, accelerator, model, data.train_images, data.spec)
@@ -375,7 +376,7 @@ def check_signature(run: Run, saved: dict, signature: dict):
     changed = [name for name in signature if before.get(name) != signature[name]]
     if changed:
         fitting = before["images_per_step"] / (run.accelerator.num_processes * run.batches.accumulation)
-        raise ValueError(
+        raise UserError(
             f"{saved['folder']} does not fit: "
             + "; ".join(f"{name} was {before.get(name)} and is {signature[name]}" for name in changed)
             + ". Wanted the same data, length and precision, and as many images a step"

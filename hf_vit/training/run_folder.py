@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from transformers.utils import logging
 
 from hf_vit.system import run_files
+from hf_vit.system.errors import UserError
 from hf_vit.system.escapes import printable
 from hf_vit.system.files import atomic_dir, verify_checksums, write_text
 from hf_vit.training.arguments import TrainArguments, changed_arguments
@@ -45,12 +46,12 @@ def lock(run: Path):
     import fcntl  # not on Windows
 
     if run.exists() and not run.is_dir():
-        raise ValueError(f"--output_dir {run} is a file: name a new folder, or that of a run")
+        raise UserError(f"--output_dir {run} is a file: name a new folder, or that of a run")
     try:
         run.mkdir(parents=True, exist_ok=True)
         file = os.fdopen(run_files.open_regular(run / ".lock", os.O_RDWR | os.O_CREAT), "r+")
     except OSError as error:
-        raise OSError(f"{run} cannot be written to ({error.strerror}): choose another --output_dir") from error
+        raise UserError(f"{run} cannot be written to ({error.strerror}): choose another --output_dir") from error
     waited_until = time.monotonic() + LOCK_SECONDS
     while True:
         try:
@@ -61,7 +62,7 @@ def lock(run: Path):
                 file.seek(0)
                 holder = printable(file.read(200).strip())
                 file.close()
-                raise ValueError(
+                raise UserError(
                     f"another run is at work in {run} ({holder}): wait for its end, or choose another --output_dir"
                 ) from error
             time.sleep(0.1)
@@ -72,7 +73,7 @@ def lock(run: Path):
             break
     if os.fstat(file.fileno()).st_nlink > 1:
         file.close()
-        raise ValueError(f"{run / '.lock'} is a second name (a hard link) of another file: delete it")
+        raise UserError(f"{run / '.lock'} is a second name (a hard link) of another file: delete it")
     file.truncate(0)
     file.seek(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -107,7 +108,7 @@ def find_checkpoint(run: Path, args: TrainArguments, accelerator) -> tuple[bool,
     try:
         tensors = {name: load_file(folder / f"{name}.safetensors") for name in checkpoint_tensors(folder)}
     except SafetensorError as error:
-        raise ValueError(f"{folder} holds weights that cannot be read ({error})") from error
+        raise UserError(f"{folder} holds weights that cannot be read ({error})") from error
     return finished, state, tensors
 
 
@@ -121,32 +122,32 @@ def _find(run: Path, args: TrainArguments) -> tuple[bool, dict | None]:
     """(whether the run is finished, the state to continue from)."""
     for name in FOLDERS:
         if (run / name).is_symlink():
-            raise ValueError(
+            raise UserError(
                 f"{run / name} is a link, which a run does not follow: make --output_dir itself a link instead"
             )
     started = (run / STARTED).is_file()
     others = [name for name in (*FOLDERS, *FILES) if (run / name).exists()]
     if others and not started and not args.overwrite:
-        raise ValueError(f"{run} holds {', '.join(others)} and no run: {NEW_RUN}")
+        raise UserError(f"{run} holds {', '.join(others)} and no run: {NEW_RUN}")
     if args.overwrite or (not started and args.resume in ("auto", "never")):
         return False, None
     already = f"{run} already holds {'a finished' if (run / FINISHED).exists() else 'an unfinished'} run"
     if args.resume == "never":
-        raise ValueError(f"{already}: {NEW_RUN}")
+        raise UserError(f"{already}: {NEW_RUN}")
     named = named_checkpoint(args.resume)
     if named is not None and (not started or named.parents[1] == run.resolve()):
         folder = named
         try:
             verify_checksums(folder)
         except ValueError as error:
-            raise ValueError(f"--resume {folder}: {error}") from error
+            raise UserError(f"--resume {folder}: {error}") from error
     else:  # also if the run that began with another run's checkpoint is already here
         try:
             saved = run_files.read_flat_yaml(run / STARTED)
         except ValueError as error:
-            raise ValueError(f"{run / STARTED} cannot be read: {NEW_RUN}") from error
+            raise UserError(f"{run / STARTED} cannot be read: {NEW_RUN}") from error
         if changes := changed_arguments(saved, args):
-            raise ValueError(f"{already} of another configuration ({'; '.join(changes)}): {NEW_RUN}")
+            raise UserError(f"{already} of another configuration ({'; '.join(changes)}): {NEW_RUN}")
         folder = newest_checkpoint(run) or named  # a run that was stopped before its first own checkpoint
         if (run / FINISHED).exists() and (folder is None or (run / "model" / "config.json").is_file()):
             return True, None
@@ -154,7 +155,7 @@ def _find(run: Path, args: TrainArguments) -> tuple[bool, dict | None]:
             return False, None
     state = read_state(folder)
     if changes := changed_arguments(state["config"], args):
-        raise ValueError(
+        raise UserError(
             f"--resume {folder}: its run has another configuration ({'; '.join(changes)}): keep it, or begin a new run"
         )
     return False, {**state, "folder": str(folder)}
@@ -168,7 +169,7 @@ def named_checkpoint(resume: str) -> Path | None:
     if (named / "manifest.json").is_file():
         return named
     if not list_checkpoints(named):
-        raise ValueError(f"--resume {resume}: wanted auto, never, a checkpoint or a run folder that has some")
+        raise UserError(f"--resume {resume}: wanted auto, never, a checkpoint or a run folder that has some")
     return newest_checkpoint(named)
 
 
@@ -178,9 +179,9 @@ def read_state(folder: Path) -> dict:
         averaged = "average" in checkpoint_tensors(folder)
         state = run_files.read_json(folder / "state.json", STATE_SHAPE)
         if state["step"] < 1 or averaged != (state["average_step"] is not None):
-            raise ValueError("its state.json does not fit its other files")
+            raise UserError("its state.json does not fit its other files")
     except ValueError as error:
-        raise ValueError(f"{folder} is no checkpoint of a run: {error}") from error
+        raise UserError(f"{folder} is no checkpoint of a run: {error}") from error
     return state
 
 

@@ -10,6 +10,7 @@ from accelerate.tracking import get_available_trackers
 from accelerate.utils import DistributedType, InitProcessGroupKwargs, LoggerType, set_seed
 
 from hf_vit.system import hardware
+from hf_vit.system.errors import UserError
 from hf_vit.training.arguments import TrainArguments
 
 
@@ -27,7 +28,7 @@ def set_up_accelerator(args: TrainArguments) -> Accelerator:
     )
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != launched:
-        raise ValueError(
+        raise UserError(
             f"{launched} processes were launched, but they found no GPU and would each train alone: to train on the CPU, put "
             "ACCELERATE_USE_CPU=true before the command"
         )
@@ -36,13 +37,13 @@ def set_up_accelerator(args: TrainArguments) -> Accelerator:
     kind = accelerator.distributed_type
     old_fsdp = kind == DistributedType.FSDP and not accelerator.is_fsdp2
     if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM) or old_fsdp:
-        raise ValueError(f"{kind} is not known here: use FSDP 2 (recipes/accelerate/fsdp2.yaml) or DDP (ddp.yaml)")
+        raise UserError(f"{kind} is not known here: use FSDP 2 (recipes/accelerate/fsdp2.yaml) or DDP (ddp.yaml)")
     _set_up_process(accelerator)
     set_seed(args.seed)
     if not accelerator.is_main_process:
         transformers.utils.logging.set_verbosity_error()
     if args.optimizer == "muon" and accelerator.mixed_precision == "fp16":
-        raise ValueError("muon does not go with fp16, whose loss scaling knows one optimizer: use bf16, or adamw")
+        raise UserError("muon does not go with fp16, whose loss scaling knows one optimizer: use bf16, or adamw")
     return accelerator
 
 
@@ -72,7 +73,7 @@ def known_trackers(names: str) -> list[str]:
     known = [str(name) for name in LoggerType if str(name) != "all"]
     for name in asked:
         if name not in known:
-            raise ValueError(f"--report_to {name}: wanted none, or some of {', '.join(known)}")
+            raise UserError(f"--report_to {name}: wanted none, or some of {', '.join(known)}")
         if name not in installed:
-            raise ValueError(f"--report_to {name}: its library is not installed: pip install {name}")
+            raise UserError(f"--report_to {name}: its library is not installed: pip install {name}")
     return asked

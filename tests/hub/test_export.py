@@ -16,13 +16,14 @@ from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 
 from hf_vit.data.sources import load_splits
 from hf_vit.evaluation.onnx_classifier import onnx_model
-from hf_vit.hub import export as exporting
 from hf_vit.system import environment
 
 
-onnx = pytest.importorskip("onnx")
+onnx = pytest.importorskip("onnx", reason="needs the extra `export`")
 onnxruntime = pytest.importorskip("onnxruntime")
-import export  # noqa: E402 (it ends the process where they are not installed)
+import export  # noqa: E402
+
+from hf_vit.hub import export as exporting  # noqa: E402
 
 
 HOUSE = Path(__file__).parents[2]

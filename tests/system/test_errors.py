@@ -3,7 +3,7 @@
 import pytest
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 
-from hf_vit.system.errors import one_line, run_script
+from hf_vit.system.errors import UserError, as_user_errors, one_line, run_script
 
 
 def raising(error):
@@ -16,16 +16,11 @@ def raising(error):
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (ValueError("r is -1;\n  wanted 1 or more"), "error: r is -1; wanted 1 or more"),
+        (UserError("r is -1;\n  wanted 1 or more"), "error: r is -1;\n  wanted 1 or more"),
         (FileNotFoundError(2, "No such file", "a\x1b.png"), "error: [Errno 2] No such file: 'a\\x1b.png'"),
         (ImportError("peft is not installed"), "error: peft is not installed"),
-        (FloatingPointError("the loss is not finite"), "error: the loss is not finite"),
-        (ValueError("a\x1b[1Ab\u202e"), "error: a\\x1b[1Ab\\u202e"),
-        (ValueError(), "error: ValueError"),
-        (
-            StrictDataclassFieldValidationError("hidden_size", TypeError("wanted int")),
-            "error: Validation error for field 'hidden_size': TypeError: wanted int",
-        ),
+        (UserError("a\x1b[1Ab\u202e"), "error: a\\x1b[1Ab\\u202e"),
+        (UserError(), "error: UserError"),
     ],
 )
 def test_an_error_of_the_user_is_one_line_and_exit_code_1(error, line):
@@ -34,11 +29,23 @@ def test_an_error_of_the_user_is_one_line_and_exit_code_1(error, line):
     assert ended.value.code == line  # Python writes a text to stderr, and exits with 1
 
 
-@pytest.mark.parametrize("error", [KeyError("a"), TypeError("a"), RuntimeError("a"), SystemExit(75)])
+@pytest.mark.parametrize(
+    "error", [ValueError("a"), OSError("a"), KeyError("a"), TypeError("a"), RuntimeError("a"), SystemExit(75)]
+)
 def test_every_other_error_keeps_its_traceback(error):
     with pytest.raises(type(error)) as ended:
         run_script(raising(error))
     assert ended.value is error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("a"), OSError("a"), StrictDataclassFieldValidationError("hidden_size", TypeError("wanted int"))],
+)
+def test_what_a_library_says_of_a_checkpoint_of_the_user_is_an_error_of_the_user(error):
+    with pytest.raises(UserError) as raised, as_user_errors():
+        raise error
+    assert str(raised.value) == str(error)
 
 
 def test_an_interrupt_is_one_line_and_the_exit_code_of_a_shell(capsys):

@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from hf_vit.data.columns import read_label_names
+from hf_vit.system.errors import UserError
 from hf_vit.training import arguments, pretrain_arguments
-from hf_vit.training.arguments import parse_args, parse_overrides, to_yaml
+from hf_vit.training.arguments import changed_arguments, parse_args, parse_overrides, to_yaml
 
 
 NEEDED = ["--dataset_name", "photos", "--output_dir", "runs/x", "--preset", "tiny-patch16-224"]
@@ -291,3 +292,16 @@ def test_names_of_labels_that_are_empty_twice_or_too_few_are_refused(tmp_path, t
         read_label_names(str(tmp_path / "names.txt"))
     with pytest.raises(ValueError, match=r"--label_names .*nowhere.txt: no such file"):
         read_label_names(str(tmp_path / "nowhere.txt"))
+
+
+def test_a_retired_key_is_read_with_its_old_default_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(arguments, "RETIRED", {"of_yesterday": 3})
+    assert parse_yaml(tmp_path, "of_yesterday: 3\nseed: 1").seed == 1
+    with pytest.raises(SystemExit) as ended:
+        parse_yaml(tmp_path, "of_yesterday: 4")
+    assert ended.value.code == 2
+    assert "of_yesterday: 4" in capsys.readouterr().err
+    saved = yaml.safe_load(to_yaml(parse_args(NEEDED)))
+    assert changed_arguments({**saved, "of_yesterday": 3}, parse_args(NEEDED)) == []
+    with pytest.raises(UserError, match="of_yesterday: 4"):
+        changed_arguments({**saved, "of_yesterday": 4}, parse_args(NEEDED))

@@ -527,7 +527,7 @@ def test_a_disk_that_is_too_full_for_a_checkpoint_is_known_before_it_is_written(
     before = save(tmp_path, 3)
     monkeypatch.setattr(files.shutil, "disk_usage", lambda place: SimpleNamespace(free=280))
     monkeypatch.setattr(checkpoints, "save_file", lambda *_: pytest.fail("it was written"))
-    with pytest.raises(OSError, match=r"step-000006 needs 0.0 MB and 0.0 MB are free .*make room"):
+    with pytest.raises(ValueError, match=r"step-000006 needs 0.0 MB and 0.0 MB are free .*make room"):
         save(tmp_path, 6)
     assert newest_checkpoint(tmp_path) == before
     assert os.listdir(tmp_path / "checkpoints") == ["step-000003"]
@@ -870,7 +870,7 @@ def test_workers_that_die_again_and_again_stop_the_run_with_advice(uncached, mon
                 kill(worker)
             seen += new
 
-    with pytest.raises(OSError, match=r"2 processes that decode images died.*pass a --num_workers below 2"):
+    with pytest.raises(ValueError, match=r"2 processes that decode images died.*pass a --num_workers below 2"):
         kill_one_of_each_set()
     assert len(said) == 1
 
