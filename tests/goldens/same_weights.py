@@ -118,13 +118,10 @@ def main():
                 differing.append(name)
             says = "differs" if name in differing else "same"
             print(f"{name}: {says}, {found[name][:16]}, {time.monotonic() - began:.0f} s", flush=True)
-    if args.update:
-        others = (
-            known
-            if all(found[name] == value for name, value in known.get(kind, found).items() if name in found)
-            else {}
-        )
-        KNOWN.write_text(json.dumps({**others, kind: {**known.get(kind, {}), **found}}, indent=1) + "\n")
+    if args.update:  # weights of other kinds of CPU are out of date where those of this kind have changed
+        before = known.get(kind, {})
+        kept = known if {**found, **before} == {**before, **found} else {}
+        KNOWN.write_text(json.dumps({**kept, kind: {**before, **found}}, indent=1) + "\n")
     sys.exit(f"other weights: {', '.join(differing)}" if differing else 0)
 
 
