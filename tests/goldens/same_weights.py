@@ -100,17 +100,21 @@ def main():
         description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("commit", nargs="?")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument(
+        "--cases", nargs="+", choices=CASES, help="default: demo adamw resumed; without COMMIT, those known"
+    )
     parser.add_argument("--update", action="store_true")
     args = parser.parse_args()
     known, kind = json.loads(KNOWN.read_text()) if KNOWN.exists() else {}, kind_of_cpu()
     if args.commit is None and not args.update and kind not in known:
         parser.error(f"no weights are known for {kind}: name a COMMIT to compare with, or --update to write them")
+    is_check = args.commit is None and not args.update
+    cases = args.cases or (list(known[kind]) if is_check else ["demo", "adamw", "resumed"])
     found, differing = {}, []
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         trees = [HOUSE] if args.commit is None else [HOUSE, extract(args.commit, home / "tree")]
-        for name in args.cases:
+        for name in cases:
             began = time.monotonic()
             found[name], *others = run_case(name, trees, home)
             wanted = others[0] if others else found[name] if args.update else known[kind].get(name)
