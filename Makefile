@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: demo test torture upstream style clean
+.PHONY: demo test goldens torture upstream style clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hf_vit needs Python 3.11 or newer; make PYTHON=python3.12 demo")'
@@ -20,6 +20,10 @@ demo: .venv/installed
 
 test: .venv/installed
 	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+
+goldens: .venv/installed
+	$(BIN)/python -m pytest tests/goldens
+	$(BIN)/python tests/goldens/same_weights.py
 
 torture: .venv/installed
 	$(BIN)/python tests/torture.py
