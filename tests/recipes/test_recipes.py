@@ -332,7 +332,8 @@ finally:
 
 @pytest.fixture(scope="module")
 def head(base, photos, tmp_path_factory):
-    """head(name, *flags) -> a run that trains a head on the frozen base for 4 epochs, and what its backbone saw."""
+    """head(name, *flags) -> a run that trains a head on the frozen base, which drops nothing, for 4 epochs, and what its backbone
+    saw."""
     home = tmp_path_factory.mktemp("heads")
 
     def head(name, *flags):
@@ -341,7 +342,8 @@ def head(base, photos, tmp_path_factory):
             "--model_name_or_path", base, "--image_size", 16, "--freeze_backbone", "true", "--crop", "none", "--flip", "false",
             "--output_dir", name, "--num_train_epochs", 4, "--eval_epochs", 4, "--per_device_train_batch_size", 16,
             "--eval_fraction", 0.2, "--log_steps", 3, "--ema_decay", 0.9, "--checkpointing_steps", 5, "--learning_rate", 0.01,
-            "--mixed_precision", "no", *flags,
+            "--mixed_precision", "no", "--config_overrides", "hidden_dropout_prob=0.2",
+            *flags,
         ]  # fmt: skip
         result = forked.run(command, cwd=home)
         assert result.returncode == 0, result.stdout + result.stderr
