@@ -27,7 +27,7 @@ NAMES = ("a", "b", "c")
 FLAGS = dict(
     learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5, lr_scheduler_type="constant", warmup_ratio=0, ema_decay=0.9, mixup=0.4,
     label_smoothing=0.1, balance="weights", crop="none", flip="false", per_device_train_batch_size=8, max_train_steps=6, eval_steps=6,
-    first_image_size=8, first_stage=0.5, log_steps=1, mixed_precision="no", num_workers=0, auto_find_batch_size="false",
+    first_image_size=8, first_stage=1 / 3, log_steps=1, mixed_precision="no", num_workers=0, auto_find_batch_size="false",
 )  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def test_a_run_is_a_plain_loop_over_mixed_images_and_keeps_the_average(tmp_path,
         ids = list(epoch_batches(24, 8, 0, epoch))[number]
         targets = nn.functional.one_hot(labels[ids], 3) * 0.9 + 0.1 / 3
         inputs, targets = mix(images[ids], targets, 0.4, 0.0, 0, epoch, number)
-        if step < 3:
+        if step < 2:
             inputs = nn.functional.interpolate(inputs, (8, 8), mode="bilinear", antialias=True)
         logits = model(inputs, interpolate_pos_encoding=True).logits
         each = -(targets * logits.log_softmax(dim=1)).sum(dim=1)
