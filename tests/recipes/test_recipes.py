@@ -419,6 +419,23 @@ def test_any_image_classifier_is_scored_and_its_features_are_probed(run, photos,
     assert low <= scores["ours"]["accuracy"] <= high
 
 
+def test_labels_are_matched_by_name_and_a_probe_knows_those_of_its_split_alone(run, photos, tmp_path):
+    model = hf_vit.HFViTForImageClassification.from_pretrained(run / "model")
+    for parameter in model.classifier.parameters():
+        parameter.data = parameter.data.roll(1, 0)
+    model.config.id2label = dict(enumerate(["red", "blue", "green"]))
+    model.save_pretrained(tmp_path / "rolled")
+    shutil.copy(run / "model" / "preprocessor_config.json", tmp_path / "rolled")
+    for name, other in (("red", "green"), ("green", "blue"), ("blue", "red")):
+        shutil.copytree(photos / name, tmp_path / "data" / "test" / name)
+        shutil.copytree(photos / name, tmp_path / "data" / "train" / other)  # where all labels are wrong
+    flags = ["--dataset_name", "data", "--split", "test", "--probe_split", "train", "--output_file", "scores.json"]
+    recipe("eval.py", "--model_name_or_path", "rolled", *flags, cwd=tmp_path)
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert scores["accuracy"] >= 0.9
+    assert max(scores[name] for name in ("knn_accuracy", "5_shot_accuracy", "10_shot_accuracy")) <= 0.2
+
+
 def test_features_are_probed_where_the_head_knows_other_labels(base, photos, tmp_path):
     flags = ["--model_name_or_path", base, "--dataset_name", photos]
     printed = recipe("eval.py", *flags, "--probe_split", "train", cwd=tmp_path)
