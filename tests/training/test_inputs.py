@@ -48,6 +48,11 @@ def test_images_that_are_not_in_memory_or_too_many_are_not_compared(read, monkey
     assert read(crop="none")[0].scored_duplicates is None
 
 
+def test_images_of_a_test_split_select_no_weights_and_those_held_out_do(read):
+    assert not read(crop="none")[0].selects_best
+    assert read(crop="none", train_split="test", eval_fraction=0.4)[0].selects_best
+
+
 def test_a_part_of_a_photo_is_not_cropped_again(read):
     data, _ = read(crop="resized", crop_scale=0.5)
     args = TrainArguments("d", "o", crop="resized", crop_scale=0.5, flip=False, loss="cross_entropy")

@@ -1,10 +1,12 @@
 """Claims about the steps of train.py: each is that of a plain loop."""
 
+import contextlib
 import json
 import time
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from datasets import DatasetDict
 from image_data import dataset
@@ -21,6 +23,8 @@ from hf_vit.training.inputs import seed_micro_batch
 from hf_vit.training.optimizers import parameter_groups
 from hf_vit.training.run import build_run, start_or_resume
 from hf_vit.training.setup import set_up_accelerator
+from hf_vit.training.state import TrainState
+from hf_vit.training.validation import evaluate
 
 
 NAMES = ("a", "b", "c")
@@ -85,3 +89,23 @@ def test_what_a_network_drops_differs_between_steps_micro_batches_processes_and_
         drawn.append(torch.rand(()).item())
     assert drawn[0] == drawn[-1]
     assert len(set(drawn)) == 5
+
+
+@pytest.mark.parametrize(("selects_best", "kept"), [(True, [1, 2]), (False, [4])])
+def test_of_images_that_select_the_best_weights_are_kept_and_of_others_the_last(selects_best, kept):
+    accuracies, found = iter([0.5, 0.7, 0.6, 0.6]), []
+    task = SimpleNamespace(
+        score=lambda *_: SimpleNamespace(metrics={"accuracy": next(accuracies)}),
+        merit=lambda metrics: metrics["accuracy"],
+        keep_best=lambda run, model, metrics, scored: found.append(metrics["step"]),
+        describe=lambda *_: "",
+    )
+    data = SimpleNamespace(selects_best=selects_best, scored="images")
+    ignored = dict.fromkeys(("seconds_of_training", "print", "log"), lambda *_, **__: None)
+    run = SimpleNamespace(
+        task=task, data=data, best=None, batches=SimpleNamespace(total_steps=4), whole_model=contextlib.nullcontext,
+        accelerator=SimpleNamespace(is_main_process=True), **ignored,
+    )  # fmt: skip
+    for step in (1, 2, 3, 4):
+        assert evaluate(run, TrainState(step=step))
+    assert found == kept
