@@ -7,7 +7,7 @@ MUTANTS = read_mutants()
 
 
 def test_every_mutant_applies_once_and_changes_its_file():
-    assert [mutant.id for mutant in MUTANTS if mutated(mutant) == (HOUSE / mutant.file).read_text()] == []
+    assert [mutant.id for mutant in MUTANTS if mutated(mutant, HOUSE) == (HOUSE / mutant.file).read_text()] == []
 
 
 def test_every_mutant_has_a_name_of_its_own_and_tests_that_are_there():

@@ -1,8 +1,8 @@
 """Small wrong versions of the code, tried one at a time: does a test notice?
 
-    python tests/mutants/run.py                      every mutant of every room, which takes an hour and more on two cores
-    python tests/mutants/run.py data figures         those of two rooms
-    python tests/mutants/run.py --id masks-by-label  one
+    python tests/mutants/run.py                        every mutant of every room, which takes an hour on two cores
+    python tests/mutants/run.py data figures           those of two rooms
+    python tests/mutants/run.py --id causal-attention  one
 
 Each room has its mutants in a YAML file beside this one: a text that stands once in a file, a wrong one in its place, and one
 sentence that says what is wrong. A mutant is put into a copy of the working tree, and the room's tests run until one fails; those
@@ -61,9 +61,9 @@ def read_mutants() -> list[Mutant]:
     ]
 
 
-def mutated(mutant: Mutant) -> str:
+def mutated(mutant: Mutant, house: Path) -> str:
     """The text of the mutant's file with the mutant in it; ValueError if it does not apply."""
-    text = (HOUSE / mutant.file).read_text(encoding="utf-8")
+    text = (house / mutant.file).read_text(encoding="utf-8")
     if (count := text.count(mutant.old)) != 1:
         raise ValueError(f"mutant {mutant.id}: its old text stands {count} times in {mutant.file}, wanted once")
     text = text.replace(mutant.old, mutant.new)
@@ -140,7 +140,7 @@ def failed_tests(house: Path, tests: Iterable[str], *options: str) -> list[str]:
 
 def try_mutant(mutant: Mutant, house: Path, quick: bool) -> str | None:
     """The test that notices a mutant, or None; `quick`: of those that it names."""
-    text = mutated(mutant)
+    text = mutated(mutant, house)
     try:
         (house / mutant.file).write_text(text, encoding="utf-8")
         git(house, "commit", "--quiet", "--all", "--message", mutant.id)
