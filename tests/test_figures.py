@@ -172,6 +172,33 @@ def test_curves_of_few_steps_show_each_step_and_whole_numbers_on_the_axes(steps)
     assert low < 1.0985 < high
 
 
+def test_the_running_mean_of_a_long_curve_lies_over_its_steps():
+    rising, mean = figures.curves([{"step": step, "loss": step} for step in range(1, 501)]).axes[0].lines
+    assert len(mean.get_xdata()) < len(rising.get_xdata())
+    np.testing.assert_allclose(
+        mean.get_ydata(), mean.get_xdata(), atol=0.5 + 1e-6
+    )  # between two steps, if as many are averaged
+
+
+def test_a_confusion_is_shaded_by_the_share_of_the_true_class():
+    shades = figures.confusion([[6, 2], [0, 4]], ["cat", "dog"]).axes[0].images[0].get_array()
+    np.testing.assert_allclose(shades, [[0.75, 0.25], [0, 1]])
+
+
+def test_a_right_answer_is_green_and_a_wrong_one_red_with_the_truth():
+    logits = torch.tensor([[9.0, 0.0], [9.0, 0.0]])
+    drawn = figures.predictions(noise(2, 3, 8, 8), torch.tensor([0, 1]), logits, ["cat", "dog"]).axes
+    said = [(axes.title.get_text(), axes.title.get_color()) for axes in drawn[:2]]
+    assert said == [("cat 100%", figures.GREEN), ("cat 100%\nis dog", figures.RED)]
+
+
+def test_bars_of_a_calibration_stand_in_their_bins():
+    panel, counts = calibration([0.05, 0.55, 0.95], 10).axes
+    middles = lambda axes: [bar.get_x() + bar.get_width() / 2 for bar in axes.patches]
+    assert middles(panel) == pytest.approx([0.05, 0.55, 0.95])
+    assert middles(counts) == pytest.approx(np.arange(0.05, 1, 0.1))
+
+
 def test_only_what_was_logged_has_a_panel():
     figure = curves(12, True, ())
     titles = [axes.get_title() for axes in figure.axes if axes.axison]
@@ -253,8 +280,8 @@ def test_a_constant_map_has_no_orange():
 
 
 def test_a_flat_map_says_so_and_no_other_does():
-    maps = torch.rand(2, 3, 3, 5)
-    maps[1, 2] = 1 / 15
+    maps = torch.rand(2, 3, 3, 5) / 100  # as small as of many patches
+    maps[1, 2] = 1 / 1500
     drawn = figures.attention(noise(2, 3, 24, 40), maps, ["a", "b", "c"], ["1", "2"])
     said = [[text.get_text() for text in axes.texts] for axes in drawn.axes]
     assert said == [[]] * 7 + [["flat"]]

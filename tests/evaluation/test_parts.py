@@ -19,12 +19,14 @@ from transformers import (
     SwinForImageClassification,
     ViTConfig,
     ViTForImageClassification,
+    ViTImageProcessorPil,
 )
 
 from hf_vit import HFViTForImageClassification
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.normalization import normalize
 from hf_vit.evaluation import parts as parts_module
+from hf_vit.evaluation.classifiers import model_digest
 from hf_vit.evaluation.parts import Parts, ThreadsOnDemand, compute_parts
 from hf_vit.evaluation.prediction import BatchPredictor
 from hf_vit.evaluation.result_files import (
@@ -145,6 +147,16 @@ def test_results_of_other_settings_are_not_mixed(tmp_path):
         embed(tmp_path / "all.npy", layer=3)
     embed(tmp_path / "all.npy", layer=3, overwrite=True)
     assert_whole(tmp_path / "all.npy")
+
+
+def test_results_belong_to_weights_config_and_image_processor(tiny_model):
+    model, processor = tiny_model(), ViTImageProcessorPil()
+    digests = [model_digest(model, processor), model_digest(model, ViTImageProcessorPil(image_mean=[0.4] * 3))]
+    model.config.layer_norm_eps = 1e-3
+    digests.append(model_digest(model, processor))
+    model.classifier.bias.data += 1
+    digests.append(model_digest(model, processor))
+    assert len(set(digests)) == 4
 
 
 def test_two_commands_do_not_share_an_output_file(tmp_path):

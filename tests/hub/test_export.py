@@ -227,6 +227,17 @@ def test_a_run_is_exported_and_scored_on_the_images_that_it_scored(run):
     assert report["hardware"] == environment.environment_info("cpu", 1, "no")["hardware"]
 
 
+def test_each_onnx_file_is_scored_by_its_own_answers(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(run.parent)
+    truth = torch.arange(50) % 10
+    logits = {"model.onnx": torch.eye(10)[truth], "model_quantized.onnx": torch.eye(10)[truth - 1]}
+    monkeypatch.setattr(export, "predict", lambda file, _: (logits[file.name], truth))
+    evaluated = export.rows_to_evaluate(export.parse_args([str(run)]), run)
+    files = export.export(str(run / "model"), tmp_path, evaluated)["files"]
+    assert [files[f"onnx/{name}"]["accuracy"] for name in logits] == [1, 0]
+    assert files["onnx/model_quantized.onnx"]["answers_as_float32"] == 0
+
+
 @pytest.fixture(scope="module")
 def native(tiny_fields, randomize, tmp_path_factory):
     """A folder with a native ViT, and nothing of ours."""

@@ -453,6 +453,15 @@ def test_cards_are_split_and_merged(folder):
     assert split_card(merge_cards(ours, "Only text."))[1].strip().startswith("Only text.")
 
 
+def test_a_licence_that_was_pushed_once_stays_until_another_is_given(folder):
+    ours = (folder / "README.md").read_text()
+    licensed = ours.replace("library_name: transformers\n", "library_name: transformers\nlicense: mit\n")
+    licensed = licensed.replace('"library_name": "transformers"', '"library_name": "transformers", "license": "mit"')
+    first = merge_cards(licensed, "")
+    for given, wanted in ((None, "mit"), ("apache-2.0", "apache-2.0")):
+        assert split_card(merge_cards(ours, first, given))[0]["license"] == wanted
+
+
 def test_a_card_with_the_line_ends_of_windows_keeps_its_metadata(folder, hub):
     theirs = BY_HAND.replace("\n", "\r\n")
     hub.put("alice/model", {"README.md": theirs.encode()})
@@ -864,7 +873,7 @@ def test_a_copy_that_is_damaged_is_told(folder):
 
 
 def test_weights_that_give_other_logits_are_told(folder):
-    weights = {name: tensor + 0.1 for name, tensor in load_file(folder / "model.safetensors").items()}
+    weights = {name: tensor + 1e-3 for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     noted = json.dumps({name: checksum(folder / name) for name in CHECKSUMMED_FILES})
     save_file(load_file(folder / "probes.safetensors"), folder / "probes.safetensors", metadata={"sha256": noted})

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForImageClassification
+from transformers import AutoConfig, AutoModelForImageClassification, ViTForImageClassification
 
 from hf_vit import HFViTConfig, HFViTForImageClassification, HFViTModel
+from hf_vit.evaluation.classifiers import load_classifier
 from hf_vit.hub.verification import CHECKSUMMED_FILES, verify
 from hf_vit.system.files import checksum
 
@@ -67,6 +68,15 @@ def test_code_in_a_repository_of_our_type_is_not_run(repo, pixels):
     assert type(model) is HFViTForImageClassification
     assert torch.equal(model(images).logits, expected)
     assert type(AutoConfig.from_pretrained(repo)) is HFViTConfig
+    assert os.listdir() == []
+
+
+def test_code_in_a_repository_of_a_native_type_is_not_run(repo, tiny_model):
+    """a native model with code in it that its config names | transformers' own code is run"""
+    tiny_model().to_transformers().save_pretrained(repo.parent / "native")
+    (repo.parent / "native" / "evil.py").write_text("open('opened', 'w')\n")
+    change_config(repo.parent / "native", auto_map={"AutoModelForImageClassification": "evil.Evil"})
+    assert type(load_classifier(str(repo.parent / "native"))) is ViTForImageClassification
     assert os.listdir() == []
 
 

@@ -236,6 +236,7 @@ def test_fixed_positions_are_kept_between_passes_and_no_tracer_leaves_its_own(ti
     once, again = (model.vit.embeddings.positions_on_grid((2, 6))[1] for _ in range(2))
     assert type(once) is torch.Tensor
     assert once.data_ptr() == again.data_ptr()
+    assert model.bfloat16().vit.embeddings.positions_on_grid((2, 6))[1].dtype is torch.bfloat16
 
 
 def test_a_module_with_parameters_and_a_computed_table_reloads_bit_for_bit(tiny_model, pixels, tmp_path):

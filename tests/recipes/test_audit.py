@@ -82,15 +82,18 @@ def test_the_page_shows_counts_sizes_broken_files_and_pictures(photos, tmp_path)
     assert "http" not in page.replace("https://", "http://").split("<style>")[0]
 
 
-def test_names_from_strangers_are_text_on_the_page(tmp_path):
-    for name in ("<script>/=1.png", "<script>/2.png", "dog/3.png"):
+def test_names_from_strangers_are_text_on_the_page_and_in_its_tables(tmp_path):
+    for name in ("=<script>/=1.png", "=<script>/2.png", "dog/3.png"):
         (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
         photo(len(name)).save(tmp_path / "photos" / name)
-    photo(3).save(tmp_path / "photos" / "<script>" / "=1.png")
+    photo(3).save(tmp_path / "photos" / "=<script>" / "=1.png")
     photo(3).save(tmp_path / "photos" / "dog" / "3.png")
     start(tmp_path / "photos", tmp_path / "page.html")
     assert "<script>" not in (tmp_path / "page.html").read_text()
     assert "&lt;script&gt;" in (tmp_path / "page.html").read_text()
+    cells = (tmp_path / "page.duplicates.csv").read_text().replace("\n", ",").split(",")
+    assert "'=<script>" in cells
+    assert not [cell for cell in cells if cell.startswith("=")]
 
 
 @pytest.fixture(scope="module")

@@ -129,6 +129,9 @@ def test_a_killed_command_is_taken_up_and_nothing_comes_twice_or_is_missing(
     done = len(list(parts.glob("*.safetensors")))
     assert done in (1, 2), "killed too late to say anything"
     assert not (tmp_path / "out.parquet").exists()
+    other = forked.run(command("predict", model, photos, "out.parquet", "--top_k", "3"), cwd=tmp_path)
+    assert other.returncode == 1
+    assert "top_k" in other.stderr  # what is there has more labels
     printed = run("predict", model, photos, "out.parquet", cwd=tmp_path, launcher=launcher)
     assert "of 1,100 images are done already" in printed
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "out.parquet"), predicted[0], rtol=1e-4)

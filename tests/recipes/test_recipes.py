@@ -332,7 +332,8 @@ finally:
 
 @pytest.fixture(scope="module")
 def head(base, photos, tmp_path_factory):
-    """head(name, *flags) -> a run that trains a head on the frozen base for 4 epochs, and what its backbone saw."""
+    """head(name, *flags) -> a run that trains a head on the frozen base, which drops nothing, for 4 epochs, and what its backbone
+    saw."""
     home = tmp_path_factory.mktemp("heads")
 
     def head(name, *flags):
@@ -341,7 +342,8 @@ def head(base, photos, tmp_path_factory):
             "--model_name_or_path", base, "--image_size", 16, "--freeze_backbone", "true", "--crop", "none", "--flip", "false",
             "--output_dir", name, "--num_train_epochs", 4, "--eval_epochs", 4, "--per_device_train_batch_size", 16,
             "--eval_fraction", 0.2, "--log_steps", 3, "--ema_decay", 0.9, "--checkpointing_steps", 5, "--learning_rate", 0.01,
-            "--mixed_precision", "no", *flags,
+            "--mixed_precision", "no", "--config_overrides", "hidden_dropout_prob=0.2",
+            *flags,
         ]  # fmt: skip
         result = forked.run(command, cwd=home)
         assert result.returncode == 0, result.stdout + result.stderr
@@ -415,6 +417,23 @@ def test_any_image_classifier_is_scored_and_its_features_are_probed(run, photos,
     assert [row["images"] for row in scores["ours"]["per_class"]] == [2, 2, 2]  # the part that is set aside
     low, high = scores["ours"]["intervals"]["accuracy"]
     assert low <= scores["ours"]["accuracy"] <= high
+
+
+def test_labels_are_matched_by_name_and_a_probe_knows_those_of_its_split_alone(run, photos, tmp_path):
+    model = hf_vit.HFViTForImageClassification.from_pretrained(run / "model")
+    for parameter in model.classifier.parameters():
+        parameter.data = parameter.data.roll(1, 0)
+    model.config.id2label = dict(enumerate(["red", "blue", "green"]))
+    model.save_pretrained(tmp_path / "rolled")
+    shutil.copy(run / "model" / "preprocessor_config.json", tmp_path / "rolled")
+    for name, other in (("red", "green"), ("green", "blue"), ("blue", "red")):
+        shutil.copytree(photos / name, tmp_path / "data" / "test" / name)
+        shutil.copytree(photos / name, tmp_path / "data" / "train" / other)  # where all labels are wrong
+    flags = ["--dataset_name", "data", "--split", "test", "--probe_split", "train", "--output_file", "scores.json"]
+    recipe("eval.py", "--model_name_or_path", "rolled", *flags, cwd=tmp_path)
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert scores["accuracy"] >= 0.9
+    assert max(scores[name] for name in ("knn_accuracy", "5_shot_accuracy", "10_shot_accuracy")) <= 0.2
 
 
 def test_features_are_probed_where_the_head_knows_other_labels(base, photos, tmp_path):

@@ -149,6 +149,19 @@ def test_data_without_a_test_split_are_refused(tmp_path):
         split_classes(tmp_path / "halves", name, shots=2)
 
 
+def test_the_seeds_of_a_method_are_runs_of_their_own(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(transfer, "train", lambda folder, **flags: asked.append((folder.name, flags.get("seed"))))
+    monkeypatch.setattr(transfer, "probe_features", lambda *_: 1 / 0)
+    monkeypatch.setattr(transfer.signal, "signal", lambda *_: None)
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    data = ["--dataset_name", saved(tmp_path / "data", 4), "--image_column", "picture", "--shots", "2"]
+    words = [*data, "--config", tmp_path / "tiny.yaml", "--output_dir", tmp_path / "runs", "--seeds", "2"]
+    with pytest.raises(ZeroDivisionError):  # after the last run
+        transfer.main(transfer.parse_args([*map(str, words)]))
+    assert asked == [("pretrained", None), *((str(seed), seed) for seed in (0, 1) for _ in transfer.METHODS)]
+
+
 def run_of(name, seed, accuracy):
     """As much of a results.json as the table reads."""
     return dict(

@@ -4,6 +4,7 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
+import torch
 from datasets import DatasetDict, List, concatenate_datasets, load_from_disk
 from image_data import dataset
 
@@ -45,6 +46,22 @@ def test_images_that_are_not_in_memory_or_too_many_are_not_compared(read, monkey
     assert read(crop="resized", crop_scale=0.5)[0].scored_duplicates is None
     monkeypatch.setattr(inputs, "MAX_PAIRS", 99)
     assert read(crop="none")[0].scored_duplicates is None
+
+
+def test_images_of_a_test_split_select_no_weights_and_those_held_out_do(read):
+    assert not read(crop="none")[0].selects_best
+    assert read(crop="none", train_split="test", eval_fraction=0.4)[0].selects_best
+
+
+def test_a_part_of_a_photo_is_not_cropped_again(read):
+    data, _ = read(crop="resized", crop_scale=0.5)
+    args = TrainArguments("d", "o", crop="resized", crop_scale=0.5, flip=False, loss="cross_entropy")
+    accelerator = SimpleNamespace(device=torch.device("cpu"), process_index=0, num_processes=1)
+    task = Classification(args, accelerator)
+    task.data = data
+    batches = inputs.TrainBatches(args, data, task, accelerator, 4, 1, 5, 5, 0)
+    rows = data.train_images.__getitems__([0, 1, 2, 3])
+    assert torch.equal(batches.augmented(rows, 0, 0)[0], data.spec.normalize(rows["images"]))
 
 
 def test_a_fraction_to_hold_out_that_is_not_used_is_said(read, caplog):

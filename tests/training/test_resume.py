@@ -340,14 +340,17 @@ def test_another_configuration_is_refused_by_what_differs_and_the_run_is_untouch
     assert files_of(run) == before
 
 
-def test_one_image_more_is_refused(killed, train, photos, tmp_path):
-    """an image added to the training data between two lives | refused, with the old and the new number."""
+@pytest.mark.parametrize(
+    ("change", "named"), [(shutil.copy, "training_images was 24 and is 25"), (shutil.move, "checksum_of_labels was")]
+)
+def test_one_image_more_or_under_another_label_is_refused(killed, train, photos, tmp_path, change, named):
+    """an image added to the training data, or moved to another class, between two lives | refused, with what was and what is."""
     run = killed(9)
     before = files_of(run)
     shutil.copytree(photos, tmp_path / "photos")
-    shutil.copy(photos / "train" / "red" / "0.png", tmp_path / "photos" / "train" / "red" / "new.png")
+    change(tmp_path / "photos" / "train" / "red" / "0.png", tmp_path / "photos" / "train" / "green" / "new.png")
     printed = train(run, cwd=tmp_path, code=1)
-    assert "training_images was 24 and is 25" in printed
+    assert named in printed
     assert "else choose another --output_dir, or pass --overwrite true to begin anew" in printed
     assert files_of(run) == before
 

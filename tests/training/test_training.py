@@ -155,6 +155,7 @@ def test_scores_are_those_of_a_hand_count():
 
 def test_predictions_keep_their_rows_and_the_model_its_mode(model):
     torch.nn.init.normal_(model.classifier.weight)
+    model.vit.layers[0].dropout.p = 0.5
     model.train()
     pixels = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
     form = ImageSpec(16, 16, 3, 2, (0.5,) * 3, (0.5,) * 3)
@@ -678,6 +679,8 @@ def test_low_rank_updates_of_every_dense_layer_and_the_head_are_trained(tiny_con
         ),
         *(f"base_model.model.classifier.modules_to_save.default.{kind}" for kind in ("weight", "bias")),
     }
+    scales = {module.scaling["default"] for module in lora.modules() if hasattr(module, "lora_A")}
+    assert scales == {4.0 / 2}  # alpha / rank
 
 
 @peft_warns
@@ -1055,6 +1058,13 @@ def test_every_score_is_that_of_a_hand_count():
         "calibration_error": pytest.approx((0.2 + 0.7 + (1 - share[2, 1].item()) + 0.4) / 4, abs=1e-6),
         "loss": pytest.approx(-(math.log(0.8) + math.log(0.2) + math.log(share[2, 1]) + math.log(0.6)) / 4, abs=1e-6),
     }
+
+
+def test_the_more_accurate_weights_are_the_better_and_of_equal_ones_those_with_the_smaller_loss(accelerator):
+    merit = Classification(TrainArguments("d", "o"), accelerator).merit
+    rising = [(0.5, 2.0), (0.5, 1.0), (0.6, 3.0)]
+    scores = [merit({"accuracy": accuracy, "loss": loss}) for accuracy, loss in rising]
+    assert scores == sorted(set(scores))
 
 
 @pytest.mark.parametrize("classes", [2, 5, 6, 9])
