@@ -355,6 +355,19 @@ def test_one_image_more_or_under_another_label_is_refused(killed, train, photos,
     assert files_of(run) == before
 
 
+def test_a_resumed_run_keeps_the_rate_that_it_chose_under_an_earlier_version(killed, train):
+    run = killed(9)
+    folder = newest_checkpoint(run)
+    state, manifest = (json.loads((folder / name).read_text()) for name in ("state.json", "manifest.json"))
+    state["config"]["learning_rate"] = 5e-4
+    (folder / "state.json").write_text(json.dumps(state))
+    size, digest = (folder / "state.json").stat().st_size, files.checksum(folder / "state.json")
+    manifest["files"]["state.json"] = {"bytes": size, "sha256": digest}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    train(run)
+    assert yaml.safe_load((run / "config.yaml").read_text())["learning_rate"] == 5e-4
+
+
 def test_only_what_does_not_decide_the_result_may_change():
     args = parse_args([*FLAGS, "--output_dir", "runs/x"])
     saved = yaml.safe_load(to_yaml(args))
