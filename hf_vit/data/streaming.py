@@ -16,12 +16,10 @@ from transformers.utils import logging
 from hf_vit.data.columns import (
     ROW,
     encode_labels,
-    feature_name,
     find_columns,
     has_several_labels,
     label_feature,
     multi_hot,
-    places_in_names,
     select_image_and_label,
 )
 from hf_vit.data.crops import crop_params
@@ -30,6 +28,7 @@ from hf_vit.data.image_files import allowed_files
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.sampling import EPOCH_STRIDE
 from hf_vit.data.splits import find_eval_split, note_unused_splits
+from hf_vit.system.errors import UserError
 from hf_vit.system.hardware import own_cores
 
 
@@ -48,16 +47,16 @@ def prepare_stream(
     label_columns: str | None = None,
 ) -> tuple[IterableDataset, Dataset, list[str], str]:
     """As `prepare_splits`, for streaming: the training stream, the evaluation split (downloaded whole and cached), the class
-    names, and the name of the evaluation split; also a ValueError if classes or evaluation split are unknown."""
+    names, and the name of the evaluation split; also a UserError if classes or evaluation split are unknown."""
     if label_separator is not None or label_columns is not None:
-        raise ValueError(
-            "--streaming does not go with --label_separator or --label_columns: of several labels an image a stream reads lists "
-            "of names or of class indices; leave --streaming out, or store the labels so"
+        raise UserError(
+            "--streaming does not support --label_separator and --label_columns: store several labels of an image as a list of "
+            "names or of class indices, or leave --streaming out"
         )
     wanted = eval_split or "validation or test"
     eval_split = find_eval_split(splits, train_split) if eval_split is None else eval_split
     if not {train_split, eval_split} <= set(splits) or train_split == eval_split:
-        raise ValueError(
+        raise UserError(
             f"--streaming needs the split {train_split!r} and another one to evaluate on ({wanted}); the data set "
             f"has {', '.join(splits)}: name them with --train_split and --eval_split"
         )
@@ -67,28 +66,24 @@ def prepare_stream(
         train, held_out = train._resolve_features(), held_out._resolve_features()
     columns = find_columns(train, image_column, label_column)
     feature = label_feature(train.features[columns[1]])
-    if label_names is None and not isinstance(feature, ClassLabel):
-        raise ValueError(
-            f"the labels ({columns[1]}) are bare {feature_name(feature)} and a stream does not say how many there are: pass "
+    known = feature.names if isinstance(feature, ClassLabel) else None
+    if label_names is None and known is None:
+        raise UserError(
+            f"the labels ({columns[1]}) of a stream are bare numbers or text, and it does not say how many there are: pass "
             "--label_names FILE, one name a line"
         )
-    if label_names is not None and isinstance(feature, ClassLabel):
-        places = places_in_names(feature.names, label_names)
-        if places != list(range(len(places))):
-            raise ValueError(
-                f"the classes of the stream are {', '.join(feature.names[:5])} ... in this order, and --label_names has another: "
-                "give it theirs, or leave it out"
-            )
+    if None not in (label_names, known) and label_names != known:
+        raise UserError(
+            f"the classes of the stream are {', '.join(known[:5])} ... in this order, and --label_names has others: leave it out"
+        )
     fingerprint = stream_fingerprint(held_out, columns)
     held_out = select_image_and_label(held_out, columns)
     rows = Dataset.from_generator(held_out.__iter__, features=held_out.features, fingerprint=fingerprint)
     rows = rows.cast_column("image", held_out.features["image"])  # the files it may name are not stored on disk
-    rows = rows.add_column("row", np.arange(len(rows)))
-    if isinstance(feature, ClassLabel):  # the names, too, are in this order
-        encoded, _ = encode_labels(DatasetDict(eval=rows), None, {"eval": eval_split}, train_names=feature.names)
-    else:
-        encoded, _ = encode_labels(DatasetDict(eval=rows), label_names, {"eval": eval_split}, from_one=False)
-    return select_image_and_label(train, columns), encoded["eval"], label_names or feature.names, eval_split
+    rows = DatasetDict(eval=rows.add_column("row", np.arange(len(rows))))
+    names = None if known else label_names
+    encoded, _ = encode_labels(rows, names, {"eval": eval_split}, train_names=known, from_one=False)
+    return select_image_and_label(train, columns), encoded["eval"], known or label_names, eval_split
 
 
 def stream_fingerprint(rows: IterableDataset, columns: tuple[str, str]) -> str:
@@ -228,7 +223,7 @@ class ImageStream:
                     block[place] = None  # frees its bytes for the next block
             length = sum(self.lengths[shard] for shard in own)
             if length == 0:
-                raise ValueError("there are no rows in some shards of the stream: remove them")
+                raise UserError("there are no rows in some shards of the stream: remove them")
             start = max(0, start - length)
 
     def _make_batch(self, rows, ids: torch.Tensor, decoded) -> dict[str, torch.Tensor]:
@@ -236,7 +231,7 @@ class ImageStream:
         record_unreadable([error for _, errors in decoded for error in errors], self.skipped, self.on_bad_image)
         readable = [place for place, ((image,), _) in enumerate(decoded) if image is not None]
         if not readable:
-            raise ValueError(f"no image of a whole batch can be read; {decoded[0][1][0]}")
+            raise UserError(f"no image of a whole batch can be read; {decoded[0][1][0]}")
         places = replacement_places(readable, len(rows))
         images = stack_images([decoded[place][0][0] for place in places])
         return {
@@ -254,5 +249,5 @@ class ImageStream:
     def _class_index(self, row: dict, label: int | str) -> int:
         index = label if isinstance(label, int) else self.index_of.get(label, -1)
         if not 0 <= index < len(self.names):
-            raise ValueError(f"row {row['row']} has the label {label!r}, none of the {len(self.names)} classes")
+            raise UserError(f"row {row['row']} has the label {label!r}, none of the {len(self.names)} classes")
         return index

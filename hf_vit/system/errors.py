@@ -14,6 +14,10 @@ from hf_vit.system.escapes import printable
 USER_ERRORS = (ValueError, OSError, ImportError, FloatingPointError, StrictDataclassError)
 
 
+class UserError(ValueError):
+    """What the user gave cannot be used; the message says what to do."""
+
+
 def one_line(error: BaseException | str) -> str:
     """The message as one printable line without the Hub token; the name of the error if it has no message."""
     text, token = str(error) or type(error).__name__, get_token()
