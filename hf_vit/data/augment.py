@@ -146,8 +146,6 @@ def equalize(images, amount=None):
 def gaussian_blur(images, sigma):
     """Blurs with a Gaussian of `sigma` (B,) pixels, truncated at six pixels, mirrored at the border."""
     B, C, H, W = images.shape
-    if B == 0:
-        return images
     radius = min(6, H - 1, W - 1)
     offsets = torch.arange(-radius, radius + 1)
     kernel = torch.exp(-0.5 * (offsets / sigma.view(-1, 1)) ** 2)  # (B, 2 * radius + 1)

@@ -163,12 +163,13 @@ def check_unreadable(parts: list[ImageDataset], names: list[str], on_bad_image: 
     if not errors or not names:
         return
     before = sum(count_labels(images.all_labels, len(names)) for images in parts)
-    lost = before - sum(count_labels(images.labels, len(names)) for images in parts)
-    if gone := [name for name, count, all_of_it in zip(names, lost, before, strict=True) if 0 < count == all_of_it]:
+    left = sum(count_labels(images.labels, len(names)) for images in parts)
+    counts = list(zip(names, before.tolist(), left.tolist(), strict=True))
+    if gone := [name for name, count, rest in counts if count > rest == 0]:
         raise UserError(
             f"no image of {len(gone)} classes can be read, and --on_bad_image skip would leave them out: {', '.join(gone[:5])}; "
             f"{errors[0]}; fix some of them, or take these classes out of the data"
         )
-    worst = (lost / before.clamp(min=1)).argsort(descending=True)[: int((lost > 0).sum())].tolist()
-    counts = ", ".join(f"{names[label]} {lost[label]} of {before[label]}" for label in worst[:5])
-    logger.warning(f"images that cannot be read are skipped: {counts}{' ...' if len(worst) > 5 else ''}")
+    reduced = [f"{name} {count - rest} of {count}" for name, count, rest in counts if count > rest]
+    more = " ..." if len(reduced) > 10 else ""
+    logger.warning(f"images that cannot be read are skipped: {', '.join(reduced[:10])}{more}")

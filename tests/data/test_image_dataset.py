@@ -161,7 +161,7 @@ def parts(*broken, counts=((0, 0, 0, 1, 1), (0, 1, 1))):
 def test_a_class_is_judged_by_all_of_its_images(caplog, monkeypatch):
     monkeypatch.setattr(image_dataset.logger, "propagate", True)
     check_unreadable(list(parts((1, 1), (1, 2), (0, 0))), ["cat", "dog"], "skip")  # no dog is left to score
-    assert "dog 2 of 4, cat 1 of 4" in caplog.text
+    assert "cat 1 of 4, dog 2 of 4" in caplog.text
     with pytest.raises(UserError, match="dog"):
         check_unreadable(list(parts((0, 3), (0, 4), (1, 1), (1, 2))), ["cat", "dog"], "skip")
 

@@ -379,7 +379,7 @@ def test_the_memory_that_is_available_is_the_least_that_any_group_above_leaves(t
 
 def test_images_are_kept_only_in_a_share_of_the_memory_that_is_available(monkeypatch):
     items = [{"bytes": encoded(picture(row)), "path": None} for row in range(5)]
-    rows = Dataset.from_dict({"image": items}, Features(image=Image()))
+    rows = Dataset.from_dict({"image": items}, Features(image=Image(decode=False)))
     size = 5 * 8 * 8 * 3
     for available, kept in ((4 * size, True), (4 * size - 1, False)):
         monkeypatch.setattr(image_dataset, "available_memory", lambda available=available: available)
