@@ -23,7 +23,7 @@ import yaml
 from PIL import Image
 from safetensors.torch import load_file
 
-from hf_vit.data import augment, image_dataset, loader
+from hf_vit.data import augment, image_dataset
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.loader import data_loader
@@ -193,7 +193,7 @@ def flip(path, place=-1):
 def said(monkeypatch):
     """The warnings of resuming and of the data."""
     warnings = []
-    for module in (checkpoints, run_folder, loader):
+    for module in (checkpoints, run_folder):
         monkeypatch.setattr(module.logger, "warning", warnings.append)
     return warnings
 
