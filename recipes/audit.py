@@ -10,7 +10,14 @@ was fitted without that image contradicts it. Nothing of the data is changed.
 
 import argparse
 
-from command_line import Parser, add_column_flags, add_hardware_flags, add_output_flags, refuse_less
+from command_line import (
+    Parser,
+    add_bad_image_flag,
+    add_column_flags,
+    add_hardware_flags,
+    add_output_flags,
+    refuse_less,
+)
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -21,6 +28,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--dataset_config", help="configuration of the data set, if it has several")
     flag("--splits", help="splits to look at, such as train,validation; by default all")
     add_column_flags(group)
+    add_bad_image_flag(group, "skip")
     flag = parser.add_argument_group("model").add_argument
     features = (
         "run, model folder or Hub id, whose features tell which labels are suspect; by default none are looked for"
@@ -130,7 +138,7 @@ def find_suspects(args, images: ThumbnailDataset, table: pd.DataFrame, labels: l
     folder = model_folder(args.model_name_or_path)
     model, processor = load_classifier(folder).to(accelerator.device), load_processor(folder)
     spec = image_spec_of(processor, model.config)
-    readable = ImageDataset(images.rows.select(table.index), spec)
+    readable = ImageDataset(images.rows.select(table.index), spec, args.on_bad_image)
     batches = sequential_batches(len(readable), args.per_device_eval_batch_size, 0, 1)
     loader = data_loader(readable, batches, args.num_workers)
     features = predict(model, loader, spec, accelerator, len(readable), features=True)[0]
@@ -222,8 +230,8 @@ def main(args: argparse.Namespace):
         raise UserError("one process looks at all images: run it without `accelerate launch` or --num_processes")
     rows, labels = read_rows(args)
     if args.model_name_or_path is not None and has_several_labels(rows):
-        raise UserError("--model_name_or_path is for images with one label, and these have several: leave it out")
-    images = ThumbnailDataset(rows)
+        raise ValueError("--model_name_or_path is for images with one label, and these have several: leave it out")
+    images = ThumbnailDataset(rows, args.on_bad_image)
     table, vectors = read_images(images, labels, args.num_workers)
     duplicates, suspects = find_duplicates(table, vectors), None
     if args.model_name_or_path is not None:

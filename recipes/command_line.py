@@ -63,7 +63,8 @@ def add_column_flags(group):
 
 def add_unlabelled_flags(parser: Parser):
     """The flags of a script that reads images without labels."""
-    flag = parser.add_argument_group("images").add_argument
+    group = parser.add_argument_group("images")
+    flag = group.add_argument
     flag(
         "--dataset_name", required=True,
         help="folder of images, image file, text file of image files, table, data file, Hub id, or fashion-mnist-mini",
@@ -71,6 +72,17 @@ def add_unlabelled_flags(parser: Parser):
     flag("--dataset_config", help="configuration of the data set, if it has several")
     flag("--split", help="split of the data set, if it has several")
     flag("--image_column", help="column of images; by default found by its feature type")
+    add_bad_image_flag(group, "skip")
+
+
+def add_bad_image_flag(group, default: str):
+    """What a script does with images that cannot be read."""
+    group.add_argument(
+        "--on_bad_image",
+        choices=("stop", "skip"),
+        default=default,
+        help=f"images that cannot be read; default: {default}",
+    )
 
 
 def add_output_flags(group, endings: str):

@@ -35,9 +35,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 if __name__ == "__main__":
     ARGUMENTS = parse_args()  # before the imports, which take seconds
 
+from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
-from hf_vit.data.unlabelled import UnlabelledImages, UnlabelledRows, load_unlabelled
+from hf_vit.data.unlabelled import UnlabelledRows, load_unlabelled
 from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_digest, model_folder
 from hf_vit.evaluation.onnx_classifier import is_onnx
 from hf_vit.evaluation.parts import Parts, compute_parts
@@ -75,7 +76,8 @@ def main(args: argparse.Namespace):
         images = load_unlabelled(args.dataset_name, args.dataset_config, args.split, args.image_column)
     model, processor = load_classifier(folder).to(accelerator.device), load_processor(folder)
     spec = image_spec_of(processor, model.config)
-    parts = Parts(output, len(images.rows))
+    dataset = ImageDataset(images.rows, spec, args.on_bad_image, decode_first=False)
+    parts = Parts(output, len(dataset))
     signature = {
         "model": model_digest(model, processor),
         "data": images.source,
@@ -85,7 +87,7 @@ def main(args: argparse.Namespace):
     with BatchPredictor(model, spec, accelerator, features=args.layer is None, layer=args.layer) as embed_batch:
         compute_parts(
             parts,
-            lambda batches: data_loader(UnlabelledImages(images.rows, spec), batches, args.num_workers),
+            lambda batches: data_loader(dataset, batches, args.num_workers, keep_empty=True),
             lambda pixels: {"embedding": embed_batch(pixels)},
             accelerator,
             args.per_device_eval_batch_size,

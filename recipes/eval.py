@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from command_line import SWITCH, Parser, add_column_flags, add_hardware_flags, refuse_less
+from command_line import SWITCH, Parser, add_bad_image_flag, add_column_flags, add_hardware_flags, refuse_less
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -34,7 +34,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "(mean of 3 draws); the head is then evaluated only if it knows the labels; by default there is no probe",
     )
     add_column_flags(group)
-    flag("--on_bad_image", choices=("stop", "skip"), default="stop", help="what to do with unreadable images")
+    add_bad_image_flag(group, "stop")
     add_hardware_flags(parser, batch_size=256)
     flag = parser.add_argument_group("results").add_argument
     flag(

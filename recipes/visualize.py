@@ -17,7 +17,7 @@ MODEL is a run, a model folder or a Hub id of any format that hf_vit reads. The 
 import argparse
 from pathlib import Path
 
-from command_line import Parser, add_column_flags, refuse_less
+from command_line import Parser, add_bad_image_flag, add_column_flags, refuse_less
 
 
 METHODS = ("mean", "rollout", "gradient_rollout", "grad_cam")  # those of `attention_maps` with one map a layer
@@ -35,6 +35,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     group.add_argument("--dataset_config", help="configuration of the data set, if it has several")
     group.add_argument("--split", help="by default test or validation, or else the only one")
     add_column_flags(group)
+    add_bad_image_flag(group, "stop")
     group.add_argument("--count", type=int, default=4, help="images of the data set in the pictures of attention")
     group = parser.add_argument_group("pictures")
     group.add_argument("--method", choices=METHODS, default="mean", help="of layers.png")
@@ -103,7 +104,7 @@ def load_images(args, image_spec) -> tuple[ImageDataset, list[str], str]:
     splits = load_splits(args.dataset_name, args.dataset_config, label_column=named_label_columns(args))
     choice = {"train_split": None, "eval_split": args.split or default_split(splits)}
     splits, labels, split = prepare_splits(splits, **choice, **column_arguments(args))
-    return ImageDataset(splits["eval"], image_spec), labels, split
+    return ImageDataset(splits["eval"], image_spec, args.on_bad_image), labels, split
 
 
 def draw_evaluation(model, images: ImageDataset, labels: list[str], split: str, image_spec) -> dict:

@@ -33,7 +33,9 @@ def prepare(splits, train="train", fraction=0.25, **how):
 
 
 def spec_of(size=(8, 12), channels=3, processor=None):
-    processor = processor or ViTImageProcessorPil(size={"height": size[0], "width": size[1]})
+    half = [0.5] * channels
+    plain = dict(image_mean=half, image_std=half, do_convert_rgb=channels == 3)
+    processor = processor or ViTImageProcessorPil(size={"height": size[0], "width": size[1]}, **plain)
     return image_spec_of(processor, HFViTConfig(image_size=size, patch_size=4, num_channels=channels))
 
 

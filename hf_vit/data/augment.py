@@ -14,31 +14,7 @@ import torch
 from torch import nn
 
 from hf_vit.data.normalization import constant_tensor, standardize_
-
-
-def uniform(index: torch.Tensor, seed: int, epoch: int | torch.Tensor, stream: int | torch.Tensor) -> torch.Tensor:
-    """Numbers in [0, 1), one for each of `index` (b,): a hash of (seed, epoch, stream, index), the same on every device.
-
-    Tensors are broadcast: (b,) epochs and (s, 1) streams give (s, b).
-
-    The mixing function is that of SplitMix64 (Steele et al., OOPSLA 2014, doi 10.1145/2660193.2660195), in wrapping int64.
-    """
-
-    def shift_right(x, bits):  # of the unsigned number; torch copies the sign bit
-        return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-    def wrap(x):  # Python's integers as int64: what all of `index` have in common is hashed once, without a kernel
-        return (x + 2**63) % 2**64 - 2**63 if isinstance(x, int) else x
-
-    def mix_bits(x):
-        x = wrap((x ^ shift_right(x, 30)) * -4658895280553007687)  # 0xBF58476D1CE4E5B9
-        x = wrap((x ^ shift_right(x, 27)) * -7723592293110705685)  # 0x94D049BB133111EB
-        return x ^ shift_right(x, 31)
-
-    state = 0
-    for number in (seed, epoch, stream, index):
-        state = mix_bits(wrap(state + number - 7046029254386353131))  # 0x9E3779B97F4A7C15
-    return shift_right(state, 40).float() * 2.0**-24  # 24 bits: a float holds them without rounding up to 1
+from hf_vit.data.sampling import uniform
 
 
 def per_image(numbers, images):
@@ -141,8 +117,8 @@ def solarize(images, threshold):
 
 
 def posterize(images, bits):
-    """Keeps the first `bits` (B,) of the eight."""
-    step = per_image(2.0 ** (8 - bits), images)
+    """Keeps the first `bits` (B,), rounded, of the eight."""
+    step = per_image(2.0 ** (8 - bits.round()), images)
     return (images * 255).round().div(step).floor() * step / 255
 
 
@@ -170,8 +146,6 @@ def equalize(images, amount=None):
 def gaussian_blur(images, sigma):
     """Blurs with a Gaussian of `sigma` (B,) pixels, truncated at six pixels, mirrored at the border."""
     B, C, H, W = images.shape
-    if B == 0:
-        return images
     radius = min(6, H - 1, W - 1)
     offsets = torch.arange(-radius, radius + 1)
     kernel = torch.exp(-0.5 * (offsets / sigma.view(-1, 1)) ** 2)  # (B, 2 * radius + 1)
@@ -190,12 +164,11 @@ def color_jitter(images, index, seed, epoch, strength):
 
 
 def apply_choices(images, choice, functions):
-    """Changes each image by the function that its `choice` (B,) selects. A function takes row numbers and their images; None
-    changes nothing."""
+    """Changes each image by the function that its `choice` (B,) selects; it takes row numbers and their images."""
     result = images.clone()
     for number, function in enumerate(functions):
         rows = (choice == number).nonzero().flatten()  # on the CPU, where this waits for nothing
-        if function is not None and len(rows):
+        if len(rows):
             places = rows.to(images.device, non_blocking=True)
             result[places] = function(rows, images[places])
     return result
@@ -213,61 +186,67 @@ def three_augment(images, index, seed, epoch):
     return apply_choices(images, choice, functions)
 
 
-def geometric_operation(images, name, amount):
-    """Rotates by `amount` (B,) degrees, shears by a share of the side, or translates by pixels."""
-    one, zero = torch.ones_like(amount), torch.zeros_like(amount)
-    angle = amount * math.pi / 180
-    rows = {
-        "rotate": ((angle.cos(), -angle.sin(), zero), (angle.sin(), angle.cos(), zero)),
-        "shear_x": ((one, amount, zero), (zero, one, zero)),
-        "shear_y": ((one, zero, zero), (amount, one, zero)),
-        "translate_x": ((one, zero, amount), (zero, one, zero)),
-        "translate_y": ((one, zero, zero), (zero, one, amount)),
-    }[name]
+def rotate(images, degrees):
+    """Turns each image by its `degrees` (B,)."""
+    angle = degrees * math.pi / 180
+    rows = (angle.cos(), -angle.sin(), torch.zeros_like(angle)), (angle.sin(), angle.cos(), torch.zeros_like(angle))
     return affine(images, torch.stack([torch.stack(row, 1) for row in rows], 1))
 
 
-def apply_operation(images, name, amount):
-    """One operation of TrivialAugment and RandAugment, at its `amount` (B,)."""
-    enhancements = dict(brightness=brightness, color=saturation, contrast=contrast, sharpness=sharpness)
-    others = dict(posterize=posterize, solarize=solarize, autocontrast=autocontrast, equalize=equalize)
-    if name in enhancements:
-        return enhancements[name](images, 1 + amount)
-    return others[name](images, amount) if name in others else geometric_operation(images, name, amount)
+def shear_or_translate(images, amount, row, column):
+    """Moves each image by the identity matrix with its `amount` (B,) at one place: a share of the side, or pixels."""
+    matrix = torch.eye(2, 3).repeat(len(amount), 1, 1)
+    matrix[:, row, column] = amount
+    return affine(images, matrix)
 
 
-# The largest amount of each operation, and whether half of the images get the opposite. TrivialAugment's "wide" space (arXiv
-# 2103.10158, table 1) and RandAugment's (arXiv 1909.13719, as in torchvision). Posterize and solarize fall to this amount.
+# The operations of TrivialAugment and RandAugment, in the order that they are drawn in; those of `UNCHANGED` take an amount that
+# falls from this value, the others one around 0.
+OPERATIONS = dict(
+    identity=lambda images, amount: images,
+    shear_x=functools.partial(shear_or_translate, row=0, column=1),
+    shear_y=functools.partial(shear_or_translate, row=1, column=0),
+    translate_x=functools.partial(shear_or_translate, row=0, column=2),
+    translate_y=functools.partial(shear_or_translate, row=1, column=2),
+    rotate=rotate,
+    brightness=lambda images, amount: brightness(images, 1 + amount),
+    color=lambda images, amount: saturation(images, 1 + amount),
+    contrast=lambda images, amount: contrast(images, 1 + amount),
+    sharpness=lambda images, amount: sharpness(images, 1 + amount),
+    posterize=posterize,
+    solarize=solarize,
+    autocontrast=autocontrast,
+    equalize=equalize,
+)
+UNCHANGED = dict(posterize=8, solarize=256 / 255)
+# The largest amount of each operation: TrivialAugment's "wide" space (arXiv 2103.10158, table 1) and RandAugment's (arXiv
+# 1909.13719, as in torchvision).
 TRIVIAL_AUGMENT_SPACE = dict(
-    identity=(0, False), shear_x=(0.99, True), shear_y=(0.99, True), translate_x=(32, True), translate_y=(32, True),
-    rotate=(135, True), brightness=(0.99, True), color=(0.99, True), contrast=(0.99, True), sharpness=(0.99, True),
-    posterize=(2, False), solarize=(0, False), autocontrast=(0, False), equalize=(0, False),
+    shear_x=0.99, shear_y=0.99, translate_x=32, translate_y=32, rotate=135,
+    brightness=0.99, color=0.99, contrast=0.99, sharpness=0.99, posterize=2, solarize=0,
 )  # fmt: skip
-RAND_AUGMENT_SPACE = TRIVIAL_AUGMENT_SPACE | dict(
-    shear_x=(0.3, True), shear_y=(0.3, True), translate_x=(150 / 331, True), translate_y=(150 / 331, True), rotate=(30, True),
-    brightness=(0.9, True), color=(0.9, True), contrast=(0.9, True), sharpness=(0.9, True), posterize=(4, False),
+RAND_AUGMENT_SPACE = dict(
+    shear_x=0.3, shear_y=0.3, translate_x=150 / 331, translate_y=150 / 331, rotate=30,
+    brightness=0.9, color=0.9, contrast=0.9, sharpness=0.9, posterize=4, solarize=0,
 )  # fmt: skip
 
 
 def random_operation(space, images, index, seed, epoch, stream, strength):
-    """One random operation of `space` for each image, at `strength` (B,) in [0, 1] of its largest amount."""
-    choice = (len(space) * uniform(index, seed, epoch, stream)).long()
+    """One random operation for each image, at `strength` (B,) in [0, 1] of the largest amount, or of its opposite."""
+    choice = (len(OPERATIONS) * uniform(index, seed, epoch, stream)).long()
     sign = torch.where(uniform(index, seed, epoch, stream + 1) < 0.5, -1.0, 1.0)
 
     def operation(name, rows, some):
-        largest, is_signed = space[name]
-        if name in ("posterize", "solarize"):
-            unchanged = 8 if name == "posterize" else 256 / 255
-            amount = unchanged + strength[rows] * (largest - unchanged)
-            amount = amount.round() if name == "posterize" else amount
+        largest = space.get(name, 0)
+        if name in UNCHANGED:
+            amount = UNCHANGED[name] + strength[rows] * (largest - UNCHANGED[name])
         else:
-            amount = strength[rows] * largest * (sign[rows] if is_signed else 1)
-            if name.startswith("translate") and largest < 1:  # a share of the side
-                amount = amount * images.shape[3 if name.endswith("x") else 2]
-        return apply_operation(some, name, amount)
+            amount = strength[rows] * largest * sign[rows]
+        if name.startswith("translate") and largest < 1:  # a share of the side
+            amount = amount * images.shape[3 if name.endswith("x") else 2]
+        return OPERATIONS[name](some, amount)
 
-    functions = [None if name == "identity" else functools.partial(operation, name) for name in space]
-    return apply_choices(images, choice, functions)
+    return apply_choices(images, choice, [functools.partial(operation, name) for name in OPERATIONS])
 
 
 def trivial_augment(images, index, seed, epoch):

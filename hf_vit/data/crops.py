@@ -2,6 +2,7 @@
 
 A random resized crop is chosen in the photo's own pixels and cropped before resizing, as by torchvision's RandomResizedCrop
 ("Going Deeper with Convolutions", arXiv 1409.4842, section 6). Which part it is depends on (seed, epoch, image) alone.
+`spec` is an `ImageSpec`.
 """
 
 import math
@@ -10,10 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from hf_vit.data.augment import uniform
-from hf_vit.data.image_spec import ImageSpec
-from hf_vit.data.sampling import EPOCH_STRIDE
-from hf_vit.system.errors import UserError
+from hf_vit.data.sampling import EPOCH_STRIDE, uniform
 
 
 MAX_TRIES = 10  # boxes that are tried until one fits into the photo
@@ -23,7 +21,7 @@ MAX_PIXELS = 2**25  # that one image is resized to: 0.1 GB as bytes, 0.4 GB as f
 TORCH_MODES = {Image.Resampling.BILINEAR: "bilinear", Image.Resampling.BICUBIC: "bicubic"}
 
 
-def crop_params(ids: torch.Tensor, spec: ImageSpec, seed: int) -> list[list[float] | None]:
+def crop_params(ids: torch.Tensor, spec, seed: int) -> list[list[float] | None]:
     """For each sample id (b,) the 22 random numbers of its `crop_box`; None if the spec has no random crop."""
     if spec.crop_scale is None:
         return [None] * len(ids)
@@ -65,6 +63,16 @@ def downscale_factor(box: tuple[int, int, int, int], height: int, width: int) ->
     return max((factor for factor in (2, 4, 8) if factor <= ratio), default=1)
 
 
+def to_array(image: Image.Image) -> np.ndarray:
+    """uint8 (h, w, C), also of a grey image."""
+    return np.array(image).reshape(image.height, image.width, -1)
+
+
+def to_pillow(pixels: np.ndarray) -> Image.Image:
+    """The inverse of `to_array`."""
+    return Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
+
+
 def resize(pixels: np.ndarray, height: int, width: int, resample: int) -> np.ndarray:
     """uint8 (h, w, C) -> (height, width, C), antialiased.
 
@@ -72,48 +80,33 @@ def resize(pixels: np.ndarray, height: int, width: int, resample: int) -> np.nda
     Other filters are left to Pillow, and so is RGBA, whose colours it weights by their transparency.
     """
     if resample not in TORCH_MODES or pixels.shape[2] == 4:
-        image = Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
-        return np.array(image.resize((width, height), resample)).reshape(height, width, -1)
+        return to_array(to_pillow(pixels).resize((width, height), resample))
     batch = torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0)  # (1, C, h, w)
     batch = torch.nn.functional.interpolate(batch, size=(height, width), mode=TORCH_MODES[resample], antialias=True)
     return batch.squeeze(0).permute(1, 2, 0).numpy()  # (1, C, height, width) -> (height, width, C)
 
 
-def resize_center_crop(image: Image.Image, spec: ImageSpec) -> np.ndarray:
-    """An image resized to `spec.resize`, and its centre: uint8 (H, W, C), black where the resized image is smaller.
-
-    If an image is so long that it would be resized to more than `MAX_PIXELS`, it is cropped before it is resized. The result
-    differs by rounding from an image processor's, which would fill the memory.
-    """
-    height, width = spec.height, spec.width
-    if isinstance(spec.resize, int):  # the longer side is rounded down, as by image processors
-        full_width, full_height = (int(spec.resize * side / min(image.size)) for side in image.size)
-    else:
-        full_height, full_width = spec.resize
-    if full_width * full_height > MAX_PIXELS:
-        kept_width, kept_height = min(width, full_width), min(height, full_height)
-        scale_x, scale_y = image.width / full_width, image.height / full_height
-        left, top = (full_width - kept_width) // 2 * scale_x, (full_height - kept_height) // 2 * scale_y
-        box = (left, top, left + kept_width * scale_x, top + kept_height * scale_y)
-        image = image.resize((kept_width, kept_height), spec.resample, box=box)
-    elif image.size != (full_width, full_height):
-        image = image.resize((full_width, full_height), spec.resample)
-    pixels = np.array(image).reshape(*image.size[::-1], -1)  # (h, w, C)
-    top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
-    if min(top, left) < 0:
-        pixels = np.pad(pixels, [*((max(0, -side), max(0, -side) + 1) for side in (top, left)), (0, 0)])
-        top, left = max(0, top), max(0, left)
-    return pixels[top : top + height, left : left + width]
+def resize_as_processor(image: Image.Image, spec) -> np.ndarray:
+    """An image as image processors resize it, uint8 (H, W, C): stretched or, if the spec has a `resize`, resized to that, and
+    its centre, black where the resized image is smaller."""
+    size = spec.width, spec.height
+    if isinstance(spec.resize, int):
+        check_elongation(image.size, spec.resize)
+        size = tuple(
+            int(spec.resize * side / min(image.size)) for side in image.size
+        )  # rounded down, as by processors
+    elif spec.resize is not None:
+        size = spec.resize[::-1]
+    image = image if image.size == size else image.resize(size, spec.resample)
+    left, top = (image.width - spec.width) // 2, (image.height - spec.height) // 2  # below 0, Pillow adds black
+    return to_array(image.crop((left, top, left + spec.width, top + spec.height)))
 
 
-def check_resized_size(size: tuple[int, int], processor):
-    """Raises ValueError if an image processor, which resizes the shorter side and only then crops, would make more than
-    `MAX_PIXELS` of an image of this width and height."""
-    settings = processor.to_dict()
-    sides = settings.get("size") or {}
-    if (shorter := sides.get("shortest_edge")) and not sides.get("longest_edge"):
-        pixels = (shorter / (settings.get("crop_pct") or 1)) ** 2 * max(size) / min(size)
-        if pixels > MAX_PIXELS:
-            raise UserError(
-                f"its {size[0]} x {size[1]} pixels would be resized to {pixels:,.0f}; at most {MAX_PIXELS:,} are: crop it"
-            )
+def check_elongation(size: tuple[int, int], shorter: float):
+    """Raises ValueError if an image of this width and height has more than `MAX_PIXELS` when its shorter side is resized to
+    `shorter`: a file of 200 bytes could fill the memory."""
+    pixels = shorter**2 * max(size) / min(size)
+    if pixels > MAX_PIXELS:
+        raise ValueError(
+            f"its {size[0]} x {size[1]} pixels would be resized to {pixels:,.0f}; at most {MAX_PIXELS:,} are: crop it"
+        )

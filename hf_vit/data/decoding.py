@@ -7,7 +7,15 @@ import simplejpeg
 import torch
 from PIL import ExifTags, Image, ImageOps
 
-from hf_vit.data.crops import check_resized_size, crop_box, downscale_factor, resize, resize_center_crop
+from hf_vit.data.crops import (
+    check_elongation,
+    crop_box,
+    downscale_factor,
+    resize,
+    resize_as_processor,
+    to_array,
+    to_pillow,
+)
 from hf_vit.data.image_files import NO_FILES, AllowedFiles, open_pillow, read_image_bytes
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.system.errors import UserError
@@ -19,7 +27,8 @@ SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 
 
 def open_image(item: dict, channels: int) -> Image.Image:
-    """Decodes an image, `{"bytes": ..., "path": ...}`, upright and with 8 bits a channel.
+    """Decodes an image, `{"bytes": ..., "path": ...}`, upright and with 8 bits a channel. Its content says what it is, not its
+    name.
 
     Args:
         item: with its bytes; a path alone is refused.
@@ -47,15 +56,13 @@ def decode_image(item: dict, spec: ImageSpec, crop_params: list[float] | None = 
         return _decode_random_crop(item, spec, crop_params)
     image = open_image(item, spec.channels)
     if spec.processor is not None:
-        check_resized_size(image.size, spec.processor)
+        settings = spec.processor.to_dict()
+        shorter = (settings.get("size") or {}).get("shortest_edge") or 0
+        check_elongation(image.size, shorter / (settings.get("crop_pct") or 1))
         return spec.processor(image, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)  # (H, W, C)
-    if spec.resize is not None:
-        return resize_center_crop(image, spec)
     if spec.fast_resize:
-        return resize(_pixels(image), spec.height, spec.width, spec.resample)
-    if image.size != (spec.width, spec.height):
-        image = image.resize((spec.width, spec.height), spec.resample)
-    return _pixels(image)
+        return resize(to_array(image), spec.height, spec.width, spec.resample)
+    return resize_as_processor(image, spec)
 
 
 def decode_rows(
@@ -64,9 +71,10 @@ def decode_rows(
     crop_params: list[list[float] | None] | None = None,
     files: AllowedFiles = NO_FILES,
 ) -> tuple[list[np.ndarray | None], list[str]]:
-    """Decodes rows with `image` and `row`: the images, None where one cannot be read, and an error message for each of those.
+    """Decodes rows with `image`, `row` and maybe `split`: the images, None where one cannot be read, and an error message for each of those.
 
     Args:
+        crop_params: as `decode_image` takes them, of each row.
         files: those that the rows may name.
     """
     images, errors = [], []
@@ -76,14 +84,10 @@ def decode_rows(
             images.append(decode_image({"bytes": content, "path": None}, spec, params))
         except Exception as error:  # file systems and image processors raise anything
             images.append(None)
-            errors.append(unreadable_message(row, error))
+            split = f"{row['split']}: " if "split" in row else ""
+            path = f" ({row['image']['path']})" if row["image"] and row["image"]["path"] else ""
+            errors.append(f"{split}row {row['row']}{path} cannot be read as an image: {error}")
     return images, errors
-
-
-def unreadable_message(row: dict, error: Exception) -> str:
-    """What is said of a row whose image cannot be read."""
-    path = f" ({row['image']['path']})" if row["image"] and row["image"]["path"] else ""
-    return f"row {row['row']}{path} cannot be read as an image: {error}"
 
 
 def stack_images(images: list[np.ndarray]) -> torch.Tensor:
@@ -94,10 +98,8 @@ def stack_images(images: list[np.ndarray]) -> torch.Tensor:
 def record_unreadable(errors: list[str], skipped: dict[str, None], on_bad_image: str):
     """Stops at images that cannot be read, or, if they are to be skipped, adds their error messages to `skipped`."""
     if errors and on_bad_image == "stop":
-        more = f" (and {len(errors) - 3} more)" if len(errors) > 3 else ""
-        raise UserError(
-            f"{'; '.join(errors[:3])}{more}; mend or remove what cannot be read, or pass --on_bad_image skip"
-        )
+        more = f" (the first 10 of {len(errors):,})" if len(errors) > 10 else ""
+        raise UserError(f"{'; '.join(errors[:10])}{more}; fix or remove them, or pass --on_bad_image skip")
     skipped.update(dict.fromkeys(errors))
 
 
@@ -119,7 +121,7 @@ def _decode_random_crop(item: dict, spec: ImageSpec, params: list[float]) -> np.
             if orientation == 1 and image.mode == MODES[spec.channels]:  # saves two copies by Pillow
                 pixels = _decode_jpeg(content, image, factor)
         if pixels is None:
-            pixels = _pixels(_decode_upright(content, image, spec.channels, factor))
+            pixels = to_array(_decode_upright(content, image, spec.channels, factor))
         if image.format not in JPEG:  # of a TIFF file, Pillow's size may be that of the upright image
             box = crop_box(pixels.shape[1], pixels.shape[0], params, spec.crop_scale)
     left, top, right, bottom = (side // factor for side in box)  # whole pixels of the smaller photo
@@ -130,7 +132,7 @@ def _decode_upright(content: bytes, image: Image.Image, channels: int, factor: i
     """Decodes a file that Pillow has opened: upright, with 8 bits a channel; a JPEG file `factor` times smaller."""
     pixels = _decode_jpeg(content, image, factor)
     if pixels is not None:
-        decoded = Image.fromarray(pixels.squeeze(2) if image.mode == "L" else pixels)
+        decoded = to_pillow(pixels)
         decoded.info, image = image.info, decoded  # with the EXIF data
     elif factor > 1:
         image.draft(None, tuple(side // factor for side in image.size))
@@ -157,8 +159,3 @@ def _decode_jpeg(content: bytes, image: Image.Image, factor: int) -> np.ndarray 
     with contextlib.suppress(ValueError):  # Pillow reads what it can of a damaged file, or says what is wrong
         return simplejpeg.decode_jpeg(content, colours, min_height=height, min_width=width, min_factor=1)
     return None
-
-
-def _pixels(image: Image.Image) -> np.ndarray:
-    """uint8 (h, w, C), also of a grey image."""
-    return np.array(image).reshape(image.height, image.width, -1)

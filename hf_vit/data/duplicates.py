@@ -8,10 +8,8 @@ from datasets import Dataset
 from PIL import Image
 from torch import nn
 
-from hf_vit.data.columns import label_tensor
-from hf_vit.data.decoding import decode_image, stack_images, unreadable_message
 from hf_vit.data.image_dataset import ImageDataset
-from hf_vit.data.image_files import allowed_files, open_pillow, read_image_bytes
+from hf_vit.data.image_files import open_pillow, read_image_bytes
 from hf_vit.data.image_spec import ImageSpec
 
 
@@ -22,42 +20,29 @@ SIDE = 8  # pixels of a thumbnail: with more, a small image and its copy at half
 LEVELS = 4.4
 CORRELATION = 0.99  # at least, around the mean image: faint images of one kind may all be within `LEVELS`
 LUMINANCE = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)  # Pillow's
+GREY_IMAGES = (
+    4  # that count in the mean image: otherwise two copies alone would be opposite to each other around their mean
+)
 BLOCK = 1024  # images that are compared with all others at once
 
 
 class ThumbnailDataset(ImageDataset):
-    """Rows of a data set as thumbnails, decoded when they are asked for. `skipped` names those that cannot be read.
+    """Rows of a data set as thumbnails, decoded when they are asked for."""
 
-    Args:
-        rows: columns `image` (undecoded), `label` and `row`, from `splits.select_and_encode`, and `split`, for errors.
-    """
-
-    spec = ImageSpec(SIDE, SIDE, 1, Image.Resampling.BILINEAR, (), (), fast_resize=True)
-
-    def __init__(self, rows: Dataset):
-        self.rows, self.files, self.labels = rows, allowed_files(rows), label_tensor(rows)
-        self.cache, self.skipped, self.on_bad_image, self.keep_full = None, {}, "skip", False
+    def __init__(self, rows: Dataset, on_bad_image: str = "skip"):
+        spec = ImageSpec(SIDE, SIDE, 1, Image.Resampling.BILINEAR, (), (), fast_resize=True)
+        super().__init__(rows, spec, on_bad_image, decode_first=False)
 
     def __getitems__(self, ids: list[int]) -> dict:
-        """A whole batch: `index` (b,), `images` uint8 (b, 1, SIDE, SIDE), `sizes` (b, 2) in pixels, width first, `digests` of the
-        files, and `errors`. Only `errors` if none can be read."""
-        index, images, sizes, digests, errors = [], [], [], [], []
-        for place, row in zip(ids, self.rows.__getitems__(ids), strict=True):
-            try:
-                content = read_image_bytes(row["image"], self.files)
-                with open_pillow(content) as image:
-                    size = image.size
-                images.append(decode_image({"bytes": content, "path": None}, self.spec))
-            except Exception as error:  # file systems raise anything
-                errors.append(f"{row['split']}: {unreadable_message(row, error)}")
-                continue
-            index.append(place)
-            sizes.append(size)
+        """A batch with `sizes` (b, 2) in pixels, width first, and `digests` of the files."""
+        batch = super().__getitems__(ids)
+        sizes, digests = [], []
+        for row in self.rows.__getitems__(batch["index"].tolist()):
+            content = read_image_bytes(row["image"], self.files)
+            with open_pillow(content) as image:
+                sizes.append(image.size)
             digests.append(hashlib.blake2b(content, digest_size=16).hexdigest())
-        if not index:
-            return {"errors": errors}
-        tensors = {"index": torch.tensor(index), "images": stack_images(images), "sizes": torch.tensor(sizes)}
-        return {**tensors, "digests": digests, "errors": errors}
+        return {**batch, "sizes": torch.tensor(sizes), "digests": digests}
 
 
 def thumbnail_vectors(images: torch.Tensor) -> torch.Tensor:
@@ -74,18 +59,22 @@ def closeness(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     return torch.addmm(-others.square().sum(dim=1) / 2, some, others.T)  # (|some|^2 - distance^2) / 2
 
 
-def are_similar(some: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Whether pairs of thumbnails (m, D), from `thumbnail_vectors` minus the mean of all, show the same picture: (m,)."""
-    differences, products = (some - others).square().mean(dim=1), (some * others).sum(dim=1)
-    return (differences <= LEVELS**2) & (products >= CORRELATION * some.norm(dim=1) * others.norm(dim=1))
+def mean_pattern(vectors: torch.Tensor) -> torch.Tensor:
+    """The mean (D,) of thumbnails (n, D), each without its brightness."""
+    return (vectors - vectors.mean(dim=1, keepdim=True)).sum(dim=0) / (len(vectors) + GREY_IMAGES)
+
+
+def are_similar(some: torch.Tensor, others: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+    """Whether pairs of thumbnails (m, D), from `thumbnail_vectors`, show the same picture: (m,). `mean` is their `mean_pattern`."""
+    close = (some - others).square().mean(dim=1) <= LEVELS**2
+    some, others = (vectors - vectors.mean(dim=1, keepdim=True) - mean for vectors in (some, others))
+    return close & ((some * others).sum(dim=1) >= CORRELATION * some.norm(dim=1) * others.norm(dim=1))
 
 
 def also_in(vectors: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     """Whether the nearest of `others` (n, D) is similar to an image, for each of (m, D), from `thumbnail_vectors`: (m,)."""
-    mean = torch.cat([vectors, others]).mean(dim=0)
-    vectors, others = vectors - mean, others - mean
-    nearest = [closeness(block, others).argmax(dim=1) for block in vectors.split(BLOCK)]
-    return are_similar(vectors, others[torch.cat(nearest)])
+    nearest = torch.cat([closeness(block, others).argmax(dim=1) for block in vectors.split(BLOCK)])
+    return are_similar(vectors, others[nearest], mean_pattern(torch.cat([vectors, others])))
 
 
 def duplicate_groups(vectors: torch.Tensor, digests: list[str]) -> list[list[int]]:
@@ -97,17 +86,15 @@ def duplicate_groups(vectors: torch.Tensor, digests: list[str]) -> list[list[int
         vectors: (n, D), from `thumbnail_vectors`.
         digests: of the n files.
     """
-    vectors = vectors - vectors.mean(dim=0)
     nearest = []
     for start in range(0, len(vectors), BLOCK):
         block = vectors[start : start + BLOCK]
         scores = closeness(block, vectors[: start + len(block)])  # (b, start + b)
-        scores[
-            torch.arange(len(block))[:, None] <= torch.arange(-start, len(block))
-        ] = -torch.inf  # itself and later ones
+        itself_and_later = torch.arange(len(block))[:, None] <= torch.arange(-start, len(block))
+        scores[itself_and_later] = -torch.inf
         nearest.append(scores.argmax(dim=1))
     nearest = torch.cat(nearest)
-    similar = are_similar(vectors, vectors[nearest]).tolist()
+    similar = are_similar(vectors, vectors[nearest], mean_pattern(vectors)).tolist()
     similar[0] = False  # it has no predecessor
     group, first_of, members = [], {}, defaultdict(list)
     for place, (is_similar, before) in enumerate(zip(similar, nearest.tolist(), strict=True)):

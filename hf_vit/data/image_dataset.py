@@ -1,14 +1,14 @@
-"""Data sets of uint8 images, or of their features, that give a whole batch at a time; decoded once if memory allows."""
+"""A data set of uint8 images, or of their features, that gives a whole batch at a time; decoded once if memory allows."""
 
+import copy
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import torch
 from datasets import Dataset
 from transformers.utils import logging
 
-from hf_vit.data.columns import count_labels, label_feature, label_tensor
+from hf_vit.data.columns import count_labels, label_tensor
 from hf_vit.data.crops import crop_params
 from hf_vit.data.decoding import decode_rows, record_unreadable, replacement_places, stack_images
 from hf_vit.data.image_files import allowed_files
@@ -33,30 +33,39 @@ class ImageDataset(torch.utils.data.Dataset):
     unreadable ones are found before training.
 
     Args:
-        data: columns `image` (undecoded), `label` and `row`, from `prepare_splits`.
+        data: a column `image` (undecoded) and, from `prepare_splits`, `label` and `row`; without them there are no labels, and
+            rows are numbered as they come.
         on_bad_image: "stop" or "skip" images that cannot be read. `skipped` holds an error message for each of those.
         keep_full: whether another image of the batch takes the place of a skipped one, so that batches stay full.
         seed: decides, with the sample id, which part is cropped if the spec has a `crop_scale`.
+        decode_first: whether images that would fit into memory are decoded at once, and not when they are asked for.
 
     Raises:
-        ValueError: at an image that cannot be read (here or in `data_loader`), or if none of them or of a class can.
+        UserError: at images that cannot be read (here or in `data_loader`), or if none can.
     """
 
     def __init__(
-        self, data: Dataset, spec: ImageSpec, on_bad_image: str = "stop", keep_full: bool = False, seed: int = 0
+        self,
+        data: Dataset,
+        spec: ImageSpec,
+        on_bad_image: str = "stop",
+        keep_full: bool = False,
+        seed: int = 0,
+        decode_first: bool = True,
     ):
         self.rows, self.spec, self.on_bad_image, self.keep_full, self.seed = data, spec, on_bad_image, keep_full, seed
         self.files = allowed_files(data)
         self.skipped: dict[str, None] = {}  # an ordered set
         self.cache = None  # uint8 (n, C, H, W)
+        self.labels = label_tensor(data) if "label" in data.features else None  # (n,), or (n, L) of several labels
+        self.all_labels = self.labels  # also of skipped images
         limit = min(CACHE_BYTES, CACHE_SHARE * available_memory())  # less for the next split
-        if spec.processor is None and len(data) * spec.height * spec.width * spec.channels <= limit:
+        if decode_first and spec.processor is None and len(data) * spec.height * spec.width * spec.channels <= limit:
             self._decode_all()
-        self.labels = label_tensor(self.rows)  # (n,), or (n, L) where an image has several labels
 
     def _decode_all(self):
         """Decodes every image once, removes unreadable ones, and fills the cache unless crops are random."""
-        count, spec = len(self.rows), self.spec
+        count, spec = len(self), self.spec
         if spec.crop_scale is None:
             self.cache = torch.empty(count, spec.channels, spec.height, spec.width, dtype=torch.uint8)
         chunks = torch.arange(count).tensor_split(max(1, count // 64))
@@ -73,15 +82,29 @@ class ImageDataset(torch.utils.data.Dataset):
                             self.cache[row] = torch.from_numpy(image).permute(2, 0, 1)
         record_unreadable(errors, self.skipped, self.on_bad_image)
         if not readable:
-            raise UserError(f"none of the {count} images can be read; {next(iter(self.skipped))}")
-        if len(readable) < count:
-            check_skipped_classes(self.rows, readable, next(iter(self.skipped)))
-            self.rows = self.rows.select(readable)
-            self.cache = None if self.cache is None else self.cache[readable]
+            raise UserError(f"none of the {count} images can be read; {errors[0]}")
+        if errors:
+            self._select(torch.tensor(readable), None if self.cache is None else self.cache[readable])
+
+    def _select(self, places: torch.Tensor, cache: torch.Tensor | None):
+        self.rows, self.cache = self.rows.select(places), cache
+        self.labels = None if self.labels is None else self.labels[places]
+
+    def with_features(self, features: torch.Tensor, places: torch.Tensor) -> "ImageDataset":
+        """The same rows with features of a frozen network in place of the images: `images` of a batch is float (b, D).
+
+        Args:
+            features: (n, D).
+            places: (n,), the rows they belong to.
+        """
+        dataset = copy.copy(self)
+        dataset._select(places, features)
+        return dataset
 
     def _decode(self, ids: torch.Tensor):
         """`decode_rows` of sample ids (b,)."""
-        rows = self.rows.__getitems__((ids % EPOCH_STRIDE % len(self)).tolist())
+        places = (ids % EPOCH_STRIDE % len(self)).tolist()
+        rows = [{"row": place, **row} for place, row in zip(places, self.rows.__getitems__(places), strict=True)]
         return decode_rows(rows, self.spec, crop_params(ids, self.spec, self.seed), self.files)
 
     def __len__(self):
@@ -103,8 +126,8 @@ class ImageDataset(torch.utils.data.Dataset):
         return named["row"], [(path or "").replace(folder, "", 1) for path in named["image.path"]]
 
     def __getitems__(self, ids: list[int]) -> dict:
-        """A whole batch: `images` uint8 (b, C, H, W), `labels` (b,) or (b, L), `index` (b,), the ids without their epoch, and
-        `errors`, a message for each unreadable image. Only `errors` if none can be read.
+        """A whole batch: `images` uint8 (b, C, H, W), or None if none can be read, `labels` (b,) or (b, L), `index` (b,), the ids
+        without their epoch, and `errors`, a message for each unreadable image.
 
         Args:
             ids: as `sampling` describes them.
@@ -115,47 +138,38 @@ class ImageDataset(torch.utils.data.Dataset):
             images = self.cache[index % len(self)]
         else:
             decoded, errors = self._decode(ids)
-            readable = [place for place, image in enumerate(decoded) if image is not None]
-            if not readable:
-                return {"errors": errors}
-            if errors:
-                places = replacement_places(readable, len(ids)) if self.keep_full else readable
-                index, decoded = index[places], [decoded[place] for place in places]
-            images = stack_images(decoded)
-        return {"images": images, "labels": self.labels[index % len(self)], "index": index, "errors": errors}
+            places = [place for place, image in enumerate(decoded) if image is not None]
+            if errors and places and self.keep_full:
+                places = replacement_places(places, len(ids))
+            images = stack_images([decoded[place] for place in places]) if places else None
+            index = index[places]
+        labels = {} if self.labels is None else {"labels": self.labels[index % len(self)]}
+        return {"images": images, **labels, "index": index, "errors": errors}
 
 
-class FeatureDataset(ImageDataset):
-    """Features of a frozen network in place of the images: `images` of a batch is float (b, D).
-
-    Args:
-        features: (n, D).
-        rows: (n,), the rows of `images` they belong to.
-    """
-
-    def __init__(self, images: ImageDataset, features: torch.Tensor, rows: torch.Tensor):
-        self.rows, self.labels = images.rows.select(rows), images.labels[rows]
-        self.cache, self.skipped = features, images.skipped
-        self.spec, self.on_bad_image, self.keep_full = images.spec, images.on_bad_image, True
-
-
-def check_skipped_classes(data: Dataset, readable: list[int], example: str):
-    """Warns, with counts, of the classes that lose images because these cannot be read.
+def check_unreadable(parts: list[ImageDataset], names: list[str], on_bad_image: str):
+    """Judges what all parts of a data set, read with "skip", could not read: stops, or warns of the classes that lose images.
 
     Args:
-        readable: the rows of `data` that are kept.
-        example: the error message of an image that is skipped.
+        names: of the classes; none of images without labels.
 
     Raises:
-        ValueError: if a class has no image left.
+        UserError: that names the images, if `on_bad_image` is "stop"; or if a class has no image left in any part.
     """
-    labels, names = label_tensor(data), label_feature(data.features["label"]).names
-    before, after = (count_labels(some, len(names)).numpy() for some in (labels, labels[readable]))
-    if lost := [names[label] for label in np.flatnonzero((before > 0) & (after == 0))]:
+    errors = [message for images in parts for message in images.skipped]
+    record_unreadable(errors, {}, on_bad_image)
+    for images in parts:
+        images.on_bad_image = on_bad_image
+    if not errors or not names:
+        return
+    before = sum(count_labels(images.all_labels, len(names)) for images in parts)
+    left = sum(count_labels(images.labels, len(names)) for images in parts)
+    counts = list(zip(names, before.tolist(), left.tolist(), strict=True))
+    if gone := [name for name, count, rest in counts if count > rest == 0]:
         raise UserError(
-            f"no image of {len(lost)} classes can be read, and --on_bad_image skip would leave them out: {', '.join(lost[:5])}; "
-            f"{example}; mend some of them, or take these classes out of the data"
+            f"no image of {len(gone)} classes can be read, and --on_bad_image skip would leave them out: {', '.join(gone[:5])}; "
+            f"{errors[0]}; fix some of them, or take these classes out of the data"
         )
-    reduced = [label for label in np.argsort(after / np.maximum(before, 1)) if after[label] < before[label]]
-    worst = ", ".join(f"{names[label]} {before[label] - after[label]} of {before[label]}" for label in reduced[:5])
-    logger.warning(f"images that cannot be read are skipped: {worst}{' ...' if len(reduced) > 5 else ''}")
+    reduced = [f"{name} {count - rest} of {count}" for name, count, rest in counts if count > rest]
+    more = " ..." if len(reduced) > 10 else ""
+    logger.warning(f"images that cannot be read are skipped: {', '.join(reduced[:10])}{more}")

@@ -1,20 +1,31 @@
 """What images a model wants: size, channels, resizing and normalisation, read off its image processor."""
 
 import contextlib
-import numbers
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from PIL import Image
 
+from hf_vit.data.crops import resize_as_processor, to_pillow
 from hf_vit.data.image_files import allowed_files, open_pillow, read_image_bytes
 from hf_vit.data.normalization import normalize
 from hf_vit.system.errors import UserError
 
 
 MAX_SIDE = 2**12  # pixels that an image processor may ask for
+LIMITS = {  # of its numbers, each None or from the least to the greatest
+    "size": (1, MAX_SIDE), "crop_size": (1, MAX_SIDE), "pad_size": (1, MAX_SIDE), "crop_pct": (0.1, 1), "resample": (0, 5),
+    "image_mean": (-1e9, 1e9), "image_std": (1e-9, 1e9), "rescale_factor": (1e-9, 1e9),
+}  # fmt: skip
+DEFAULTS = {
+    "do_normalize": True, "image_mean": [0.0], "image_std": [1.0], "do_rescale": True, "rescale_factor": 1 / 255, "resample": 2,
+}  # fmt: skip
+MAX_LEVELS = (
+    5  # of 255: torchvision's resizing differs from Pillow's by at most 2, another filter or crop by 16 or more
+)
 
 
 @dataclass(frozen=True)
@@ -48,32 +59,72 @@ class ImageSpec:
 def image_spec_of(processor, config) -> ImageSpec:
     """The spec of a model's images, from its image processor and its config.
 
-    A processor that does anything but resize (and crop the centre), divide by 255 and normalise is kept in the spec and called
-    on each image.
+    The processor is shown two made images. If it makes the pixels that its settings describe, our faster decoding stands in for
+    it; otherwise it is kept in the spec and called on each image.
 
     Raises:
-        ValueError: if the processor asks for sizes or numbers that no model has.
+        UserError: if it asks for sizes or numbers that no model has, or does not make one image of a fixed size.
     """
-    settings = processor.to_dict()
-    check_processor(settings)
-    size = settings.get("size") or {}
-    final_size, resize = size, None
-    if settings.get("do_center_crop"):
-        final_size = settings.get("crop_size") or {}
-        resize = size.get("shortest_edge") or (size.get("height"), size.get("width"))
     channels = getattr(config, "num_channels", 3)
-    is_plain = (
-        all(settings.get(name) in (True, None) for name in ("do_resize", "do_rescale", "do_normalize"))
-        and abs((settings.get("rescale_factor") or 1 / 255) - 1 / 255) < 1e-9
-        and all(settings.get(name) is not None for name in ("image_mean", "image_std", "resample"))
-        and not any(settings.get(name) for name in ("do_flip_channel_order", "crop_pct", "include_top", "do_pad"))
-        and {"height", "width"} <= set(final_size)
-        and resize != (None, None)
+    spec = read_settings(processor, channels)
+    images = made_images(spec.height or 224, spec.width or 224, channels)
+    try:
+        made = [np.asarray(processor(image, return_tensors="np")["pixel_values"]) for image in images]
+        shapes = sorted({pixels.shape for pixels in made})
+    except Exception as error:  # processors of pairs, of boxes, of text, or of another number of channels
+        shapes = [f"an error ({error})"]
+    if len(shapes) > 1 or len(shapes[0]) != 4 or shapes[0][:2] != (1, channels):
+        raise UserError(
+            f"{type(processor).__name__} does not fit the model: it made {' and '.join(map(str, shapes))} of an image; wanted "
+            f"(1, {channels}, height, width), the same for every image: use the image processor of the checkpoint"
+        )
+    if pixels_agree(made, images, spec):
+        return spec
+    return ImageSpec(0, 0, channels, 0, (), (), processor=processor)
+
+
+def read_settings(processor, channels: int) -> ImageSpec:
+    """The spec that the settings of an image processor describe, whether or not it obeys them; of height and width 0 if they
+    name no fixed size."""
+    settings = processor.to_dict()
+    check_settings(settings)
+    final, resize = settings.get("size") or {}, None
+    if settings.get("do_center_crop"):
+        resize = final.get("shortest_edge") or (final.get("height"), final.get("width"))
+        final = settings.get("crop_size") or {}
+    if not {"height", "width"} <= set(final) or resize == (None, None):
+        final, resize = {"height": 0, "width": 0}, None
+    settings = {**DEFAULTS, **{name: value for name, value in settings.items() if value is not None}}
+    mean, std = (
+        settings[name] if settings["do_normalize"] else DEFAULTS[name] for name in ("image_mean", "image_std")
     )
-    if not is_plain:
-        return ImageSpec(0, 0, channels, 0, (), (), processor=processor)
-    mean, std = tuple(settings["image_mean"]), tuple(settings["image_std"])
-    return ImageSpec(final_size["height"], final_size["width"], channels, int(settings["resample"]), mean, std, resize)
+    factor = 255 * (settings["rescale_factor"] if settings["do_rescale"] else 1)  # 1.0 exactly where it divides by 255
+    mean, std = (tuple((np.atleast_1d(values) / factor).tolist()) for values in (mean, std))
+    return ImageSpec(final["height"], final["width"], channels, int(settings["resample"]), mean, std, resize)
+
+
+def made_images(height: int, width: int, channels: int) -> list[Image.Image]:
+    """Two images around a size, of noise, small blocks and a gradient, different in each channel: any other crop, filter or order
+    of channels shows. Of a large size they are smaller, or it would take a second."""
+    images, height, width = [], min(height, 1024), min(width, 1024)
+    for h, w in ((height * 7 // 4, width * 5 // 4 + 1), (height * 3 // 4 + 1, width + 3)):
+        y, x = np.mgrid[:h, :w]
+        noise = np.random.default_rng(0).integers(0, 76, (h, w, channels))
+        blocks = (x[..., None] // 3 + y[..., None] // 2 + np.arange(channels)) % 2 * 76
+        images.append(to_pillow((noise + blocks + x[..., None] * 103 // w).astype(np.uint8)))
+    return images
+
+
+def pixels_agree(made: list[np.ndarray], images: list[Image.Image], spec: ImageSpec) -> bool:
+    """Whether an image processor made of these images, (1, C, H, W) each, the pixels that the spec describes."""
+    if made[0].shape[2:] != (spec.height, spec.width):
+        return False
+    for theirs, image in zip(made, images, strict=True):
+        ours = torch.from_numpy(resize_as_processor(image, spec)).permute(2, 0, 1).unsqueeze(0)  # (1, C, H, W)
+        difference = np.abs(theirs - normalize(ours, spec).numpy()).max(axis=(0, 2, 3))
+        if not (difference * spec.std * 255).max() <= MAX_LEVELS:  # NaN is no agreement
+            return False
+    return True
 
 
 def training_image_spec(spec: ImageSpec, images: Dataset | None, crop: str, crop_scale: float = 0.35) -> ImageSpec:
@@ -86,11 +137,10 @@ def training_image_spec(spec: ImageSpec, images: Dataset | None, crop: str, crop
         return spec
     is_small = []
     for item in [] if images is None else images[:: max(1, len(images) // 32)]["image"]:
-        with contextlib.suppress(Exception):  # unreadable images are reported when they are decoded
+        with contextlib.suppress(ValueError, OSError):  # unreadable images are reported when they are decoded
             with open_pillow(read_image_bytes(item, allowed_files(images))) as image:
                 width, height = image.size
-            same_ratio = width * spec.height == height * spec.width
-            is_small.append(width <= spec.width and height <= spec.height and same_ratio)
+            is_small.append(width <= spec.width and width * spec.height == height * spec.width)
     if 2 * sum(is_small) > len(is_small):
         return replace(spec, resize=None, fast_resize=True)
     return replace(spec, resize=None, crop_scale=crop_scale)
@@ -105,11 +155,11 @@ def eval_resize(spec: ImageSpec, height: int, width: int, eval_crop: float | Non
             `spec`. For a model that is not square the longer side counts, so that the crop never leaves the image.
 
     Raises:
-        ValueError: if the image processor keeps another share.
+        UserError: if the image processor keeps another share.
     """
-    own = spec.resize
+    own, side = spec.resize, max(spec.height, spec.width)
     if eval_crop is not None:
-        side, resized = max(spec.height, spec.width), own if isinstance(own, int) else max(own or (0,))
+        resized = own if isinstance(own, int) else max(own or (0,))
         if own is not None and int(side / eval_crop) != resized:
             raise UserError(
                 f"--eval_crop {eval_crop} contradicts the checkpoint's image processor, which keeps {side} of {resized} pixels "
@@ -117,36 +167,17 @@ def eval_resize(spec: ImageSpec, height: int, width: int, eval_crop: float | Non
             )
         return int(max(height, width) / eval_crop)
     if isinstance(own, int):
-        return int(own * max(height, width) / max(spec.height, spec.width))
+        return int(own * max(height, width) / side)
     return own and (int(own[0] * height / spec.height), int(own[1] * width / spec.width))
 
 
-def check_processor(settings: dict):
-    """Raises ValueError if an image processor's settings, its `to_dict()`, hold a size or a number that no model has."""
-
-    def check(name, value, is_valid, wanted):
-        if value is not None and not is_valid:
+def check_settings(settings: dict):
+    """Raises UserError if an image processor's settings, its `to_dict()`, hold a size or a number that no model has."""
+    for name, (least, most) in LIMITS.items():
+        value, kind = settings.get(name), int if most == MAX_SIDE else int | float
+        values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+        if not all(number is None or (isinstance(number, kind) and least <= number <= most) for number in values):
             raise UserError(
-                f"the image processor's {name} is {value!r}; wanted {wanted}: is its preprocessor_config.json whole, and to be "
-                "trusted?"
+                f"the image processor's {name} is {value!r}; wanted {least:g} to {most:g}: is its preprocessor_config.json whole, "
+                "and to be trusted?"
             )
-
-    def is_finite(value):
-        return isinstance(value, numbers.Real) and abs(value) <= torch.finfo().max
-
-    for name in ("size", "crop_size", "pad_size"):
-        sides = settings.get(name) or {}
-        check(name, sides, isinstance(sides, dict), "sides by their names")
-        for side in sides.values():
-            is_side = isinstance(side, int) and 0 < side <= MAX_SIDE
-            check(name, side, is_side, f"sides of 1 to {MAX_SIDE:,} pixels")
-    for name in ("image_mean", "image_std"):
-        values = settings.get(name)
-        are_finite = isinstance(values, (list, tuple)) and len(values) > 0 and all(map(is_finite, values))
-        check(name, values, are_finite, "a number a channel")
-    std = settings.get("image_std")
-    check("image_std", std, std and min(std) > 0, "a number a channel, above 0")
-    part, factor, resample = (settings.get(name) for name in ("crop_pct", "rescale_factor", "resample"))
-    check("crop_pct", part, is_finite(part) and 0.1 <= part <= 1, "0.1 to 1")
-    check("rescale_factor", factor, is_finite(factor), "a number")
-    check("resample", resample, resample in list(Image.Resampling), "0 to 5")

@@ -14,21 +14,8 @@ def constant_tensor(values: tuple[float, ...], device: torch.device) -> torch.Te
         return torch.tensor(values, device=device)
 
 
-def normalize(images, spec):
-    """uint8 (B, C, H, W) -> float32, as image processors do: (x / 255 - mean) / std in each channel. Floats are returned as
-    they are: an image processor has already normalised them."""
-    return images if images.is_floating_point() else standardize_(images.float().div_(255), spec)
-
-
 def mean_and_std(spec, images) -> list[torch.Tensor]:
-    """The spec's mean and std, each (1, C or 1, 1, 1), on the device of `images` (B, C, H, W); ValueError if they are of another
-    number of channels."""
-    channels = images.shape[1]
-    if not {len(spec.mean), len(spec.std)} <= {1, channels}:
-        raise UserError(
-            f"the image processor has image_mean {list(spec.mean)} and image_std {list(spec.std)}, wanted {channels} numbers each, "
-            f"for the images have {channels} channels: is its preprocessor_config.json that of this model?"
-        )
+    """The spec's mean and std, each (1, C or 1, 1, 1), on the device of `images`."""
     return [constant_tensor(tuple(values), images.device).view(1, -1, 1, 1) for values in (spec.mean, spec.std)]
 
 
@@ -36,6 +23,12 @@ def standardize_(images, spec):
     """(x - mean) / std in each channel, in place."""
     mean, std = mean_and_std(spec, images)
     return images.sub_(mean).div_(std)
+
+
+def normalize(images, spec):
+    """uint8 (B, C, H, W) -> float32, as image processors do: (x / 255 - mean) / std in each channel. Floats are returned as
+    they are: an image processor has already normalised them."""
+    return images if images.is_floating_point() else standardize_(images.float().div_(255), spec)
 
 
 def denormalize(pixel_values, spec):

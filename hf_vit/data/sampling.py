@@ -7,6 +7,7 @@ Augmentation depends on the id, so each appearance is augmented differently.
 from collections.abc import Iterator
 
 import numpy as np
+import torch
 
 
 EPOCH_STRIDE = 2**40  # more images than a data set has
@@ -64,3 +65,28 @@ def class_balanced_ids(labels: np.ndarray, rng: np.random.Generator) -> np.ndarr
 def sequential_batches(count: int, batch_size: int, rank: int = 0, world: int = 1) -> list[list[int]]:
     """All row numbers in order, in batches; process `rank` of `world` gets every `world`-th batch."""
     return [list(range(start, min(start + batch_size, count))) for start in range(0, count, batch_size)][rank::world]
+
+
+def uniform(index: torch.Tensor, seed: int, epoch: int | torch.Tensor, stream: int | torch.Tensor) -> torch.Tensor:
+    """Numbers in [0, 1), one for each of `index` (b,): a hash of (seed, epoch, stream, index), the same on every device.
+
+    Tensors are broadcast: (b,) epochs and (s, 1) streams give (s, b).
+
+    The mixing function is that of SplitMix64 (Steele et al., OOPSLA 2014, doi 10.1145/2660193.2660195), in wrapping int64.
+    """
+
+    def shift_right(x, bits):  # of the unsigned number; torch copies the sign bit
+        return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+    def wrap(x):  # Python's integers as int64: what all of `index` have in common is hashed once, without a kernel
+        return (x + 2**63) % 2**64 - 2**63 if isinstance(x, int) else x
+
+    def mix_bits(x):
+        x = wrap((x ^ shift_right(x, 30)) * -4658895280553007687)  # 0xBF58476D1CE4E5B9
+        x = wrap((x ^ shift_right(x, 27)) * -7723592293110705685)  # 0x94D049BB133111EB
+        return x ^ shift_right(x, 31)
+
+    state = 0
+    for number in (seed, epoch, stream, index):
+        state = mix_bits(wrap(state + number - 7046029254386353131))  # 0x9E3779B97F4A7C15
+    return shift_right(state, 40).float() * 2.0**-24  # 24 bits: a float holds them without rounding up to 1

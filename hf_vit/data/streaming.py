@@ -16,12 +16,10 @@ from transformers.utils import logging
 from hf_vit.data.columns import (
     ROW,
     encode_labels,
-    feature_name,
     find_columns,
     has_several_labels,
     label_feature,
     multi_hot,
-    places_in_names,
     select_image_and_label,
 )
 from hf_vit.data.crops import crop_params
@@ -49,11 +47,11 @@ def prepare_stream(
     label_columns: str | None = None,
 ) -> tuple[IterableDataset, Dataset, list[str], str]:
     """As `prepare_splits`, for streaming: the training stream, the evaluation split (downloaded whole and cached), the class
-    names, and the name of the evaluation split; also a ValueError if classes or evaluation split are unknown."""
+    names, and the name of the evaluation split; also a UserError if classes or evaluation split are unknown."""
     if label_separator is not None or label_columns is not None:
         raise UserError(
-            "--streaming does not go with --label_separator or --label_columns: of several labels an image a stream reads lists "
-            "of names or of class indices; leave --streaming out, or store the labels so"
+            "--streaming does not support --label_separator and --label_columns: store several labels of an image as a list of "
+            "names or of class indices, or leave --streaming out"
         )
     wanted = eval_split or "validation or test"
     eval_split = find_eval_split(splits, train_split) if eval_split is None else eval_split
@@ -68,28 +66,24 @@ def prepare_stream(
         train, held_out = train._resolve_features(), held_out._resolve_features()
     columns = find_columns(train, image_column, label_column)
     feature = label_feature(train.features[columns[1]])
-    if label_names is None and not isinstance(feature, ClassLabel):
+    known = feature.names if isinstance(feature, ClassLabel) else None
+    if label_names is None and known is None:
         raise UserError(
-            f"the labels ({columns[1]}) are bare {feature_name(feature)} and a stream does not say how many there are: pass "
+            f"the labels ({columns[1]}) of a stream are bare numbers or text, and it does not say how many there are: pass "
             "--label_names FILE, one name a line"
         )
-    if label_names is not None and isinstance(feature, ClassLabel):
-        places = places_in_names(feature.names, label_names)
-        if places != list(range(len(places))):
-            raise UserError(
-                f"the classes of the stream are {', '.join(feature.names[:5])} ... in this order, and --label_names has another: "
-                "give it theirs, or leave it out"
-            )
+    if None not in (label_names, known) and label_names != known:
+        raise UserError(
+            f"the classes of the stream are {', '.join(known[:5])} ... in this order, and --label_names has others: leave it out"
+        )
     fingerprint = stream_fingerprint(held_out, columns)
     held_out = select_image_and_label(held_out, columns)
     rows = Dataset.from_generator(held_out.__iter__, features=held_out.features, fingerprint=fingerprint)
     rows = rows.cast_column("image", held_out.features["image"])  # the files it may name are not stored on disk
-    rows = rows.add_column("row", np.arange(len(rows)))
-    if isinstance(feature, ClassLabel):  # the names, too, are in this order
-        encoded, _ = encode_labels(DatasetDict(eval=rows), None, {"eval": eval_split}, train_names=feature.names)
-    else:
-        encoded, _ = encode_labels(DatasetDict(eval=rows), label_names, {"eval": eval_split}, from_one=False)
-    return select_image_and_label(train, columns), encoded["eval"], label_names or feature.names, eval_split
+    rows = DatasetDict(eval=rows.add_column("row", np.arange(len(rows))))
+    names = None if known else label_names
+    encoded, _ = encode_labels(rows, names, {"eval": eval_split}, train_names=known, from_one=False)
+    return select_image_and_label(train, columns), encoded["eval"], known or label_names, eval_split
 
 
 def stream_fingerprint(rows: IterableDataset, columns: tuple[str, str]) -> str:

@@ -8,15 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import torch
 from datasets import ClassLabel, Dataset, DatasetDict, DatasetInfo, Features, Image
 
 from hf_vit.data.columns import find_image_column
-from hf_vit.data.decoding import decode_rows, stack_images
 from hf_vit.data.folder_layout import IMAGE_SUFFIXES, UNREAD_SUFFIXES, listed
-from hf_vit.data.image_dataset import ImageDataset
-from hf_vit.data.image_files import AllowedFiles, RestrictedImage, allowed_files
-from hf_vit.data.image_spec import ImageSpec
+from hf_vit.data.image_files import AllowedFiles, RestrictedImage
 from hf_vit.data.sources import FILE_FORMATS, is_saved_data_set, load_splits
 from hf_vit.data.splits import stratified_holdout, stratified_subset
 from hf_vit.data.table_files import TABLE_FORMATS
@@ -58,24 +54,6 @@ class UnlabelledRows:
         if self.key == "row":
             return index
         return [item["path"] for item in self.rows[index]["image"]]
-
-
-class UnlabelledImages(ImageDataset):
-    """Rows of `UnlabelledRows`, decoded when they are asked for; those that cannot be read are reported, not raised."""
-
-    def __init__(self, rows: Dataset, spec: ImageSpec):
-        self.rows, self.spec, self.files = rows, spec, allowed_files(rows)
-        self.cache, self.skipped, self.on_bad_image, self.keep_full = None, {}, "skip", False
-
-    def __getitems__(self, ids: list[int]) -> dict:
-        """A whole batch: `images` uint8 (b, C, H, W) of those that can be read, or None; `index` (b,), their row numbers; and
-        `unreadable`, an error message for each of the others."""
-        rows = [{**row, "row": number} for row, number in zip(self.rows.__getitems__(ids), ids, strict=True)]
-        decoded, unreadable = decode_rows(rows, self.spec, files=self.files)
-        readable = [place for place, image in enumerate(decoded) if image is not None]
-        images = stack_images([decoded[place] for place in readable]) if readable else None
-        index = torch.tensor([ids[place] for place in readable], dtype=torch.long)
-        return {"images": images, "index": index, "unreadable": unreadable, "errors": []}
 
 
 def prepare_unlabelled(

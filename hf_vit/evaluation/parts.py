@@ -116,7 +116,7 @@ def compute_parts(
     """Compute the parts that are missing, shared out among the processes; all of them are there when it returns.
 
     Args:
-        load: batches of row numbers -> batches in that order, as `UnlabelledImages` makes them.
+        load: batches of row numbers -> batches in that order, as `data_loader` gives them, empty ones too.
         compute: images (b, C, H, W) -> results of b rows each.
         signature, overwrite: as `Parts.start` takes them.
 
@@ -198,8 +198,8 @@ def _compute_part(
         if batch["images"] is not None:
             found.append({"index": batch["index"], **compute(batch["images"])})
             threads.record(time.monotonic() - started, time.thread_time() - started_busy)
-        unreadable += batch["unreadable"]
-        done = len(batch["index"]) + len(batch["unreadable"])
+        unreadable += batch["errors"]
+        done = len(batch["index"]) + len(batch["errors"])
         count -= done
         update(done)
     results = {name: torch.cat([each[name] for each in found]).cpu() for name in (found[0] if found else ())}

@@ -73,8 +73,7 @@ ACCELERATED = (
 )
 command: str | None = None  # "hf-vit", if recipes/cli.py called the script
 ON_CPU = "it computes on the CPU"
-NOT_READ = (".heic", ".heif", ".avif")  # image formats of phones, which `image_files.open_pillow` does not open
-IMAGE_FILES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", *NOT_READ)
+IMAGE_FILES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".heif", ".avif")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -192,8 +191,6 @@ class Parser(argparse.ArgumentParser):
                 wrong += f"{shlex.quote(name.rstrip('/'))}/*.jpg"
             elif not path.exists() and not (may_be_data and path.name == name and not path.suffix):
                 wrong = f"cannot be read as an image: No such file here ({Path.cwd()})"
-            elif path.suffix.lower() in NOT_READ:
-                wrong = f"cannot be read as an image: {path.suffix} is not supported; save it as JPEG or PNG"
             if wrong is not None:
                 sys.exit(f"error: {name} {wrong}")
 

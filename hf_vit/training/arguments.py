@@ -328,7 +328,7 @@ def check_combinations(args: TrainArguments):
 RESUME_MUTABLE = (
     "output_dir", "resume", "checkpointing_steps", "checkpoints_total_limit", "max_skipped_steps", "num_workers", "report_to",
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "auto_find_batch_size",
-    "gradient_checkpointing", "log_steps", "calibrate",
+    "gradient_checkpointing", "log_steps", "calibrate", "on_bad_image",
 )  # fmt: skip
 
 

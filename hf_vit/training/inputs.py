@@ -14,7 +14,7 @@ from torch import nn
 from hf_vit.data.augment import augment
 from hf_vit.data.columns import column_arguments, count_labels, named_label_columns
 from hf_vit.data.duplicates import also_in, thumbnail_vectors
-from hf_vit.data.image_dataset import ImageDataset
+from hf_vit.data.image_dataset import ImageDataset, check_unreadable
 from hf_vit.data.image_spec import image_spec_of, training_image_spec
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import EPOCH_STRIDE, epoch_batches
@@ -39,7 +39,7 @@ class RunData:
     Args:
         labels: names of the classes; none of images without labels.
         scored: which images are scored, in words, such as "test".
-        train_images, eval_images: an `ImageDataset`, or an `ImageStream` to train on; a `FeatureDataset` if they are cached.
+        train_images, eval_images: an `ImageDataset`, or an `ImageStream` to train on; of features if they are cached.
         spec, train_spec: `ImageSpec` of the images that are scored and trained on.
         splits: rows of each split that is not streamed, for fingerprints.
         is_stream: whether training images are read while training.
@@ -114,13 +114,15 @@ def read_data(args: TrainArguments, task, accelerator, print_main):
     train_rows = None if args.streaming else splits["train"]
     train_spec = training_image_spec(spec, train_rows, args.crop, args.crop_scale)
     print_main(f"reading {len(splits['eval']) + (0 if args.streaming else len(train_rows)):,} images")
-    eval_images = ImageDataset(splits["eval"], spec, args.on_bad_image)
+    # What cannot be read is skipped until all is read: then all of it is named, and each class is judged as a whole.
+    parts = [eval_images := ImageDataset(splits["eval"], spec, "skip")]
     if args.streaming:
         train_images = ImageStream(
             stream, labels, train_spec, args.seed, args.shuffle_buffer, args.on_bad_image, args.stream_lanes
         )
     else:
-        train_images = ImageDataset(train_rows, train_spec, args.on_bad_image, keep_full=True, seed=args.seed)
+        parts.append(train_images := ImageDataset(train_rows, train_spec, "skip", keep_full=True, seed=args.seed))
+    check_unreadable(parts, labels, args.on_bad_image)
     seconds = time.monotonic() - began
     counts = count_labels(eval_images.labels, len(labels)).tolist()
     if labels and not any(counts):

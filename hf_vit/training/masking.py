@@ -2,8 +2,8 @@
 
 import torch
 
-from hf_vit.data.augment import uniform
 from hf_vit.data.normalization import denormalize
+from hf_vit.data.sampling import uniform
 
 
 STREAM = 1024  # of the first patch; above all that `augment` draws

@@ -9,8 +9,8 @@ from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import nn
 from transformers import ViTImageProcessorPil
 
-from hf_vit.data.image_spec import ImageSpec, eval_resize, image_spec_of
-from hf_vit.evaluation.classifiers import load_processor
+from hf_vit.data.image_spec import ImageSpec, eval_resize, read_settings
+from hf_vit.evaluation.classifiers import check_weights, load_processor
 from hf_vit.evaluation.multi_label import MULTI_LABEL
 from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification, HFViTLayer
@@ -117,7 +117,7 @@ def build_processor(source, config: HFViTConfig, eval_crop: float | None) -> ViT
     channels = config.num_channels
     per_channel = lambda values: list(values) if len(values) == channels else [sum(values) / len(values)] * channels
     size, center = {"height": height, "width": width}, {}
-    resize = eval_resize(image_spec_of(source, config), height, width, eval_crop)
+    resize = eval_resize(read_settings(source, channels), height, width, eval_crop)
     if resize is not None:
         center = {"do_center_crop": True, "crop_size": size}
         size = {"shortest_edge": resize} if isinstance(resize, int) else dict(zip(size, resize, strict=True))

@@ -14,7 +14,7 @@ from accelerate.utils import AutocastKwargs, DistributedType, gather_object
 from torch.distributed.fsdp import FSDPModule
 from tqdm import tqdm
 
-from hf_vit.data.image_dataset import FeatureDataset, ImageDataset
+from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import sequential_batches
 from hf_vit.data.splits import describe_scored
@@ -182,9 +182,9 @@ def predict_images(args, accelerator, model, images, spec, split: str, features=
     return predict(model, batches, spec, accelerator, len(images), features, stopped, split)
 
 
-def extract_features(args: TrainArguments, accelerator, model, images: ImageDataset, spec) -> FeatureDataset:
+def extract_features(args: TrainArguments, accelerator, model, images: ImageDataset, spec) -> ImageDataset:
     """What the model's head reads of these training images."""
-    return FeatureDataset(images, *predict_images(args, accelerator, model, images, spec, args.train_split, True))
+    return images.with_features(*predict_images(args, accelerator, model, images, spec, args.train_split, True))
 
 
 def fit_new_head(args: TrainArguments, task, accelerator, model, data: RunData):

@@ -6,9 +6,10 @@ import pytest
 from datasets import DatasetDict
 from image_data import pictures, spec_of, table_of, write_table
 
+from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sources import load_splits
-from hf_vit.data.unlabelled import UnlabelledImages, load_unlabelled
+from hf_vit.data.unlabelled import load_unlabelled
 
 
 @pytest.fixture
@@ -26,10 +27,12 @@ def folder(tmp_path):
 def read(images):
     """The names of the images that can be read, and the messages of the others."""
     batches = [list(range(len(images.rows)))[start : start + 2] for start in range(0, len(images.rows), 2)]
-    found = list(data_loader(UnlabelledImages(images.rows, spec_of()), batches, num_workers=0))
+    found = list(
+        data_loader(ImageDataset(images.rows, spec_of(), "skip", decode_first=False), batches, 0, keep_empty=True)
+    )
     assert all(batch["images"] is None or len(batch["images"]) == len(batch["index"]) for batch in found)
     names = [name for batch in found for name in images.names(batch["index"].tolist())]
-    return names, [message for batch in found for message in batch["unreadable"]]
+    return names, [message for batch in found for message in batch["errors"]]
 
 
 def test_a_folder_stands_for_all_its_images_in_the_order_of_their_names(folder):

@@ -65,7 +65,7 @@ def load(batches):
         yield {
             "images": images,
             "index": index,
-            "unreadable": [f"row {row} is broken" for row in ids if row in BROKEN],
+            "errors": [f"row {row} is broken" for row in ids if row in BROKEN],
         }
 
 

@@ -143,6 +143,20 @@ def test_the_only_image_of_a_class_is_no_suspect_and_one_class_is_refused():
         out_of_fold_probabilities(features[:8], torch.zeros(8, dtype=torch.long), 4)
 
 
+def vectors_of(photos):
+    return torch.cat([thumbnail_vectors(torch.from_numpy(np.array(one)).permute(2, 0, 1)[None]) for one in photos])
+
+
+@pytest.mark.parametrize("copies", [1, 4])
+@pytest.mark.parametrize("others", [0, 1, 30])
+def test_copies_are_found_in_a_set_of_any_size_and_other_images_are_not(copies, others):
+    group = [photo(0), *(photo(0).resize((side, side)) for side in range(40, 40 + copies))]
+    vectors = vectors_of([*group, *map(photo, range(1, others + 1))])
+    assert duplicate_groups(vectors, list(map(str, range(len(vectors))))) == [list(range(len(group)))]
+    assert also_in(vectors[:1], vectors[1:]).tolist() == [True]
+    assert duplicate_groups(vectors_of([photo(0), photo(1)]), ["0", "1"]) == []
+
+
 def test_blocks_do_not_change_the_groups(monkeypatch):
     vectors = torch.rand(40, 64, generator=torch.Generator().manual_seed(0)) * 255
     vectors[[7, 21, 39]] = vectors[2].clone()
