@@ -1,6 +1,7 @@
 """Access to untrusted image files: which files a row may name, which formats are opened, and how large they may be."""
 
 import contextlib
+import hashlib
 import os
 import stat
 import urllib.parse
@@ -8,16 +9,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
 
-from datasets import Image, config
+import pyarrow as pa
+from datasets import Dataset, DatasetInfo, Features, Image, config
 from datasets.utils.file_utils import xopen
 from huggingface_hub import constants
 from huggingface_hub.file_download import repo_folder_name
 from PIL import Image as PILImage
 from PIL import UnidentifiedImageError
 
+from hf_vit.system.errors import UserError
+
 
 # Pillow opens some forty formats, and starts Ghostscript for one of them. MPO, which phones write, is opened as JPEG.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+# Their suffixes, in lower case, and those of other images, which are counted and left out.
+IMAGE_SUFFIXES = frozenset(
+    {".apng", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
+)
+UNREAD_SUFFIXES = frozenset(
+    {".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".jp2", ".jxl", ".nef", ".raf", ".svg"}
+)
 # The largest photo that Pillow opens, 178,956,970 pixels, takes this many bytes with three channels of 16 bits.
 MAX_FILE_BYTES = 2**30
 
@@ -51,12 +62,8 @@ class AllowedFiles:
         else:
             location = None
         if location is None:
-            allowed = [f"files in {self.folder}"] if self.folder else []
-            allowed += [f"files of the data set {self.repo}"] if self.repo else []
-            raise ValueError(
-                f"it names the file {path!r}, which is not opened: only "
-                f"{' and '.join(allowed) or 'images in the rows themselves'} are"
-            )
+            where = " or ".join(filter(None, (self.folder, self.repo))) or "the rows themselves"
+            raise ValueError(f"it names the file {path!r}, which is not opened: only images in {where} are")
         return location
 
     def _resolve_file(self, path: str) -> str | None:
@@ -97,6 +104,32 @@ def restrict_files(splits, files: AllowedFiles):
             if isinstance(feature, Image):
                 splits[name] = splits[name].cast_column(column, RestrictedImage(decode=False, files=files))
     return splits
+
+
+def rows_of_files(paths: list[str], files: AllowedFiles, column: str = "image", others=None, kinds=None) -> Dataset:
+    """Rows whose `column` holds undecoded images, those of the files `paths`.
+
+    Args:
+        others: further columns, {name: array}.
+        kinds: their feature types, where the arrays do not say them.
+
+    Raises:
+        UserError: for a file name that is not UTF-8, which tables cannot hold.
+    """
+    try:
+        paths = pa.array(paths, pa.string())
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"the file name {error.object!r} is not UTF-8: rename the file, for example with convmv"
+        ) from error
+    images = pa.StructArray.from_arrays([pa.nulls(len(paths), pa.binary()), paths], ["bytes", "path"])
+    table = pa.table({column: images, **(others or {})})
+    features = Features.from_arrow_schema(table.schema)
+    features |= {column: RestrictedImage(decode=False, files=files), **(kinds or {})}
+    digest = hashlib.sha256(repr(features).encode())
+    for batch in table.combine_chunks().to_batches():
+        digest.update(batch.serialize())
+    return Dataset(table, DatasetInfo(features=features), fingerprint=digest.hexdigest()[:16])
 
 
 def allowed_files(rows) -> AllowedFiles:

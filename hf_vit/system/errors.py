@@ -6,7 +6,11 @@ from collections.abc import Callable
 from huggingface_hub import get_token
 from huggingface_hub.errors import StrictDataclassError
 
-from hf_vit.system.escapes import printable
+from hf_vit.system.escapes import printable, printable_lines
+
+
+class UserError(ValueError):
+    """What the user gave cannot be used; the message says what to do."""
 
 
 # Errors whose message says what to do, so that a traceback would only hide it. OSError covers files and the network,
@@ -15,9 +19,11 @@ USER_ERRORS = (ValueError, OSError, ImportError, FloatingPointError, StrictDatac
 
 
 def one_line(error: BaseException | str) -> str:
-    """The message as one printable line without the Hub token; the name of the error if it has no message."""
+    """The message as one printable line without the Hub token; the name of the error if it has no message. A `UserError` keeps
+    its lines."""
     text, token = str(error) or type(error).__name__, get_token()
-    return printable(" ".join((text.replace(token, "***") if token else text).split()))
+    text = text.replace(token, "***") if token else text
+    return printable_lines(text) if isinstance(error, UserError) else printable(" ".join(text.split()))
 
 
 def run_script(main: Callable[[], None]):

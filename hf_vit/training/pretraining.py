@@ -52,7 +52,7 @@ class PreTraining:
         """As `load_rows`; what cannot be read with labels is read without, unless a flag names labels, or splits of a folder."""
         args = self.args
         try:
-            return load_rows(args)
+            return load_rows(args, print_main)
         except ValueError as error:
             if args.streaming or any(getattr(args, flag) is not None for flag in LABEL_FLAGS):
                 raise
@@ -64,7 +64,7 @@ class PreTraining:
         scored = None
         if args.eval_split is not None:
             scored = load_unlabelled(*source, args.eval_split, args.image_column, "--eval_split").rows
-        print_main(f"labels are left out, and with them the k-NN accuracy: {why}")
+        print_main(f"labels are left out, and with them the k-NN accuracy: {str(why).splitlines()[0]}")
         splits = prepare_unlabelled(train.rows, scored, args.eval_fraction, args.train_fraction, args.seed)
         return splits, None, [], args.eval_split or f"part of {args.train_split}"
 
