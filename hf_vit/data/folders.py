@@ -38,7 +38,7 @@ class Listing:
 
     Args:
         path: the folder, as the user named it.
-        folders: all folders below it.
+        empty: folders with nothing in them.
         images: the names of the images in each folder that has some.
         unread: images of formats that are not read.
         files: all other files.
@@ -46,7 +46,7 @@ class Listing:
     """
 
     path: Path
-    folders: list[str] = field(default_factory=list)
+    empty: list[str] = field(default_factory=list)
     images: dict[str, list[str]] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
@@ -56,7 +56,9 @@ class Listing:
         """What no script reads, a phrase each."""
         counts = sorted(Counter(map(suffix_of, self.unread)).items())
         phrases = [f"{count:,} {suffix} files: save them as .jpg or .png" for suffix, count in counts]
-        return phrases + ([f"links to folders, which are not followed: {listed(self.links)}"] if self.links else [])
+        for what, folders in (("links to folders, which are not followed", self.links), ("empty folders", self.empty)):
+            phrases += [f"{what}: {listed(folders)}"] if folders else []
+        return phrases
 
 
 def list_folder(path: Path) -> Listing:
@@ -66,15 +68,15 @@ def list_folder(path: Path) -> Listing:
     with progress_bar(f"listing {path.name}", "images") as bar:
         while waiting:
             folder = waiting.pop()
-            names = []
+            names, is_empty = [], True
             with os.scandir(path / folder) as entries:
                 for entry in entries:
                     name, location = entry.name, f"{folder}/{entry.name}" if folder else entry.name
                     if name.startswith(".") or name in SYSTEM_FOLDERS:
                         continue
+                    is_empty = False
                     if entry.is_dir(follow_symlinks=False):
                         if not name.startswith("__"):  # __MACOSX
-                            found.folders.append(location)
                             waiting.append(location)
                     elif (suffix := suffix_of(name)) in IMAGE_SUFFIXES and entry.is_file():  # no pipe or device
                         names.append(name)
@@ -84,6 +86,8 @@ def list_folder(path: Path) -> Listing:
                         found.unread.append(location)
                     else:
                         found.files.append(location)
+            if is_empty and folder:
+                found.empty.append(folder)
             if names:
                 found.images[folder] = names
                 bar.update(len(names))
@@ -115,22 +119,30 @@ def class_folders(found: Listing, class_level: int | None) -> tuple[DatasetDict,
         unread[split].update(below[:-1][level - 1 : level])
     stray = sum(left_out[folder] for folder, split in split_of.items() if split in rows)
     if stray >= sum(map(len, rows.values())):
-        raise UserError(describe(found, f"{stray or 'all'} images lie in no class folder" if found.images else "no image that is read"))
+        raise UserError(
+            describe(
+                found, f"{stray or 'all'} images lie in no class folder" if found.images else "no image that is read"
+            )
+        )
     if class_level is None:
         refuse_folders_like_splits(found, split_of)
     classes = {split: {label for _, label in of_split} for split, of_split in rows.items()}
-    check_classes(found, split_of, classes, unread)
-
+    for split, of_split in classes.items():
+        if lost := unread[split] - of_split:
+            raise UserError(describe(found, f"no image of {listed(sorted(lost))} is read: save them as .jpg or .png"))
+        if unknown := of_split - classes.get("train", of_split):
+            folder = next(folder for folder in split_of if split_of[folder] == "train")
+            advice = (
+                f"give both the same class folders, or read the training images alone: {command(found.path / folder)}"
+            )
+            raise UserError(
+                describe(found, f"the split {split} has classes that train lacks: {listed(sorted(unknown))}", advice)
+            )
     names, skipped = sorted(set().union(*classes.values())), []
     splits = {split: to_dataset(found.path, sorted(rows[split]), names) for split in SPLITS if split in rows}
     if left_out:
         places = listed(found.path / folder for folder in left_out)
         skipped.append(f"{left_out.total():,} images above the class folders (--class_level {level}), in {places}")
-    holding, there = ({below[0] for _, below in places if below} for places in (
-        [parts_below(folder, split_of) for folder in folders] for folders in (found.images, found.folders)
-    ))  # fmt: skip
-    if empty := sorted(there - holding):
-        skipped.append(f"folders without images: {listed(empty)}")
     return DatasetDict(splits), {split: str(found.path / folder) for folder, split in split_of.items()}, skipped
 
 
@@ -185,21 +197,6 @@ def refuse_folders_like_splits(found: Listing, split_of: dict[str, str]):
             names = listed(sorted(classes))
             advice = f"--class_level 2 if these are the classes, --class_level 1 if {names} are; splits are called {', '.join(SPLIT_OF_WORD)}"
             raise UserError(describe(found, f"{names} all hold the same folders ({listed(sorted(same))})", advice))
-
-
-def check_classes(found: Listing, split_of: dict[str, str], classes: dict[str, set[str]], unread: dict[str, set[str]]):
-    """Raises UserError for a class without an image that is read, or that the training split lacks."""
-    for split, of_split in classes.items():
-        if lost := sorted(unread[split] - of_split):
-            raise UserError(describe(found, f"no image of {listed(lost)} is read: save them as .jpg or .png"))
-        if "train" in classes and (unknown := sorted(of_split - classes["train"])):
-            folder = next(folder for folder in split_of if split_of[folder] == "train")
-            advice = (
-                f"give both the same class folders, or read the training images alone: {command(found.path / folder)}"
-            )
-            raise UserError(
-                describe(found, f"the split {split} has classes that train lacks: {listed(unknown)}", advice)
-            )
 
 
 def to_dataset(path: Path, rows: list[tuple[str, str]], names: list[str]) -> Dataset:
