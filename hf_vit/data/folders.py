@@ -106,7 +106,9 @@ def class_folders(found: Listing, class_level: int | None) -> tuple[DatasetDict,
     Raises:
         UserError: if there are no class folders, or which folders are the classes cannot be told.
     """
-    split_of, level = split_folders(found), class_level or 1
+    split_of, level = split_folders(found), 1 if class_level is None else class_level
+    if level < 1:
+        raise UserError(f"--class_level must be >= 1, got {level}")
     rows, left_out, unread = defaultdict(list), Counter(), defaultdict(set)
     for folder, images in found.images.items():
         split, below = parts_below(folder, split_of)
@@ -195,7 +197,7 @@ def refuse_folders_like_splits(found: Listing, split_of: dict[str, str]):
         same, *others = classes.values()
         if len(same) > 1 and all(other == same for other in others):
             names = listed(sorted(classes))
-            advice = f"--class_level 2 if these are the classes, --class_level 1 if {names} are; splits are called {', '.join(SPLIT_OF_WORD)}"
+            advice = f"--class_level 2 if {listed(sorted(same))} are the classes, --class_level 1 if {names} are; splits are called {', '.join(SPLIT_OF_WORD)}"
             raise UserError(describe(found, f"{names} all hold the same folders ({listed(sorted(same))})", advice))
 
 

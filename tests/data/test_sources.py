@@ -298,6 +298,13 @@ def test_a_folder_that_links_to_itself_is_read_once(streaming, tmp_path):
     assert "cat/loop" in " ".join(source.skipped)
 
 
+def test_a_class_level_that_no_folder_has_is_an_error(tmp_path):
+    paint(tmp_path, "cat/1.png r, dog/1.png g")
+    for level in (0, 2):
+        with pytest.raises(UserError, match=f"--class_level.*{level}"):
+            load_splits(str(tmp_path), class_level=level)
+
+
 def test_a_file_name_that_is_not_utf8_is_an_error(tmp_path):
     paint(tmp_path, "cat/1.png r, dog/1.png g")
     os.close(os.open(os.fsencode(tmp_path) + b"/cat/caf\xe9.png", os.O_CREAT))
