@@ -55,7 +55,7 @@ import pandas as pd
 import torch
 from jinja2 import Environment
 
-from hf_vit.data.columns import column_arguments, count_labels, has_several_labels, named_label_columns
+from hf_vit.data.columns import column_arguments, count_labels, has_several_labels
 from hf_vit.data.decoding import open_image
 from hf_vit.data.duplicates import ThumbnailDataset, duplicate_groups, thumbnail_vectors
 from hf_vit.data.image_dataset import ImageDataset
@@ -63,8 +63,10 @@ from hf_vit.data.image_files import read_image_bytes
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import sequential_batches
-from hf_vit.data.sources import load_splits
+from hf_vit.data.sources import open_source
 from hf_vit.data.splits import select_and_encode
+from hf_vit.data.summary import summary
+from hf_vit.data.unlabelled import as_one_class, find_files
 from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
 from hf_vit.evaluation.label_errors import contradicted_labels, out_of_fold_probabilities
 from hf_vit.evaluation.prediction import predict
@@ -89,13 +91,20 @@ DUPLICATES = (
 
 
 def read_rows(args) -> tuple[datasets.Dataset, list[str]]:
-    """All images as rows with the columns `image`, `label`, `row`, `file` and `split`, and the class names."""
-    loaded = load_splits(args.dataset_name, args.dataset_config, label_column=named_label_columns(args))
-    wanted = args.splits.split(",") if args.splits else list(loaded)
-    if unknown := [name for name in wanted if name not in loaded]:
-        raise UserError(f"--splits {args.splits}: the data set has no split {unknown[0]!r}, only {', '.join(loaded)}")
-    chosen = {name: loaded[name] for name in wanted}
-    splits, labels = select_and_encode(chosen, dict(zip(wanted, wanted, strict=True)), **column_arguments(args))
+    """All images as rows with the columns `image`, `label`, `row`, `file` and `split`, and the class names. Image files that lie in
+    no class folders are all of the class `image`."""
+    try:
+        source = open_source(args)
+    except UserError as error:
+        if args.splits or args.model_name_or_path or (files := find_files(args.dataset_name)) is None:
+            raise
+        print(f"labels are left out: {str(error).splitlines()[0]}")
+        splits, labels = {"images": as_one_class(files.rows)}, ["image"]
+    else:
+        names = args.splits.split(",") if args.splits else list(source.splits)
+        names = dict(zip(names, names, strict=True))
+        splits, labels = select_and_encode(source.splits, names, **column_arguments(args))
+        print("\n".join(summary(splits, names, labels, source)))
     parts = []
     for name, data in splits.items():
         _, files = ThumbnailDataset(data).sources(torch.arange(len(data)))

@@ -56,6 +56,11 @@ def add_column_flags(group):
     flag = group.add_argument
     flag("--image_column", help="column of images; by default found by its feature type")
     flag("--label_column", help="column of labels; by default found by its feature type")
+    flag(
+        "--class_level",
+        type=int,
+        help="folder below the split that is the class, 2 for animals/dogs/1.jpg; default: 1",
+    )
     flag("--label_names", help="text file of class names, one per line, if the labels are bare numbers")
     flag("--label_separator", help='what stands between several labels of an image, such as ";"')
     flag("--label_columns", help="columns of 0 and 1, one for each of several labels, such as cat,dog,bird")

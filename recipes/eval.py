@@ -61,13 +61,14 @@ if __name__ == "__main__":  # a wrong flag is answered before the imports, which
     ARGUMENTS = parse_args()
 
 from hf_vit import HFViTForImageClassification
-from hf_vit.data.columns import column_arguments, has_several_labels, match_labels, named_label_columns
+from hf_vit.data.columns import column_arguments, has_several_labels, match_labels
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import sequential_batches
-from hf_vit.data.sources import load_splits
+from hf_vit.data.sources import open_source
 from hf_vit.data.splits import prepare_splits
+from hf_vit.data.summary import summary
 from hf_vit.evaluation.classifiers import class_names, load_classifier, load_processor, model_folder
 from hf_vit.evaluation.multi_label import check_task, thresholds_of
 from hf_vit.evaluation.prediction import predict
@@ -77,17 +78,16 @@ from hf_vit.evaluation.scores import classification_report, compute_metrics
 from hf_vit.system.errors import UserError, as_user_errors, run_script
 from hf_vit.system.escapes import printable
 from hf_vit.system.files import write_text
+from hf_vit.system.progress import is_main_process
 from hf_vit.training.setup import set_up_evaluation
 
 
 def read_splits(args) -> tuple[dict, list[str], str]:
     """{"eval": rows, and "train": rows of --probe_split}, the class names, and the name of the split to evaluate on."""
-    splits, labels, eval_split = prepare_splits(
-        load_splits(args.dataset_name, args.dataset_config, label_column=named_label_columns(args)),
-        train_split=args.probe_split,
-        eval_split=args.split,
-        **column_arguments(args),
-    )
+    source, choice = open_source(args), {"train_split": args.probe_split, "eval_split": args.split}
+    splits, labels, eval_split = prepare_splits(source.splits, **choice, **column_arguments(args))
+    if is_main_process():
+        print("\n".join(summary(splits, {"train": args.probe_split, "eval": eval_split}, labels, source)))
     if args.probe_split is not None and has_several_labels(splits["eval"]):
         raise UserError("--probe_split scores one label an image, and these have several: leave it out")
     if args.probe_split is not None and args.probe_split == eval_split:

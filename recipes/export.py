@@ -58,13 +58,13 @@ import transformers
 from huggingface_hub import try_to_load_from_cache
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_NAME
 
-from hf_vit.data.columns import COLUMN_FLAGS, column_arguments, match_labels, named_label_columns
+from hf_vit.data.columns import COLUMN_FLAGS, column_arguments, match_labels
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
 from hf_vit.data.normalization import normalize
 from hf_vit.data.sampling import sequential_batches
-from hf_vit.data.sources import load_splits
+from hf_vit.data.sources import open_source
 from hf_vit.data.splits import prepare_splits
 from hf_vit.evaluation.classifiers import class_names, load_processor, model_folder
 from hf_vit.evaluation.multi_label import check_task, given_labels, thresholds_of
@@ -106,13 +106,13 @@ def rows_to_evaluate(args, run: Path | None):
     asked = args
     if args.dataset_name is None:
         asked = arguments.parse_args(["--config", str(run / "config.yaml")])
-        for name in ("dataset_config", *COLUMN_FLAGS, "on_bad_image"):
+        for name in ("dataset_config", "class_level", *COLUMN_FLAGS, "on_bad_image"):
             setattr(asked, name, getattr(args, name) or getattr(asked, name))
     as_trained = args.dataset_name is None and args.split is None
     if as_trained:
-        splits, _, labels, split = load_rows(asked)
+        splits, _, labels, split = load_rows(asked, print)
     else:
-        splits = load_splits(asked.dataset_name, asked.dataset_config, label_column=named_label_columns(asked))
+        splits = open_source(asked).splits
         choice = {"train_split": None, "eval_split": args.split}
         splits, labels, split = prepare_splits(splits, **column_arguments(asked), **choice)
     rows = splits["eval"]

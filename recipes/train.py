@@ -90,6 +90,9 @@ def main(args: TrainArguments, task_class, report, signals: Signals | None = Non
         signals: those of a notebook; if not given, the process ends where a signal stops the run.
     """
     signals, began = signals or Signals(), time.monotonic()
+    if args.dry_run:
+        task_class(args, None).load_rows(print)
+        return None
     refuse_nested_folders(args.dataset_name, args.output_dir)
     accelerator = set_up_accelerator(args)
     stop_watching = watch_for_failures()

@@ -79,8 +79,8 @@ import datasets
 import torch
 import yaml
 from benchmarks import run_tables
+from class_halves import split_classes
 
-from hf_vit.data.class_halves import split_classes
 from hf_vit.system import environment
 from hf_vit.system.command_line import shell_line
 from hf_vit.system.errors import UserError, run_script

@@ -58,7 +58,7 @@ import torch
 from transformers.utils import logging
 
 from hf_vit import HFViTForImageClassification, figures
-from hf_vit.data.columns import column_arguments, match_labels, named_label_columns
+from hf_vit.data.columns import column_arguments, match_labels
 from hf_vit.data.decoding import decode_rows, stack_images
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_files import read_file
@@ -66,7 +66,7 @@ from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
 from hf_vit.data.normalization import denormalize, normalize
 from hf_vit.data.sampling import sequential_batches
-from hf_vit.data.sources import load_splits
+from hf_vit.data.sources import open_source
 from hf_vit.data.splits import default_split, describe_scored, prepare_splits
 from hf_vit.evaluation.classifiers import class_names, load_processor, model_folder
 from hf_vit.evaluation.multi_label import check_task, thresholds_of
@@ -101,7 +101,7 @@ def read_images(files: list[str], image_spec) -> torch.Tensor:
 
 def load_images(args, image_spec) -> tuple[ImageDataset, list[str], str]:
     """The images of the data set, its class names and the name of the split."""
-    splits = load_splits(args.dataset_name, args.dataset_config, label_column=named_label_columns(args))
+    splits = open_source(args).splits
     choice = {"train_split": None, "eval_split": args.split or default_split(splits)}
     splits, labels, split = prepare_splits(splits, **choice, **column_arguments(args))
     return ImageDataset(splits["eval"], image_spec, args.on_bad_image), labels, split

@@ -1,6 +1,5 @@
 """Small data sets, image files, tables and archives for tests. Even numbers are cats; 0 to 3 are for training, 4 and 5 for evaluation."""
 
-import json
 import tarfile
 from io import BytesIO
 
@@ -54,16 +53,6 @@ def encoded(image, kind="PNG", **how):
 
 def pictures(numbers):
     return [encoded(picture(number, (8, 12))) for number in numbers]
-
-
-def write_table(path, numbers, folder, separator=","):
-    lines = [("file", "kind")]
-    lines += [(f"{folder}/{'train' if n < 4 else 'val'}/{animal(n)}/{n}.png", animal(n)) for n in numbers]
-    if path.suffix == ".jsonl":
-        path.write_text("\n".join(json.dumps(dict(zip(lines[0], line, strict=True))) for line in lines[1:]))
-    else:
-        path.write_text("\n".join(separator.join(line) for line in lines))
-    return str(path)
 
 
 def write_tar(path, images, labels, start=0):

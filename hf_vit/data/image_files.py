@@ -1,6 +1,7 @@
 """Access to untrusted image files: which files a row may name, which formats are opened, and how large they may be."""
 
 import contextlib
+import hashlib
 import os
 import stat
 import urllib.parse
@@ -8,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
 
-from datasets import Image, config
+import pyarrow as pa
+from datasets import Dataset, DatasetInfo, Features, Image, config
 from datasets.utils.file_utils import xopen
 from huggingface_hub import constants
 from huggingface_hub.file_download import repo_folder_name
@@ -20,6 +22,13 @@ from hf_vit.system.errors import UserError
 
 # Pillow opens some forty formats, and starts Ghostscript for one of them. MPO, which phones write, is opened as JPEG.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+# Their suffixes, in lower case, and those of other images, which are counted and left out.
+IMAGE_SUFFIXES = frozenset(
+    {".apng", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
+)
+UNREAD_SUFFIXES = frozenset(
+    {".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".jp2", ".jxl", ".nef", ".raf", ".svg"}
+)
 # The largest photo that Pillow opens, 178,956,970 pixels, takes this many bytes with three channels of 16 bits.
 MAX_FILE_BYTES = 2**30
 
@@ -53,12 +62,8 @@ class AllowedFiles:
         else:
             location = None
         if location is None:
-            allowed = [f"files in {self.folder}"] if self.folder else []
-            allowed += [f"files of the data set {self.repo}"] if self.repo else []
-            raise UserError(
-                f"it names the file {path!r}, which is not opened: only "
-                f"{' and '.join(allowed) or 'images in the rows themselves'} are"
-            )
+            where = " or ".join(filter(None, (self.folder, self.repo))) or "the rows themselves"
+            raise ValueError(f"it names the file {path!r}, which is not opened: only images in {where} are")
         return location
 
     def _resolve_file(self, path: str) -> str | None:
@@ -101,6 +106,32 @@ def restrict_files(splits, files: AllowedFiles):
     return splits
 
 
+def rows_of_files(paths: list[str], files: AllowedFiles, column: str = "image", others=None, kinds=None) -> Dataset:
+    """Rows whose `column` holds undecoded images, those of the files `paths`.
+
+    Args:
+        others: further columns, {name: array}.
+        kinds: their feature types, where the arrays do not say them.
+
+    Raises:
+        UserError: for a file name that is not UTF-8, which tables cannot hold.
+    """
+    try:
+        paths = pa.array(paths, pa.string())
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"the file name {error.object!r} is not UTF-8: rename the file, for example with convmv"
+        ) from error
+    images = pa.StructArray.from_arrays([pa.nulls(len(paths), pa.binary()), paths], ["bytes", "path"])
+    table = pa.table({column: images, **(others or {})})
+    features = Features.from_arrow_schema(table.schema)
+    features |= {column: RestrictedImage(decode=False, files=files), **(kinds or {})}
+    digest = hashlib.sha256(repr(features).encode())
+    for batch in table.combine_chunks().to_batches():
+        digest.update(batch.serialize())
+    return Dataset(table, DatasetInfo(features=features), fingerprint=digest.hexdigest()[:16])
+
+
 def allowed_files(rows) -> AllowedFiles:
     """The files that the column `image` of `rows` may name: none, unless `restrict_files` allowed some."""
     feature = rows.features["image"]
@@ -114,7 +145,7 @@ def read_image_bytes(item: dict | None, files: AllowedFiles = NO_FILES) -> bytes
         ValueError, OSError: if it is empty, too large, not among `files`, or unreadable.
     """
     if item is None or item["bytes"] == b"" or (item["bytes"] is None and item["path"] is None):
-        raise UserError("it is empty")
+        raise ValueError("it is empty")
     if item["bytes"] is not None:
         return item["bytes"]
     location = files.resolve(item["path"])
@@ -122,7 +153,7 @@ def read_image_bytes(item: dict | None, files: AllowedFiles = NO_FILES) -> bytes
         return read_file(location)
     archive = location.rpartition("::")[2]
     if "://" not in archive and not os.path.isfile(archive):  # opening a pipe would block
-        raise UserError(f"{archive} is no file")
+        raise ValueError(f"{archive} is no file")
     with xopen(location, "rb") as file:
         return _read_bounded(file)
 
@@ -134,7 +165,7 @@ def read_file(path: str) -> bytes:
         ValueError, OSError: if it is missing, empty, larger than `MAX_FILE_BYTES`, or not a regular file (a device, a pipe).
     """
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise UserError(f"{path} is no regular file")
+        raise ValueError(f"{path} is no regular file")
     with open(path, "rb") as file:
         return _read_bounded(file)
 
@@ -142,9 +173,9 @@ def read_file(path: str) -> bytes:
 def _read_bounded(file) -> bytes:
     content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
-        raise UserError(f"the file is larger than {MAX_FILE_BYTES:,} bytes, the most an image may have")
+        raise ValueError(f"the file is larger than {MAX_FILE_BYTES:,} bytes, the most an image may have")
     if not content:
-        raise UserError("it is empty")
+        raise ValueError("it is empty")
     return content
 
 
@@ -160,8 +191,8 @@ def open_pillow(content: bytes) -> Iterator[PILImage.Image]:
         with PILImage.open(BytesIO(content), formats=FORMATS) as image:
             yield image
     except UnidentifiedImageError as error:  # Pillow's text contains a memory address, different each time
-        raise UserError(f"no known format: wanted {', '.join(FORMATS)}") from error
+        raise ValueError(f"no known format: wanted {', '.join(FORMATS)}") from error
     except (ValueError, OSError):
         raise
     except Exception as error:  # Pillow's plugins raise anything
-        raise UserError(f"{error or 'it is damaged'} ({type(error).__name__})") from error
+        raise ValueError(f"{error or 'it is damaged'} ({type(error).__name__})") from error

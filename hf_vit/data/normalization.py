@@ -4,8 +4,6 @@ import functools
 
 import torch
 
-from hf_vit.system.errors import UserError
-
 
 @functools.lru_cache(maxsize=64)
 def constant_tensor(values: tuple[float, ...], device: torch.device) -> torch.Tensor:

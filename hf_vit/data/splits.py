@@ -1,7 +1,6 @@
 """Chooses the training and the evaluation split: named, held out, or a part of one, stratified by class."""
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from datasets import Dataset, DatasetDict
@@ -13,16 +12,12 @@ from hf_vit.data.columns import (
     join_label_columns,
     label_tensor,
     select_image_and_label,
-    warn_of_similar_names,
 )
-from hf_vit.data.folder_layout import SPLIT_OF_WORD
+from hf_vit.data.folders import SPLIT_OF_WORD
 from hf_vit.system.errors import UserError
-from hf_vit.system.progress import warn
 
 
-VALIDATION_SPLITS = ("validation", *(word for word, split in SPLIT_OF_WORD.items() if split == "validation"))
-TEST_SPLITS = (*(word for word, split in SPLIT_OF_WORD.items() if split == "test"), "holdout")
-EVAL_SPLITS = (*VALIDATION_SPLITS, *TEST_SPLITS)  # unless one is named, the first of these is scored
+EVAL_SPLITS = [word for word, split in SPLIT_OF_WORD.items() if split != "train"]  # the first of these is scored
 
 
 def prepare_splits(
@@ -31,14 +26,10 @@ def prepare_splits(
     train_split: str | None = "train",
     eval_split: str | None = None,
     eval_fraction: float = 0.1,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    label_names: list[str] | None = None,
-    label_separator: str | None = None,
-    label_columns: str | None = None,
     train_fraction: float = 1.0,
     shots: int | None = None,
     seed: int = 0,
+    **columns,
 ) -> tuple[DatasetDict, list[str], str]:
     """The training and the evaluation split, with the columns `image` (undecoded), `label` (class index, or a list of them where an
     image has several labels) and `row` (its number in the original split).
@@ -49,34 +40,23 @@ def prepare_splits(
         eval_split: by default "validation", else "test", or another of `EVAL_SPLITS`; else a stratified part of the training split
             is held out.
         eval_fraction: the size of that part.
-        label_names: class names, for labels that are bare numbers; their order is the order of the classes.
-        label_separator: takes the text of the label column apart into several labels, such as ";".
-        label_columns: columns that hold 1 where an image has the label of that name, else 0: "cat,dog,bird".
         train_fraction: the part of each class to train on, of what is not held out.
         shots: the number of images of each class to train on.
         seed: decides what is held out and left out.
+        columns: as of `select_and_encode`.
 
     Returns:
         The splits "train" and "eval"; the class names; and what "eval" is: the name of a split, or "part of train".
 
     Raises:
-        ValueError: for an unknown or empty split, columns that cannot be found, labels that are no class index or that
+        UserError: for an unknown or empty split, columns that cannot be found, labels that are no class index or that
             training lacks, or more shots than there are images.
     """
-    _check_split_names(splits, train_split, eval_split)
-    if eval_split is None:
-        eval_split = find_eval_split(splits, train_split)
-    note_unused_splits(splits, train_split, eval_split)
-    split_names = {"train": train_split, "eval": eval_split}
-    chosen = {key: splits[name] for key, name in split_names.items() if name is not None}
-    if not chosen:
+    eval_split = eval_split or find_eval_split(splits, train_split)
+    split_names = {key: name for key, name in (("train", train_split), ("eval", eval_split)) if name is not None}
+    if not split_names:
         raise UserError(f"the data set has no validation or test split; name one with --split: {', '.join(splits)}")
-    for key, data in chosen.items():
-        if len(data) == 0:
-            raise UserError(f"the split {split_names[key]!r} is empty")
-
-    columns = (image_column, label_column, label_names, label_separator, label_columns)
-    chosen, names = select_and_encode(chosen, split_names, *columns)
+    chosen, names = select_and_encode(splits, split_names, **columns)
     if train_split is None:
         return chosen, names, eval_split
 
@@ -91,7 +71,7 @@ def prepare_splits(
         kept = np.setdiff1d(np.arange(len(labels)), held_out)
         chosen = DatasetDict(train=chosen["train"].select(kept), eval=chosen["train"].select(held_out))
     else:
-        refuse_untrained_labels(labels, label_tensor(chosen["eval"]), names, train_split, eval_split)
+        refuse_untrained_labels(chosen, names, split_names)
     if train_fraction < 1 or shots is not None:
         kept = stratified_subset(label_tensor(chosen["train"]).numpy(), names, train_fraction, shots, seed)
         chosen["train"] = chosen["train"].select(kept)
@@ -99,61 +79,54 @@ def prepare_splits(
 
 
 def select_and_encode(
-    chosen: dict[str, Dataset],
+    splits: DatasetDict,
     split_names: dict[str, str],
-    image_column: str | None,
-    label_column: str | None,
-    label_names: list[str] | None,
-    label_separator: str | None,
-    label_columns: str | None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    label_names: list[str] | None = None,
+    label_separator: str | None = None,
+    label_columns: str | None = None,
 ) -> tuple[DatasetDict, list[str]]:
     """Splits as `load_splits` gives them -> with the columns `image`, `label` and `row`, and the class names: see `prepare_splits`.
 
     Args:
-        split_names: what errors call each split.
+        split_names: {key of a split that is returned: its name in `splits`}.
+        label_names: class names; their order is the order of the classes.
+        label_separator: takes the text of the label column apart into several labels, such as ";".
+        label_columns: columns that hold 1 where an image has the label of that name, else 0: "cat,dog,bird".
     """
+    if unknown := [name for name in split_names.values() if name not in splits]:
+        flags = "--train_split, --eval_split, --split or --splits"
+        raise UserError(
+            f"the data set has no split {unknown[0]!r}, only {', '.join(splits)}: name one of these with {flags}"
+        )
+    chosen = {key: splits[name] for key, name in split_names.items()}
+    if empty := [split_names[key] for key, rows in chosen.items() if len(rows) == 0]:
+        raise UserError(f"the split {empty[0]!r} is empty")
     if label_columns is not None:
-        if label_column is not None or label_names is not None or label_separator is not None:
-            others = "--label_column, --label_names or --label_separator"
-            raise UserError(f"--label_columns does not go with {others}: they name the labels twice; give one of them")
+        if label_column or label_names or label_separator:
+            raise UserError("--label_columns does not go with --label_column, --label_names or --label_separator")
         chosen = {key: join_label_columns(data, label_columns) for key, data in chosen.items()}
         label_column = "label"
     columns = find_columns(next(iter(chosen.values())), image_column, label_column, label_separator)
-    chosen = DatasetDict({key: select_image_and_label(data, columns) for key, data in chosen.items()})
-    for key, data in chosen.items():  # errors name a broken image by its row number
-        chosen[key] = data.add_column("row", np.arange(len(data)))
-    encoded, names = encode_labels(chosen, label_names, split_names, label_separator)
-    warn_of_similar_names(names)
-    return encoded, names
-
-
-def _check_split_names(splits: DatasetDict, train_split: str | None, eval_split: str | None):
-    """Raise ValueError for a name that no split has."""
-    for name in (train_split, eval_split):
-        if name is not None and name not in splits:
-            raise UserError(
-                f"the data set has no split {name!r}; it has {', '.join(splits)}: name one of these with "
-                + ("--train_split" if name == train_split else "--eval_split (or --split, to score)")
-            )
+    for key, rows in chosen.items():
+        if lacking := [column for column in columns if column not in rows.features]:
+            raise UserError(f"the split {split_names[key]!r} lacks the column {lacking[0]}")
+        chosen[key] = select_image_and_label(rows, columns).add_column("row", np.arange(len(rows)))
+    return encode_labels(DatasetDict(chosen), label_names, split_names, label_separator)
 
 
 def refuse_contradicting_rows(rows: Dataset, names: list[str]):
-    """Raises ValueError if several rows name one image file, with different labels: a table with a row for each label or box."""
+    """Raises UserError if several rows name one image file, with different labels: a table with a row for each label or box."""
     images = rows.select_columns(["image"]).with_format("arrow")
     if images[:1]["image"][0]["bytes"].is_valid:  # a path is then no more than a name
         return
-    paths = pa.chunked_array([chunk.field("path") for chunk in images[:]["image"].chunks])
-    if pc.count_distinct(paths).as_py() == len(paths):
-        return
-    label_of, labels = {}, rows["label"][:]
-    for path, label in zip(paths.to_pylist(), labels, strict=True):
-        if path is not None and label_of.setdefault(path, label) != label:
-            several = isinstance(label, list)
-            first, second = (
-                [names[one] for one in each] if several else names[each] for each in (label_of[path], label)
-            )
+    paths, label_of = pc.struct_field(images[:]["image"], "path").to_pylist(), {}
+    for path, label in zip(paths, rows["label"][:], strict=True):
+        if label_of.setdefault(path, label) != label:
+            shown = [[names[one] for one in np.atleast_1d(each)] for each in (label_of[path], label)]
             raise UserError(
-                f"{path} is in several training rows with different labels, {first!r} and {second!r}: wanted a row for each image; if "
+                f"{path} is in several training rows with different labels, {shown[0]} and {shown[1]}: wanted a row for each image; if "
                 "it has several labels, write them as cat;dog and pass --label_separator ';'"
             )
 
@@ -164,24 +137,14 @@ def find_eval_split(splits: dict, train_split: str | None) -> str | None:
     return next((names[word] for word in EVAL_SPLITS if word in names), None)
 
 
-def note_unused_splits(splits: dict, train_split: str | None, eval_split: str | None):
-    """A line on splits that a run neither trains on nor scores, unless they are a second validation or test split."""
-    unused = [name for name in splits if name not in (train_split, eval_split) and name.lower() not in EVAL_SPLITS]
-    if unused and train_split is not None:
-        warn(
-            f"neither trained on nor scored: the split {', '.join(unused)} (--train_split and --eval_split choose others)"
-        )
-
-
 def is_test_split(scored: str) -> bool:
     """Whether what is scored, as `prepare_splits` names it, is a test split, which selects nothing."""
-    return scored.startswith("test") or scored.lower() in TEST_SPLITS
+    return scored.startswith("test") or SPLIT_OF_WORD.get(scored.lower()) == "test"
 
 
 def default_split(splits: DatasetDict) -> str:
-    """The split whose images are shown: test or validation images, where there are such."""
-    names = {name.lower(): name for name in splits}
-    return next((names[word] for word in (*TEST_SPLITS, *VALIDATION_SPLITS) if word in names), next(iter(splits)))
+    """The split whose images are shown: the one that is scored, if there is one."""
+    return find_eval_split(splits, None) or next(iter(splits))
 
 
 def describe_scored(scored: str) -> str:
@@ -196,7 +159,7 @@ def stratified_holdout(labels: np.ndarray, fraction: float, seed: int) -> np.nda
         labels: (n,) class indices, or where an image has several, 0 and 1 of each (n, L): see `iterative_stratification`.
 
     Raises:
-        ValueError: if no class has two images.
+        UserError: if no class has two images.
     """
     classes, counts = _class_counts(labels)
     if counts.max() == 1:
@@ -215,15 +178,14 @@ def stratified_subset(
     labels, of about as many.
 
     Raises:
-        ValueError: if a class has fewer than `shots` images.
+        UserError: if a class has fewer than `shots` images.
     """
     classes, counts = _class_counts(labels)
-    for label, count in zip(classes, counts, strict=True):
-        if shots is not None and shots > count > 0:
-            raise UserError(
-                f"--shots {shots}: the class {names[label]!r} has only {count} training images; take fewer shots"
-            )
-    wanted = [shots if shots is not None else max(1, round(fraction * count)) for count in counts.tolist()]
+    if few := [
+        f"{names[label]} {count}" for label, count in zip(classes, counts, strict=True) if 0 < count < (shots or 0)
+    ]:
+        raise UserError(f"--shots {shots}: there are fewer training images of {', '.join(few[:5])}; take fewer shots")
+    wanted = [shots or max(1, round(fraction * count)) for count in counts.tolist()]
     wanted = np.minimum(wanted, counts).tolist()  # of a label of several that no image has, 0
     return _sample_per_class(labels, wanted, np.random.default_rng([seed, 1]))
 
@@ -282,16 +244,12 @@ def iterative_stratification(labels: np.ndarray, wanted: np.ndarray, rng: np.ran
     return np.flatnonzero(part == 1)
 
 
-def refuse_untrained_labels(
-    trained: np.ndarray, scored: torch.Tensor, names: list[str], train_split: str, eval_split: str
-):
-    """Raise ValueError if scored images have labels that no training image has."""
-    before, after = (count_labels(torch.as_tensor(labels), len(names)) for labels in (trained, scored))
-    untrained = ((after > 0) & (before == 0)).nonzero().flatten().tolist()
-    if untrained:
+def refuse_untrained_labels(chosen: DatasetDict, names: list[str], split_names: dict[str, str]):
+    """Raises UserError if images to evaluate on have labels that no training image has."""
+    counts = [count_labels(label_tensor(chosen[key]), len(names)).tolist() for key in ("train", "eval")]
+    if unknown := [name for name, trained, evaluated in zip(names, *counts, strict=True) if evaluated and not trained]:
         raise UserError(
-            f"the split {eval_split!r} has images of {len(untrained)} classes that the split {train_split!r} has none "
-            f"of: {', '.join(names[label] for label in untrained[:5])}; take them out, or train on some"
+            f"the split {split_names['train']!r} has no image of classes of {split_names['eval']!r}: {', '.join(unknown[:5])}"
         )
 
 

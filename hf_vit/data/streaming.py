@@ -27,7 +27,7 @@ from hf_vit.data.decoding import decode_rows, record_unreadable, replacement_pla
 from hf_vit.data.image_files import allowed_files
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.sampling import EPOCH_STRIDE
-from hf_vit.data.splits import find_eval_split, note_unused_splits
+from hf_vit.data.splits import find_eval_split
 from hf_vit.system.errors import UserError
 from hf_vit.system.hardware import own_cores
 
@@ -60,7 +60,6 @@ def prepare_stream(
             f"--streaming needs the split {train_split!r} and another one to evaluate on ({wanted}); the data set "
             f"has {', '.join(splits)}: name them with --train_split and --eval_split"
         )
-    note_unused_splits(splits, train_split, eval_split)
     train, held_out = splits[train_split], splits[eval_split]
     if train.features is None:
         train, held_out = train._resolve_features(), held_out._resolve_features()

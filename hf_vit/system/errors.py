@@ -29,10 +29,6 @@ def as_user_errors():
         raise UserError(str(error)) from error
 
 
-class UserError(ValueError):
-    """What the user gave cannot be used; the message says what to do."""
-
-
 def one_line(error: BaseException | str) -> str:
     """The message as one printable line without the Hub token; the name of the error if it has no message. A `UserError` keeps
     its lines."""

@@ -27,6 +27,12 @@ def printable_lines(text: object) -> str:
     return "\n".join(map(printable, str(text).split("\n")))
 
 
+def listed(items, most: int = 5) -> str:
+    """The first of them, with commas between them."""
+    items = list(items)
+    return ", ".join(map(str, items[:most])) + (" ..." if len(items) > most else "")
+
+
 def inline(text: object) -> str:
     """Text that is nothing but text within a line or a table of Markdown."""
     # An underscore within a word is only that (CommonMark 0.31, section 6.2).

@@ -57,6 +57,9 @@ class TrainArguments:
         None, "several labels an image, as columns of 0 and 1: the names of these, such as cat,dog,bird"
     )
     label_names: str | None = argument(None, "text file of class names, a line each, where labels are bare numbers")
+    class_level: int | None = argument(
+        None, "folder below the split that is the class, 2 for animals/dogs/1.jpg; default: 1"
+    )
     train_split: str = argument("train", "split to train on")
     eval_split: str | None = argument(
         None, "split to score; if not given: validation, else test, else a part of train"
@@ -67,6 +70,7 @@ class TrainArguments:
     balance: Literal["none", "sampling", "weights"] = argument(
         "none", "rare classes: sampling shows each class as often as any other, weights makes its loss count as much"
     )
+    dry_run: bool = argument(False, "print what is read, and end before anything is trained or written")
     on_bad_image: Literal["stop", "skip"] = argument(
         "stop", "images that cannot be read; results.json counts the skipped"
     )
@@ -121,7 +125,7 @@ class TrainArguments:
 
     num_train_epochs: float | None = argument(
         None,
-        "passes over the training set; if not given 10, and more for small sets (recipes/docs/your-own-images.md)",
+        "passes over the training set; if not given 10, and more for small sets (recipes/docs/fine-tuning.md)",
     )
     max_train_steps: int | None = argument(None, "optimizer steps; overrides num_train_epochs")
     per_device_train_batch_size: int | None = argument(
@@ -493,7 +497,11 @@ def to_yaml(args: TrainArguments) -> str:
     """Every key that decides the run, as a preset file holds it; `--config` on it gives the same run."""
     values = dataclasses.asdict(args)
     resolved = {key: value for key, value in values.items() if value is not None and key not in args.refused}
-    del resolved["overwrite"], resolved["resume"]  # consent to replace one folder, once; and where to go on this time
+    del (
+        resolved["overwrite"],
+        resolved["resume"],
+        resolved["dry_run"],
+    )  # consent to replace one folder, once; and where to go on this time
     return yaml.safe_dump(resolved, sort_keys=False)
 
 

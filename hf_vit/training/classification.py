@@ -59,8 +59,8 @@ class Classification:
         self.args, self.accelerator = args, accelerator
         self.teacher = self.weights = self.data = None
 
-    def load_rows(self, _print_main):
-        return load_rows(self.args)
+    def load_rows(self, print_main):
+        return load_rows(self.args, print_main)
 
     def build_model(self, labels: list[str], eval_rows):
         """(model, image processor)."""

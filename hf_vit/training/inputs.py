@@ -12,15 +12,16 @@ import torch
 from torch import nn
 
 from hf_vit.data.augment import augment
-from hf_vit.data.columns import column_arguments, count_labels, named_label_columns
+from hf_vit.data.columns import column_arguments, count_labels
 from hf_vit.data.duplicates import also_in, thumbnail_vectors
 from hf_vit.data.image_dataset import ImageDataset, check_unreadable
 from hf_vit.data.image_spec import image_spec_of, training_image_spec
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import EPOCH_STRIDE, epoch_batches
-from hf_vit.data.sources import dataset_license, load_splits
+from hf_vit.data.sources import dataset_license, open_source
 from hf_vit.data.splits import is_test_split, prepare_splits
 from hf_vit.data.streaming import ImageStream, prepare_stream
+from hf_vit.data.summary import summary
 from hf_vit.system.command_line import script_name
 from hf_vit.system.errors import UserError
 from hf_vit.system.escapes import as_license
@@ -88,18 +89,22 @@ class Batch(NamedTuple):
     rows: dict
 
 
-def load_rows(args: TrainArguments):
-    """Labelled images, not yet decoded: (splits, the stream to train on or None, labels, what is scored), see `prepare_splits`."""
+def load_rows(args: TrainArguments, print_main):
+    """Labelled images, not yet decoded: (splits, the stream to train on or None, labels, what is scored), see `prepare_splits`. What
+    was read is printed."""
     columns = {"train_split": args.train_split, "eval_split": args.eval_split, **column_arguments(args)}
-    splits = load_splits(args.dataset_name, args.dataset_config, args.streaming, named_label_columns(args))
+    source, stream = open_source(args, args.streaming), None
     if args.streaming:
-        stream, eval_rows, labels, scored = prepare_stream(splits, **columns)
-        return {"eval": eval_rows}, stream, labels, scored
-    sizes = {name: getattr(args, name) for name in ("eval_fraction", "train_fraction", "shots", "seed")}
-    splits, labels, scored = prepare_splits(splits, **columns, **sizes)
-    if args.eval_fraction != type(args).eval_fraction and not scored.startswith("part of"):
+        stream, eval_rows, labels, scored = prepare_stream(source.splits, **columns)
+        splits = {"eval": eval_rows}
+    else:
+        sizes = {name: getattr(args, name) for name in ("eval_fraction", "train_fraction", "shots", "seed")}
+        splits, labels, scored = prepare_splits(source.splits, **columns, **sizes)
+    read = {"train": stream, **splits}
+    print_main("\n".join(summary(read, {"train": args.train_split, "eval": scored}, labels, source)))
+    if not args.streaming and args.eval_fraction != type(args).eval_fraction and not scored.startswith("part of"):
         warn(f"--eval_fraction is not used: the split {scored} is scored")
-    return splits, None, labels, scored
+    return splits, stream, labels, scored
 
 
 def read_data(args: TrainArguments, task, accelerator, print_main):
@@ -113,7 +118,6 @@ def read_data(args: TrainArguments, task, accelerator, print_main):
     spec = image_spec_of(processor, model.config)
     train_rows = None if args.streaming else splits["train"]
     train_spec = training_image_spec(spec, train_rows, args.crop, args.crop_scale)
-    print_main(f"reading {len(splits['eval']) + (0 if args.streaming else len(train_rows)):,} images")
     # What cannot be read is skipped until all is read: then all of it is named, and each class is judged as a whole.
     parts = [eval_images := ImageDataset(splits["eval"], spec, "skip")]
     if args.streaming:

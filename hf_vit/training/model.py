@@ -10,7 +10,7 @@ from torch import nn
 from transformers import ViTImageProcessorPil
 
 from hf_vit.data.image_spec import ImageSpec, eval_resize, read_settings
-from hf_vit.evaluation.classifiers import check_weights, load_processor
+from hf_vit.evaluation.classifiers import load_processor
 from hf_vit.evaluation.multi_label import MULTI_LABEL
 from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification, HFViTLayer

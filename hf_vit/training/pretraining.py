@@ -3,11 +3,14 @@
 from pathlib import Path
 
 import torch
+from datasets import DatasetDict
 from safetensors.torch import save_file
 
 from hf_vit.data.columns import has_several_labels
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
+from hf_vit.data.sources import Source
+from hf_vit.data.summary import summary
 from hf_vit.data.unlabelled import load_unlabelled, prepare_unlabelled
 from hf_vit.evaluation.classifiers import model_folder
 from hf_vit.evaluation.prediction import gather_rows
@@ -53,7 +56,7 @@ class PreTraining:
         """As `load_rows`; what cannot be read with labels is read without, unless a flag names labels, or splits of a folder."""
         args = self.args
         try:
-            return load_rows(args)
+            return load_rows(args, print_main)
         except ValueError as error:
             if args.streaming or any(getattr(args, flag) is not None for flag in LABEL_FLAGS):
                 raise
@@ -65,9 +68,11 @@ class PreTraining:
         scored = None
         if args.eval_split is not None:
             scored = load_unlabelled(*source, args.eval_split, args.image_column, "--eval_split").rows
-        print_main(f"labels are left out, and with them the k-NN accuracy: {why}")
+        print_main(f"labels are left out, and with them the k-NN accuracy: {str(why).splitlines()[0]}")
         splits = prepare_unlabelled(train.rows, scored, args.eval_fraction, args.train_fraction, args.seed)
-        return splits, None, [], args.eval_split or f"part of {args.train_split}"
+        names = {"train": args.train_split, "eval": args.eval_split or f"part of {args.train_split}"}
+        print_main("\n".join(summary(splits, names, [], Source(DatasetDict(), args.dataset_name))))
+        return splits, None, [], names["eval"]
 
     def build_model(self, labels: list[str], eval_rows):
         """(model, image processor), and the teacher.

@@ -179,6 +179,33 @@ def test_bad_images_of_a_stream_stop_it_or_are_skipped(tmp_path):
         batches_of(stream_of(tmp_path, on_bad_image="skip"), 8, 1)
 
 
+def test_a_stream_of_a_table_reads_the_files_it_names(photos):
+    lines = [
+        f"{'train' if n < 4 else 'val'}/{animal(n)}/{n}.png,{animal(n)},{'train' if n < 4 else 'val'}"
+        for n in range(6)
+    ]
+    (photos / "all.csv").write_text("\n".join(["file,kind,split", *lines]))
+    (batch,) = batches_of(stream_of(photos / "all.csv", label_column="kind"), 1, 4)
+    assert_own(batch, good_items(4), [n % 2 for n in range(4)])  # by their rows in the table, in whatever order
+
+
+def test_numbers_of_a_stream_begin_at_0(photos):
+    (photos / "all.csv").write_text("image,label,split\ntrain/cat/0.png,1,train\ntrain/dog/1.png,2,val\n")
+    with pytest.raises(ValueError, match="wanted 2,"):
+        prepare_stream(load_splits(str(photos / "all.csv"), streaming=True), label_names=["a", "b"])
+
+
+def test_a_stream_of_class_folders_is_not_read_class_by_class(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        for n in range(200):
+            (tmp_path / "train" / name / f"{n}.png").touch()
+    rows = load_splits(str(tmp_path), streaming=True)["train"]
+    assert rows.num_shards == 64  # that lanes and processes share out
+    first = [row["label"] for row in itertools.islice(rows, 100)]
+    assert 25 < sum(first) < 75
+
+
 def test_a_streamed_jpeg_is_not_decoded_and_packed_again_on_its_way(tmp_path):
     jpeg = encoded(picture(0, (64, 64)), "JPEG", quality=95)
     for name in ("train", "validation"):

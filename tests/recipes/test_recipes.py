@@ -68,6 +68,14 @@ def run(photos):
     return folder
 
 
+def test_a_dry_run_prints_what_is_read_and_leaves_nothing(photos, tmp_path):
+    flags = ("--dataset_name", photos, "--preset", "tiny-patch16-224", "--output_dir", "runs/x", "--dry_run", "true")
+    for script in ("train.py", "pretrain.py"):
+        printed = recipe(script, *flags, cwd=tmp_path)
+        assert "train: 54 images, 3 classes (blue 18, green 18, red 18)" in printed
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_run_leaves_what_its_documentation_lists(run):
     listed = {"config.yaml", "metrics.jsonl", "model", "results.json", "samples.safetensors", "predictions.csv"}
     assert listed <= set(os.listdir(run))

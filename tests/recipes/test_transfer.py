@@ -13,11 +13,11 @@ import psutil
 import pytest
 import transfer
 from benchmarks import run_tables
+from class_halves import split_classes
 from datasets import ClassLabel, Dataset, Features, Image
 from loopback_hub import Hub
 from PIL import Image as PILImage
 
-from hf_vit.data.class_halves import split_classes
 from hf_vit.data.sources import dataset_license, load_splits
 
 

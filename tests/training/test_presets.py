@@ -283,14 +283,12 @@ def test_names_of_labels_are_the_lines_of_a_file(tmp_path):
     assert read_label_names(str(tmp_path / "names.txt")) == ["cat", "dog"]
 
 
-@pytest.mark.parametrize(
-    ("text", "named"), [("cat\ndog\ncat\n", "cat"), ("cat\n\ndog\n", r"\[''\]"), ("cat\n", "cat"), ("", r"\[\]")]
-)
-def test_names_of_labels_that_are_empty_twice_or_too_few_are_refused(tmp_path, text, named):
+@pytest.mark.parametrize("text", ["cat\ndog\ncat\n", "cat\n\ndog\n", "cat\n", ""])
+def test_names_of_labels_that_are_empty_twice_or_too_few_are_refused(tmp_path, text):
     (tmp_path / "names.txt").write_text(text)
-    with pytest.raises(ValueError, match=rf"--label_names .*names.txt: wanted two or more lines.*{named}"):
+    with pytest.raises(UserError, match=r"--label_names .*names.txt"):
         read_label_names(str(tmp_path / "names.txt"))
-    with pytest.raises(ValueError, match=r"--label_names .*nowhere.txt: no such file"):
+    with pytest.raises(UserError, match=r"--label_names .*nowhere.txt"):
         read_label_names(str(tmp_path / "nowhere.txt"))
 
 

@@ -328,7 +328,7 @@ def test_a_flag_that_is_of_labels_is_refused(flags, sentence, capsys, tmp_path):
         ),
         (["--image_size", "18"], "patch_size 4 does not divide image_size 18"),
         (["--label_column", "nowhere"], "there is no such column"),
-        (["--train_split", "nowhere"], "the data set has no split 'nowhere'; it has train, validation"),
+        (["--train_split", "nowhere"], "'nowhere', only train, validation"),
     ],
 )
 def test_what_cannot_be_learned_is_one_sentence(run, flags, sentence):

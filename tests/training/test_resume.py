@@ -657,10 +657,10 @@ def test_sigterm_before_the_first_step_leaves_at_once_and_saves_nothing(train, t
     reading = """
 import time
 from hf_vit.data import sources
-def load_splits(*args):
+def read_source(*args):
     print("reads", flush=True)
     time.sleep(600)
-sources.load_splits = load_splits
+sources.read_source = read_source
 """
 
     def stop(process):
