@@ -269,8 +269,8 @@ def match_labels(labels: torch.Tensor, names: list[str], id2label: dict[int, str
         return labels
     if unclear := [name for name in names if model_names.count(name) != 1]:
         raise UserError(
-            f"the model must have one label of each name in the data set, but not of {unclear[:5]}; it has {sorted(set(model_names))[:5]}: "
-            "evaluate on a data set with the model's labels, or fine-tune the model on this one"
+            f"the model does not know {len(unclear)} of the data set's {len(names)} labels: {unclear[:5]}, or has them twice; it knows "
+            f"{sorted(set(model_names))[:5]}: evaluate on a data set with the model's labels, or fine-tune the model on this one"
         )
     places = torch.tensor([model_names.index(name) for name in names])
     if labels.ndim == 1:

@@ -327,7 +327,7 @@ def test_a_flag_that_is_of_labels_is_refused(flags, sentence, capsys, tmp_path):
             "patch_dropout_rate=0.5: pre-training itself chooses the patches",
         ),
         (["--image_size", "18"], "patch_size 4 does not divide image_size 18"),
-        (["--label_column", "nowhere"], "there is no such column"),
+        (["--label_column", "nowhere"], "--label_column nowhere"),
         (["--train_split", "nowhere"], "'nowhere', only train, validation"),
     ],
 )
