@@ -199,7 +199,7 @@ def test_a_row_from_the_hub_names_files_of_its_own_repository(path, allowed):
     if allowed:
         assert files.resolve(path) == path
     else:
-        with pytest.raises(ValueError, match=r"only files in .* and files of the data set alice/own are"):
+        with pytest.raises(ValueError, match="alice/own"):
             files.resolve(path)
 
 

@@ -30,6 +30,7 @@ from hf_vit.evaluation.classifiers import load_classifier, load_processor
 from hf_vit.evaluation.prediction import LOGITS_TOLERANCE, logits_difference, predict
 from hf_vit.evaluation.scores import compute_metrics
 from hf_vit.formats.timm_processor import timm_processor
+from hf_vit.system.errors import UserError
 from hf_vit.system.files import checksum
 from hf_vit.training import lives
 from hf_vit.training.losses import Teacher, classification_loss, soft_targets
@@ -156,11 +157,8 @@ def poisoned(saved):
 
 
 def test_a_nan_in_the_middle_of_a_tensor_is_found_before_training_and_scoring(poisoned):
-    HFViTForImageClassification.from_pretrained(poisoned)  # does not look there
     for load in (load_classifier, lambda folder: build_model(NAMES, folder, None, None, {})):
-        with pytest.raises(
-            ValueError, match=r"are not finite: vit.layers.0.mlp.fc1.weight hold NaN or infinity; take"
-        ):
+        with pytest.raises(UserError, match="vit.layers.0.mlp.fc1.weight"):
             load(poisoned)
 
 
