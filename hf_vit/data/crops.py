@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from hf_vit.data.sampling import EPOCH_STRIDE, uniform
+from hf_vit.system.errors import UserError
 
 
 MAX_TRIES = 10  # boxes that are tried until one fits into the photo
@@ -107,6 +108,6 @@ def check_elongation(size: tuple[int, int], shorter: float):
     `shorter`: a file of 200 bytes could fill the memory."""
     pixels = shorter**2 * max(size) / min(size)
     if pixels > MAX_PIXELS:
-        raise ValueError(
+        raise UserError(
             f"its {size[0]} x {size[1]} pixels would be resized to {pixels:,.0f}; at most {MAX_PIXELS:,} are: crop it"
         )

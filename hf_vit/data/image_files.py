@@ -63,7 +63,7 @@ class AllowedFiles:
             location = None
         if location is None:
             where = " or ".join(filter(None, (self.folder, self.repo))) or "the rows themselves"
-            raise ValueError(f"it names the file {path!r}, which is not opened: only images in {where} are")
+            raise UserError(f"it names the file {path!r}, which is not opened: only images in {where} are")
         return location
 
     def _resolve_file(self, path: str) -> str | None:
@@ -145,7 +145,7 @@ def read_image_bytes(item: dict | None, files: AllowedFiles = NO_FILES) -> bytes
         ValueError, OSError: if it is empty, too large, not among `files`, or unreadable.
     """
     if item is None or item["bytes"] == b"" or (item["bytes"] is None and item["path"] is None):
-        raise ValueError("it is empty")
+        raise UserError("it is empty")
     if item["bytes"] is not None:
         return item["bytes"]
     location = files.resolve(item["path"])
@@ -153,7 +153,7 @@ def read_image_bytes(item: dict | None, files: AllowedFiles = NO_FILES) -> bytes
         return read_file(location)
     archive = location.rpartition("::")[2]
     if "://" not in archive and not os.path.isfile(archive):  # opening a pipe would block
-        raise ValueError(f"{archive} is no file")
+        raise UserError(f"{archive} is no file")
     with xopen(location, "rb") as file:
         return _read_bounded(file)
 
@@ -165,7 +165,7 @@ def read_file(path: str) -> bytes:
         ValueError, OSError: if it is missing, empty, larger than `MAX_FILE_BYTES`, or not a regular file (a device, a pipe).
     """
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise ValueError(f"{path} is no regular file")
+        raise UserError(f"{path} is no regular file")
     with open(path, "rb") as file:
         return _read_bounded(file)
 
@@ -173,9 +173,9 @@ def read_file(path: str) -> bytes:
 def _read_bounded(file) -> bytes:
     content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
-        raise ValueError(f"the file is larger than {MAX_FILE_BYTES:,} bytes, the most an image may have")
+        raise UserError(f"the file is larger than {MAX_FILE_BYTES:,} bytes, the most an image may have")
     if not content:
-        raise ValueError("it is empty")
+        raise UserError("it is empty")
     return content
 
 
@@ -191,8 +191,8 @@ def open_pillow(content: bytes) -> Iterator[PILImage.Image]:
         with PILImage.open(BytesIO(content), formats=FORMATS) as image:
             yield image
     except UnidentifiedImageError as error:  # Pillow's text contains a memory address, different each time
-        raise ValueError(f"no known format: wanted {', '.join(FORMATS)}") from error
+        raise UserError(f"no known format: wanted {', '.join(FORMATS)}") from error
     except (ValueError, OSError):
         raise
     except Exception as error:  # Pillow's plugins raise anything
-        raise ValueError(f"{error or 'it is damaged'} ({type(error).__name__})") from error
+        raise UserError(f"{error or 'it is damaged'} ({type(error).__name__})") from error

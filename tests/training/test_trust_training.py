@@ -158,7 +158,7 @@ def poisoned(saved):
 
 def test_a_nan_in_the_middle_of_a_tensor_is_found_before_training_and_scoring(poisoned):
     for load in (load_classifier, lambda folder: build_model(NAMES, folder, None, None, {})):
-        with pytest.raises(UserError, match="vit.layers.0.mlp.fc1.weight"):
+        with pytest.raises(UserError, match=r"vit\.layers\.0\.mlp\.fc1\.weight"):
             load(poisoned)
 
 
