@@ -239,7 +239,7 @@ def main(args: argparse.Namespace):
         raise UserError("one process looks at all images: run it without `accelerate launch` or --num_processes")
     rows, labels = read_rows(args)
     if args.model_name_or_path is not None and has_several_labels(rows):
-        raise ValueError("--model_name_or_path is for images with one label, and these have several: leave it out")
+        raise UserError("--model_name_or_path is for images with one label, and these have several: leave it out")
     images = ThumbnailDataset(rows, args.on_bad_image)
     table, vectors = read_images(images, labels, args.num_workers)
     duplicates, suspects = find_duplicates(table, vectors), None

@@ -155,7 +155,8 @@ def draw_attention(model, pixels: torch.Tensor, args, image_spec) -> dict:
     drawn = model_figures(model, pictures, pixel_values, captions)
     layers = list(range(config.num_hidden_layers)) if args.layers is None else args.layers
     labels = {} if args.label is None else {"labels": config.label2id[args.label]}
-    maps = model.attention_maps(pixel_values, layers, args.method, **labels)  # (n, layers, h, w)
+    with as_user_errors():  # of --layers and --method
+        maps = model.attention_maps(pixel_values, layers, args.method, **labels)  # (n, layers, h, w)
     titles = [f"layer {layer % config.num_hidden_layers + 1}" for layer in layers]
     drawn["layers"] = figures.attention(pictures, maps, titles, captions)
     heads = model.attention_maps(pixel_values, layers[-1])  # (n, A, h, w)

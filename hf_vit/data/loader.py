@@ -30,7 +30,6 @@ def data_loader(
 
     Raises:
         UserError: at an image that cannot be read, unless these are skipped; at a batch without a readable image to train on.
-        OSError: if a worker is killed.
     """
     workers = min(MAX_WORKERS, own_cores()) if num_workers is None else num_workers
     workers = 0 if images.cache is not None else workers
@@ -59,7 +58,7 @@ def data_loader(
     except WORKER_DIED as error:
         if not (own and multiprocessing.connection.wait([worker.sentinel for worker in own], timeout=5)):
             raise  # no worker died
-        raise OSError(
+        raise UserError(
             f"a process that decodes images was killed ({error}), mostly because memory is short: pass a --num_workers below "
             f"{workers}, or in a container give it more shared memory (docker run --shm-size 8g); the same command goes on"
         ) from error

@@ -6,6 +6,8 @@
 import numpy as np
 import torch
 
+from hf_vit.system.errors import UserError
+
 
 FOLDS = 5
 INVERSE_DECAY = 0.1  # scikit-learn's C
@@ -24,7 +26,7 @@ def out_of_fold_probabilities(features: torch.Tensor, labels: torch.Tensor, num_
     from sklearn.linear_model import LogisticRegression  # takes a second to import
 
     if int((torch.bincount(labels) > 1).sum()) < 2:
-        raise ValueError(
+        raise UserError(
             f"{len(labels)} images tell nothing about wrong labels: wanted two classes or more with two images each"
         )
     values = ((features - features.mean(dim=0)) / features.std(dim=0).clamp(min=1e-5)).numpy()

@@ -18,6 +18,7 @@ class Results:
         calibration: bins of confidence, see `metrics.calibration_bins`.
         per_class: a row a class: its label, images and scores.
         thresholds: probability above which an image has the label, one a label; of several labels an image.
+        labels_without_images: how many labels no evaluated image has; of several labels an image.
         seconds: of reading, input, model, scoring and report.
         skipped_steps, resumed_at_steps: numbers of steps.
         lives: what each start of the run ran on.
@@ -38,6 +39,7 @@ class Results:
     calibration: list[dict] | None = None
     per_class: list[dict] | None = None
     thresholds: list[float] | None = None
+    labels_without_images: int | None = None
     train_seconds: float
     total_seconds: float
     seconds: dict[str, float]

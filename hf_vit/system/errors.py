@@ -26,7 +26,7 @@ def as_user_errors():
     except UserError:
         raise
     except (ValueError, OSError, ImportError, StrictDataclassError) as error:
-        raise UserError(str(error)) from error
+        raise UserError(" ".join(str(error).split())) from error
 
 
 def one_line(error: BaseException | str) -> str:

@@ -75,7 +75,7 @@ def checksummed_dir(folder: Path, needed: int):
         needed: bytes that will be written.
 
     Raises:
-        OSError: if the disk has no room for them; whatever was there before is as it was.
+        UserError: if the disk has no room for them; whatever was there before is as it was.
     """
     place = next(parent for parent in folder.parents if parent.exists())
     try:

@@ -86,7 +86,7 @@ from hf_vit.data.image_spec import training_image_spec
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import EPOCH_STRIDE, epoch_batches
 from hf_vit.system.environment import environment_info
-from hf_vit.system.errors import run_script
+from hf_vit.system.errors import UserError, run_script
 from hf_vit.system.files import write_text
 from hf_vit.training.arguments import parse_overrides
 from hf_vit.training.optimizers import build_optimizers
@@ -406,7 +406,7 @@ def _allocated(peak: bool = False) -> int:
 
 def main(args: argparse.Namespace):
     if DEVICE.type != "cuda" and not args.tiny:
-        raise ValueError("there is no CUDA device here: --tiny true checks the script without one")
+        raise UserError("there is no CUDA device here: --tiny true checks the script without one")
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))

@@ -9,6 +9,7 @@ import yaml
 from hf_vit.evaluation.results import Results
 from hf_vit.hub.card import write_card
 from hf_vit.hub.run_results import FIGURES_WITH_IMAGES, read_redacted, read_run, weights_file
+from hf_vit.system.errors import UserError
 
 
 NUMBERS = ("results.json", "config.yaml", "confusion_matrix.csv")
@@ -72,7 +73,7 @@ def read_seeds(folder: Path) -> list[dict]:
     first, *others = (yaml.safe_load((place / "config.yaml").read_text()) for place in places)
     differing = {key for config in others for key in config.keys() | first.keys() if config.get(key) != first.get(key)}
     if differing - {"seed", "output_dir"} or len({run["seed"] for run in runs}) < len(runs):
-        raise ValueError(
+        raise UserError(
             f"{folder} and its seeds/ are not one run with other seeds: their config.yaml differ in {sorted(differing)}; "
             "wanted a different seed for each, and no other difference but output_dir"
         )

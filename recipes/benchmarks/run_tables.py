@@ -7,6 +7,8 @@ from pathlib import Path
 import yaml
 from benchmarks.kept_runs import TRANSFER, read_seeds
 
+from hf_vit.system.errors import UserError
+
 
 def header(*titles: str) -> list[str]:
     """The first two lines of a table in Markdown."""
@@ -94,7 +96,7 @@ def transfer_table(runs: dict[str, list[dict]], knn: dict) -> str:
     """
     count = len(runs["scratch"])
     if any(len(runs[name]) != count for name in TRANSFER):
-        raise ValueError(f"not every method has {count} seeds, as scratch has: let recipes/transfer.py finish")
+        raise UserError(f"not every method has {count} seeds, as scratch has: let recipes/transfer.py finish")
     accuracy = {name: [run["metrics"]["accuracy"] for run in runs[name]] for name in TRANSFER}
     base = statistics.mean(accuracy["scratch"])
     lines = header("method", "trained parameters", "steps", "training", "accuracy", "points")

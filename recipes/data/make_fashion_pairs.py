@@ -32,7 +32,7 @@ from datasets import Dataset, Features, Image, List
 from PIL import Image as PILImage
 
 from hf_vit.data.sources import load_splits
-from hf_vit.system.errors import run_script
+from hf_vit.system.errors import UserError, run_script
 
 
 SEED = 0
@@ -51,7 +51,7 @@ def make_pairs(rows: Dataset, rng: np.random.Generator) -> Dataset:
 
 def main(args: argparse.Namespace):
     if args.folder.exists():
-        raise ValueError(f"{args.folder} exists: name a new folder")
+        raise UserError(f"{args.folder} exists: name a new folder")
     rng, splits = np.random.default_rng(SEED), load_splits("fashion-mnist-mini")
     train = splits["train"].select(rng.permutation(len(splits["train"])))  # no image is in both of its parts
     held_out = len(train) // 10

@@ -557,7 +557,7 @@ def test_a_limit_met_while_a_checkpoint_is_written_says_what_it_needs(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, hard))
     try:
         with pytest.raises(
-            OSError, match=r"step-000006 needs 12\.0 MB and [\d,.]+ MB are free \(or left of a quota\)"
+            ValueError, match=r"step-000006 needs 12\.0 MB and [\d,.]+ MB are free \(or left of a quota\)"
         ):
             save_checkpoint(tmp_path, large, {"step": 6}, 2)
     finally:
@@ -845,7 +845,7 @@ def test_a_killed_worker_ends_the_run_with_advice(uncached):
     next(batches)
     for worker in active_children():
         worker.kill()
-    with pytest.raises(OSError, match=r"--num_workers below 2.*--shm-size"):
+    with pytest.raises(ValueError, match=r"--num_workers below 2.*--shm-size"):
         list(batches)
     assert active_children() == []
 
