@@ -147,15 +147,14 @@ def find_suspects(args, images: ThumbnailDataset, table: pd.DataFrame, labels: l
     folder = model_folder(args.model_name_or_path)
     model, processor = load_classifier(folder).to(accelerator.device), load_processor(folder)
     spec = image_spec_of(processor, model.config)
-    readable = ImageDataset(images.rows.select(table.index), spec, args.on_bad_image)
+    readable = ImageDataset(images.rows.select(table.index), spec, args.on_bad_image, decode_first=False)
     batches = sequential_batches(len(readable), args.per_device_eval_batch_size, 0, 1)
     loader = data_loader(readable, batches, args.num_workers)
-    features = predict(model, loader, spec, accelerator, len(readable), features=True)[0]
-    places, classes, given = contradicted_labels(
-        out_of_fold_probabilities(features, readable.labels, len(labels)), readable.labels
-    )
+    features, seen = predict(model, loader, spec, accelerator, len(readable), features=True)
+    truth = readable.labels[seen]
+    places, classes, given = contradicted_labels(out_of_fold_probabilities(features, truth, len(labels)), truth)
     predicted = [labels[index] for index in classes]
-    return table.iloc[places.tolist()].assign(predicted=predicted, probability=given.numpy())
+    return table.iloc[seen[places].tolist()].assign(predicted=predicted, probability=given.numpy())
 
 
 def summarize(images: ThumbnailDataset, duplicates: list, suspects: pd.DataFrame | None) -> list[str]:

@@ -7,6 +7,7 @@ import numpy as np
 import yaml
 from datasets import ClassLabel, Dataset, Image
 
+from hf_vit.data.image_files import allowed_files, read_image_bytes
 from hf_vit.data.sources import dataset_license, load_splits
 from hf_vit.data.splits import prepare_splits, stratified_subset
 from hf_vit.system.errors import UserError
@@ -20,7 +21,7 @@ def split_classes(
 
     NAME-even holds all images of the classes with an even index, NAME-odd those with an odd index: all test images, and `shots`
     training images per class, drawn with seed 0. Columns are `image` and `label`, numbered from 0; images that are files
-    elsewhere are referred to, not copied.
+    elsewhere are copied into them.
 
     Raises:
         ValueError: for fewer than 4 classes, a class of fewer than `shots` images, no test split, or if `folder` holds other
@@ -71,5 +72,8 @@ def select_half(rows, names: list[str], odd: int, shots: int | None) -> Dataset:
     kept = np.flatnonzero(labels % 2 == odd)
     if shots is not None:
         kept = kept[stratified_subset(labels[kept], names, 1.0, shots, seed=0)]
-    rows = rows.select(kept).select_columns("image").cast_column("image", Image())
+    rows, files = rows.select(kept), allowed_files(rows)
+    embed = lambda row: {"image": {"bytes": read_image_bytes(row["image"], files), "path": None}}
+    rows = rows.select_columns("image").cast_column("image", Image(decode=False)).map(embed, keep_in_memory=True)
+    rows = rows.cast_column("image", Image())
     return rows.add_column("label", (labels[kept] // 2).tolist(), feature=ClassLabel(names=names[odd::2]))

@@ -36,7 +36,7 @@ from .train import main, report
 
 
 def train(**flags) -> dict:
-    """Train, and return what results.json holds; a finished run returns it at once.
+    """Train, and return what results.json holds; a finished run returns it at once, and a dry run nothing.
 
     An interrupt saves the run after the step it is in and raises KeyboardInterrupt, and the same call goes on from there to
     the same bits. A second interrupt leaves at once.
@@ -75,7 +75,7 @@ def train(**flags) -> dict:
                 signal.raise_signal(signal.Signals[signals.asked])
     if signals.asked is not None:
         raise KeyboardInterrupt(f"stopped by {signals.asked}: the same call goes on from there")
-    return json.loads((Path(args.output_dir) / FINISHED).read_text())
+    return {} if args.dry_run else json.loads((Path(args.output_dir) / FINISHED).read_text())
 
 
 def _parse(words: list[str]) -> TrainArguments:

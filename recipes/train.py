@@ -11,7 +11,7 @@
     accelerate launch --config_file recipes/accelerate/ddp.yaml --num_processes 2 recipes/train.py --config cifar10
 
 --config names a preset of recipes/configs or a YAML file of flags (`hf_vit.training.arguments.TrainArguments`); flags override it.
-A run that was killed continues by the same command, as if nothing had happened. The run folder then holds
+--dry_run prints what would be read, and ends. A run that was killed continues by the same command, as if nothing had happened. The run folder then holds
 
     config.yaml     the resolved arguments; `--config` on it repeats the run
     metrics.jsonl   a line per log step and per evaluation
@@ -90,10 +90,10 @@ def main(args: TrainArguments, task_class, report, signals: Signals | None = Non
         signals: those of a notebook; if not given, the process ends where a signal stops the run.
     """
     signals, began = signals or Signals(), time.monotonic()
-    if args.dry_run:
-        task_class(args, None).load_rows(print)
-        return None
     refuse_nested_folders(args.dataset_name, args.output_dir)
+    if args.dry_run:
+        task_class(args, None).load_rows(print if os.environ.get("RANK", "0") == "0" else lambda _: None)
+        return None
     accelerator = set_up_accelerator(args)
     stop_watching = watch_for_failures()
     finished, saved, tensors = find_checkpoint(Path(args.output_dir), args, accelerator)

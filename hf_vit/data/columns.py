@@ -251,12 +251,6 @@ def name_classes(values: list, label_names: list[str] | None, from_one: bool) ->
     return place_of, label_names
 
 
-def places_in_names(known: list[str], label_names: list[str]) -> list[int]:
-    """Where each class of a ClassLabel stands in the names of the user, see `name_classes`."""
-    place_of, _ = name_classes(known, label_names, True)
-    return [place_of[name] for name in known]
-
-
 def match_labels(labels: torch.Tensor, names: list[str], id2label: dict[int, str]) -> torch.Tensor:
     """Labels of a data set, class indices (n,) or 0 and 1 of each (n, L) -> those of a model with the classes `id2label`, matched
     by name.

@@ -96,16 +96,20 @@ def read_source(
     path = EMBEDDED.get(name, Path(name).expanduser())
     if name in EMBEDDED and not path.is_dir():
         raise UserError(f"{name} lies in recipes/data of the repository, which is not beside this installation")
+    is_folder = path.is_dir() and not is_saved_data_set(path)
+    found = list_folder(path) if is_folder else None
+    if class_level is not None and (not is_folder or holds_data_set(found)):
+        raise UserError(f"--class_level {class_level} is for a folder of images, which {name} is not: leave it out")
     if not path.exists():
         refuse_mistyped_path(name, "--dataset_name")
         return Source(restrict_files(read_hub(name, config, streaming), hub_files(name)), name)
     if path.is_file():
         return Source(read_file(path, streaming, image_column), name)
     if is_saved_data_set(path):
-        saved = load_from_disk(str(path))
+        saved = read_with_datasets(str(path), str(path), read=load_from_disk)
         splits = saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
         return Source(restrict_files(splits, AllowedFiles(str(path.resolve()))), name)
-    if holds_data_set(found := list_folder(path)):
+    if holds_data_set(found):
         splits, skipped = read_data_folder(found, config, streaming)
         return Source(splits, name, skipped=skipped)
     splits, origin, skipped = class_folders(found, class_level)
@@ -138,12 +142,13 @@ def read_hub(name: str, config: str | None, streaming: bool):
         datasets_config.HF_HUB_OFFLINE = was_offline
 
 
-def read_with_datasets(where: str, *what, **how):
-    """`load_dataset`; UserError if it fails, whatever it raises."""
+def read_with_datasets(where: str, *what, read=load_dataset, **how):
+    """What a function of `datasets` reads; UserError if it fails, whatever it raises."""
     try:
-        return load_dataset(*what, **how)
+        return read(*what, **how)
     except Exception as error:
-        raise UserError(f"{where} cannot be read as a data set: {error.__cause__ or error}") from error
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise UserError(f"{where} cannot be read as a data set: {reason}") from error
 
 
 def read_file(path: Path, streaming: bool, image_column: str | None):

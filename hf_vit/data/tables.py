@@ -1,6 +1,6 @@
 """Tables of image files: a column of paths, relative to the table, one of labels, and perhaps one called `split`.
 
-A new format is a function from its file to a `pyarrow.Table`, and a line in `READERS`.
+A new format is a function from its file to a `pyarrow.Table`, a line in `READERS`, and its suffix in `folders.TABLE_SUFFIXES`.
 """
 
 import csv
@@ -32,7 +32,9 @@ def read_csv(file: Path) -> pa.Table:
         first = lines.readline()
         lines.seek(0)
         separator = "\t" if suffix_of(file.name) == ".tsv" else max(",;\t", key=first.count)
-        header, *rows = (row for row in csv.reader(lines, delimiter=separator) if row)
+        header, *rows = [row for row in csv.reader(lines, delimiter=separator) if row] or [[]]
+    if not header:
+        raise UserError("it is empty, and must have a header")
     wrong = [number for number, row in enumerate(rows) if len(row) != len(header)]
     refuse_rows(f"rows must have the {len(header)} cells of the header ({listed(header)})", wrong, rows)
     columns = [pa.array([row[place].strip() or None for row in rows], pa.string()) for place in range(len(header))]
@@ -63,6 +65,10 @@ def read_json(file: Path) -> pa.Table:
 READERS = {".csv": read_csv, ".tsv": read_csv, ".json": read_json, ".jsonl": read_json, ".parquet": pq.read_table}
 
 
+def is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
 def read_table(file: Path, image_column: str | None = None) -> Dataset:
     """The rows of a table, its column of paths as undecoded images, restricted to the table's folder.
 
@@ -74,7 +80,7 @@ def read_table(file: Path, image_column: str | None = None) -> Dataset:
     """
     try:
         table = READERS[suffix_of(file.name)](file)
-    except (ValueError, OSError, pa.ArrowException) as error:
+    except (ValueError, OSError, csv.Error, pa.ArrowException) as error:
         raise UserError(f"{file} cannot be read as a table: {error}") from error
     columns = table.column_names
     if twice := {name for name in columns if columns.count(name) > 1}:
@@ -82,7 +88,7 @@ def read_table(file: Path, image_column: str | None = None) -> Dataset:
     if len(table) == 0:
         raise UserError(f"{file} has no rows")
     found = [image_column] if image_column else [name for name in columns if name.lower() in PATH_COLUMNS]
-    if len(found) != 1 or found[0] not in columns or not pa.types.is_string(table[found[0]].type):
+    if len(found) != 1 or found[0] not in columns or not is_text(table[found[0]].type):
         raise UserError(
             f"{file} must have one column of paths of images ({', '.join(PATH_COLUMNS)}), got the columns {', '.join(columns)}: "
             "name that of the paths with --image_column, and that of the labels with --label_column"

@@ -497,11 +497,8 @@ def to_yaml(args: TrainArguments) -> str:
     """Every key that decides the run, as a preset file holds it; `--config` on it gives the same run."""
     values = dataclasses.asdict(args)
     resolved = {key: value for key, value in values.items() if value is not None and key not in args.refused}
-    del (
-        resolved["overwrite"],
-        resolved["resume"],
-        resolved["dry_run"],
-    )  # consent to replace one folder, once; and where to go on this time
+    for name in ("overwrite", "resume", "dry_run"):  # of one start alone
+        del resolved[name]
     return yaml.safe_dump(resolved, sort_keys=False)
 
 

@@ -35,7 +35,7 @@ from hf_vit.training.task import Scored
 DECODER_FLAGS = (
     "decoder_hidden_size", "decoder_num_hidden_layers", "decoder_num_attention_heads", "decoder_intermediate_size",
 )  # fmt: skip
-LABEL_FLAGS = ("label_column", "label_names")
+LABEL_FLAGS = ("label_column", "label_names", "class_level")
 MOST_VOTERS = 2000  # training images that vote for the nearest class
 
 
@@ -57,7 +57,7 @@ class PreTraining:
         args = self.args
         try:
             return load_rows(args, print_main)
-        except ValueError as error:
+        except UserError as error:
             if args.streaming or any(getattr(args, flag) is not None for flag in LABEL_FLAGS):
                 raise
             why = error

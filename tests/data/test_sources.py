@@ -9,17 +9,21 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, DatasetDict, Features, Value
 from datasets import Image as ImageFeature
 from image_data import ANIMALS, dataset, encoded, picture, pictures, table_of, write_tar
 from PIL import Image
 
+from hf_vit.data.folders import TABLE_SUFFIXES
 from hf_vit.data.image_files import allowed_files, read_image_bytes
 from hf_vit.data.sources import load_splits, read_source, refuse_nested_folders
 from hf_vit.data.splits import prepare_splits, select_and_encode
 from hf_vit.data.streaming import prepare_stream
 from hf_vit.data.summary import summary
+from hf_vit.data.tables import READERS
 from hf_vit.data.unlabelled import load_unlabelled
 from hf_vit.system.errors import UserError
 
@@ -423,3 +427,28 @@ def test_streamed_shards_and_their_split_to_score_are_read(tmp_path):
     write_shards(tmp_path)
     stream, held, names, scored = prepare_stream(load_splits(str(tmp_path), streaming=True), label_names=list(ANIMALS))
     assert (len(list(stream)), held["label"][:], names, scored) == (4, [0, 1], list(ANIMALS), "validation")
+
+
+def test_every_table_format_has_a_reader():
+    assert set(READERS) == set(TABLE_SUFFIXES)
+
+
+@pytest.mark.parametrize("kind", ["csv", "polars", "empty", "saved"])
+def test_odd_files_are_read_or_one_error(kind, tmp_path):
+    (tmp_path / "a.png").write_bytes(pictures([0])[0])
+    if kind == "polars":  # text of the type large_string
+        table = pa.table({"image": pa.array(["a.png"], pa.large_string()), "label": ["cat"]})
+        pq.write_table(table, tmp_path / "table.parquet")
+        assert len(load_splits(str(tmp_path / "table.parquet"))["train"]) == 1
+        return
+    content = {"csv": 'image,label\na.png,"' + "x" * 200_000, "empty": "", "saved": "{}"}[kind]
+    name = "dataset_info.json" if kind == "saved" else "table.csv"
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=tmp_path.name):
+        load_splits(str(tmp_path if kind == "saved" else tmp_path / name))
+
+
+def test_a_class_level_of_a_table_is_an_error(tmp_path):
+    (tmp_path / "table.csv").write_text("image,label\na.png,cat\n")
+    with pytest.raises(UserError, match="--class_level 2"):
+        read_source(str(tmp_path / "table.csv"), class_level=2)

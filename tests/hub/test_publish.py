@@ -30,6 +30,7 @@ from hf_vit.hub.push import push_model
 from hf_vit.hub.retry import MAX_WAIT, set_http_timeout
 from hf_vit.hub.run_results import read_redacted, read_run
 from hf_vit.hub.verification import CHECKSUMMED_FILES, verify
+from hf_vit.system.errors import UserError
 from hf_vit.system.files import checksum
 
 
@@ -44,7 +45,7 @@ CODE = sorted(path.name for path in HOUSE.glob("hf_vit/model/*.py") if path.name
 
 def refused(folder, repo="alice/model", **options):
     """What a push that fails says."""
-    with one_line(OSError, "nothing on this disk has changed") as error:
+    with one_line(UserError, "nothing on this disk has changed") as error:
         push_model(folder, repo, log=lambda _: None, **options)
     return str(error.value)
 
@@ -421,7 +422,7 @@ def test_a_readme_whose_metadata_cannot_be_read_stops_the_push(broken, folder, h
 def test_a_readme_that_is_not_utf8_stops_the_push(folder, hub):
     """the README.md that is there is not UTF-8 | one line names it; nothing is committed"""
     hub.put("alice/model", {"README.md": "Café".encode("latin-1")})
-    with one_line((OSError, ValueError), r"README\.md"):
+    with one_line(UserError, r"README\.md"):
         push_model(folder, "alice/model")
     assert len(hub.history("alice/model")) == 1
 
@@ -772,7 +773,7 @@ def test_a_hub_that_always_fails_ends_in_one_line(stage, folder, hub):
 def test_what_cannot_be_read_back_is_said_to_be_there(fault, folder, hub):
     """what was pushed cannot be read back, or comes back with another checksum | one line names the commit and --verify"""
     hub.fault(*STAGES["download"], **fault, times=FOR_EVER)
-    with one_line(OSError, "--verify alice/model") as error:
+    with one_line(UserError, "--verify alice/model") as error:
         push_model(folder, "alice/model")
     line = str(error.value)
     assert hub.history("alice/model")[-1][:12] in line
@@ -844,7 +845,7 @@ def test_a_download_that_always_hangs_ends_in_one_line(folder, hub):
     set_http_timeout(0.2)
     hub.fault(*STAGES["download"], hang=1.5, times=FOR_EVER)
     began = time.monotonic()
-    with one_line(OSError, "was pushed but could not be read back"):
+    with one_line(UserError, "was pushed but could not be read back"):
         push_model(folder, "alice/model")
     assert time.monotonic() - began < 30  # without the limit it is 45
 

@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 from test_publish import FOR_EVER, at, command, content, one_line, recipe, talking_to
 
 from hf_vit.hub import space as spaces
+from hf_vit.system.errors import UserError
 from hf_vit.system.files import checksum
 
 
@@ -194,12 +195,12 @@ def test_a_space_has_no_branch_and_no_layout(flags, demo_run, capsys):
 def test_a_space_that_cannot_be_pushed_ends_in_one_line(stage, status, sentence, space, hub):
     """the Hub refuses a Space, or fails (401, 403, 404, 413, 500) | one line says what to do"""
     hub.fault("POST", stage, status=status, times=FOR_EVER)
-    with one_line(OSError, f"{sentence}.*nothing on this disk has changed"):
+    with one_line(UserError, f"{sentence}.*nothing on this disk has changed"):
         spaces.push_space(space, "alice/page", log=lambda _: None)
 
 
 def test_a_space_of_others_is_refused(space, hub):
-    with one_line(OSError, "may not write to bob/page .*under your own name"):
+    with one_line(UserError, "may not write to bob/page .*under your own name"):
         spaces.push_space(space, "bob/page")
     assert hub.repos == {}
 
@@ -215,7 +216,7 @@ def test_a_hub_that_fails_for_a_moment_gets_the_space(space, hub):
 
 def test_a_space_that_comes_back_changed_is_told(space, hub):
     hub.fault("GET", "/spaces/alice/page/resolve/.*/app.py", corrupt=True, times=FOR_EVER)
-    with one_line(OSError, "gives back other bytes than were sent .app.py., twice"):
+    with one_line(UserError, "gives back other bytes than were sent .app.py., twice"):
         spaces.push_space(space, "alice/page", log=lambda _: None)
 
 

@@ -563,6 +563,7 @@ PAIR = """
 import os, signal, sys, time
 from datetime import timedelta
 import torch.distributed as dist
+from hf_vit.system.errors import UserError
 from hf_vit.training.distributed import POLL_SECONDS, exit_with_error, leave_together, set_timeout, watch_for_failures
 dist.init_process_group("gloo")
 rank, over = dist.get_rank(), watch_for_failures()
@@ -577,7 +578,7 @@ def pair(tmp_path, code, codes):
 def test_a_process_that_fails_ends_one_that_does_not_listen_and_its_reason_is_told(tmp_path, failing):
     code = f"""
 if rank == {failing}:
-    exit_with_error(ValueError("the disk is full"))
+    exit_with_error(UserError("the disk is full"))
 time.sleep(600)
 """
     printed = pair(tmp_path, code, [1, 1])
@@ -621,7 +622,7 @@ except Exception as error:
 
 
 def test_processes_that_fail_alike_say_so_once(tmp_path):
-    printed = pair(tmp_path, "exit_with_error(ValueError('no such label'))", [1, 1])
+    printed = pair(tmp_path, "exit_with_error(UserError('no such label'))", [1, 1])
     assert sum(text.count("error: no such label") for text in printed) == 1
 
 
