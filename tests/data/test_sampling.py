@@ -54,3 +54,9 @@ def test_repeated_images_stand_in_their_batch_with_other_ids_and_apart(repeats):
         assert (ids[0::2] % 50 != ids[1::2] % 50).all()
     seen = np.concatenate([np.unique(ids % 50) for ids in batches])
     assert len(seen) == len(set(seen.tolist()))  # no image stands in two batches of an epoch
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_every_image_is_evaluated_once_also_those_that_fill_no_batch(world):
+    batches = [batch for rank in range(world) for batch in sequential_batches(11, 4, rank, world)]
+    assert sorted(itertools.chain(*batches)) == list(range(11))

@@ -198,6 +198,7 @@ def test_parts_of_the_training_images_are_by_class_and_by_seed():
     assert [counts(part["train"]) for part in (whole, half, few)] == [[15, 6, 1], [8, 3, 1], [1, 1, 1]]
     assert half == rows_of(train_fraction=0.5)
     assert half["train"] != rows_of(train_fraction=0.5, seed=1)["train"]
+    assert whole["eval"] != rows_of(seed=1)["eval"]
 
 
 def random_labels(seed, count=300, num_labels=12):
