@@ -96,12 +96,13 @@ def read_source(
     path = EMBEDDED.get(name, Path(name).expanduser())
     if name in EMBEDDED and not path.is_dir():
         raise UserError(f"{name} lies in recipes/data of the repository, which is not beside this installation")
+    if not path.exists():
+        refuse_mistyped_path(name, "--dataset_name")
     is_folder = path.is_dir() and not is_saved_data_set(path)
     found = list_folder(path) if is_folder else None
     if class_level is not None and (not is_folder or holds_data_set(found)):
         raise UserError(f"--class_level {class_level} is for a folder of images, which {name} is not: leave it out")
     if not path.exists():
-        refuse_mistyped_path(name, "--dataset_name")
         return Source(restrict_files(read_hub(name, config, streaming), hub_files(name)), name)
     if path.is_file():
         return Source(read_file(path, streaming, image_column), name)
