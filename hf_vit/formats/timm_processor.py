@@ -6,17 +6,17 @@ from PIL import Image
 from transformers import ViTImageProcessorPil
 from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
-from hf_vit.model.configuration_hf_vit import LARGEST
+from hf_vit.model.configuration_hf_vit import MAX_SIZE
 
 
 def timm_input_size(repo_config: dict) -> list[int] | None:
     """The (C, H, W) that the config.json of a timm repo states for its images, or None; ValueError if it is no size."""
     size = (repo_config.get("pretrained_cfg") or {}).get("input_size")
     is_size = isinstance(size, list) and len(size) == 3 and all(isinstance(side, int) and side > 0 for side in size)
-    if size is not None and not (is_size and max(size) <= LARGEST["image_size"]):
+    if size is not None and not (is_size and max(size) <= MAX_SIZE):
         raise ValueError(
             f"input_size in config.json is {size!r}; wanted three numbers, channels, height and width, of 1 to "
-            f"{LARGEST['image_size']:,}: is this config.json whole, and to be trusted?"
+            f"{MAX_SIZE:,}: is this config.json whole, and to be trusted?"
         )
     return size
 

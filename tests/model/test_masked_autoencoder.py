@@ -12,11 +12,8 @@ from safetensors.torch import load_file, save_file
 from test_architectures import Plain, random_fields, turned
 from transformers import (
     AutoModelForPreTraining,
-    ViTConfig,
-    ViTForImageClassification,
     ViTMAEConfig,
     ViTMAEForPreTraining,
-    ViTMAEModel,
 )
 from without_package import BLOCK_OUR_PACKAGE
 
@@ -179,28 +176,6 @@ def test_every_trained_parameter_gets_a_gradient(autoencoder, pixels):
         assert all(name.startswith("vit.attention_pooling.") for name in frozen)
 
 
-def test_the_layers_of_the_encoder_see_the_visible_patches_alone(autoencoder, pixels):
-    model, seen = autoencoder(num_register_tokens=2), []
-    for layer in [*model.vit.layers, *model.decoder.decoder_layers]:
-        layer.register_forward_hook(lambda _, inputs, __: seen.append(tuple(inputs[0].shape)))
-    outputs = model(pixels(), output_hidden_states=True, output_attentions=True)
-    assert seen == [(2, 3 + 4, 32)] * 2 + [(2, 3 + 16, 24)] * 2
-    assert [state.shape for state in outputs.hidden_states] == [(2, 7, 32)] * 3
-    assert [weights.shape for weights in outputs.attentions] == [(2, 4, 7, 7)] * 2
-
-
-def test_the_answer_does_not_depend_on_masked_pixels_and_the_loss_on_no_visible_answer(autoencoder, pixels):
-    model, images, noise = autoencoder(), pixels(), torch.rand(2, 16)
-    outputs = model(images, noise=noise)
-    masked = unpatchify(outputs.mask.unsqueeze(2).expand(-1, -1, 48), (4, 4), (4, 4))  # (2, 3, 16, 16)
-    changed = model(images + masked * torch.randn_like(images), noise=noise)
-    torch.testing.assert_close(changed.logits, outputs.logits)
-    assert changed.loss != outputs.loss
-    outputs.logits.retain_grad()
-    outputs.loss.backward()
-    assert torch.equal(outputs.logits.grad.abs().amax(dim=2) > 0, outputs.mask.bool())
-
-
 def test_masking_draws_each_patch_equally_often_and_anew_for_each_image(autoencoder, pixels):
     kept, mask, ids_restore = random_masking(torch.rand(2000, 16), 0.75)
     assert kept.shape == (2000, 4)
@@ -218,18 +193,6 @@ def test_equal_noise_keeps_the_first_patches():
     assert random_masking(torch.zeros(1, 600), 0.5)[0].tolist() == [list(range(300))]
 
 
-def test_an_autoencoder_learns(tiny_config, pixels):
-    model = HFViTForPreTraining(tiny_config(**DECODER)).train()
-    images, noise = pixels(1, 4, 4).repeat(8, 1, 4, 4), torch.rand(8, 16)  # each patch is the same
-    optimizer, losses = torch.optim.AdamW(model.parameters(), 3e-3), []
-    for _ in range(60):
-        losses.append(model(images, noise=noise).loss)
-        losses[-1].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert losses[-1] < 0.1 < 0.9 < losses[0]
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # What a model of transformers has to be able to do
 
@@ -244,28 +207,6 @@ def test_sdpa_matches_eager_and_the_decoder_follows(autoencoder, pixels):
         }
         found[backend] = gradients(model, **inputs)
     torch.testing.assert_close(found["sdpa"], found["eager"], rtol=1e-4, atol=1e-6)
-
-
-def test_gradient_checkpointing_gives_the_same_gradients(autoencoder, pixels):
-    model, inputs, calls = autoencoder(hidden_dropout_prob=0.1).train(), dict(pixel_values=pixels()), []
-    for layer in (model.vit.layers[1], model.decoder.decoder_layers[1]):
-        layer.mlp.register_forward_hook(lambda *_: calls.append(1))
-    torch.manual_seed(1)
-    plain = gradients(model, **inputs)
-    model.activation_checkpointing_enable()
-    torch.manual_seed(1)
-    torch.testing.assert_close(gradients(model, **inputs), plain)
-    assert len(calls) == 2 + 4
-
-
-def test_bfloat16_is_close_to_float32_by_autocast_and_by_weights(autoencoder, pixels):
-    model, inputs = autoencoder(), dict(pixel_values=pixels(), noise=torch.rand(2, 16))
-    wanted = model(**inputs).loss
-    with torch.autocast("cpu", torch.bfloat16):
-        mixed = model(**inputs).loss
-    assert mixed.dtype == torch.float32
-    torch.testing.assert_close(mixed, wanted, rtol=0.05, atol=0)
-    torch.testing.assert_close(model.bfloat16()(**inputs).loss, wanted, rtol=0.05, atol=0)
 
 
 def test_patch_dropout_and_token_merging_do_not_act_in_an_autoencoder(autoencoder, pixels):
@@ -360,33 +301,6 @@ def test_a_vit_mae_is_given_back_as_it_was(native_folder, tmp_path):
     assert configs[0] == configs[1]
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [dict(position_embedding="sincos2d"), dict(pooling="mean", final_norm="pooled"), dict(layerscale_value=0.1)],
-)
-def test_an_autoencoder_of_ours_is_given_to_transformers(autoencoder, pixels, fields):
-    model, inputs = autoencoder(**fields), dict(pixel_values=pixels(), noise=torch.rand(2, 16))
-    native = model.to_transformers()
-    assert type(native) is ViTMAEForPreTraining
-    torch.testing.assert_close(native(**inputs).logits, model(**inputs).logits, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(native(**inputs).loss, model(**inputs).loss)
-
-
-def test_an_autoencoder_that_transformers_does_not_have_is_refused_by_field(autoencoder):
-    with pytest.raises(ValueError, match=r"no native transformers autoencoder has .*position_embedding='rotary'"):
-        autoencoder(position_embedding="rotary").to_transformers()
-    with pytest.raises(ValueError, match=r"autoencoder has image_size=\(12, 20\)"):
-        autoencoder(image_size=(12, 20)).to_transformers()
-
-
-def test_the_encoder_of_a_vit_mae_gets_a_new_decoder(native_folder, pixels, caplog):
-    native, folder = native_folder(ViTMAEModel)
-    model, inputs = HFViTForPreTraining.from_pretrained(folder), dict(pixel_values=pixels(), noise=torch.rand(2, 16))
-    assert "newly initialised decoder (40 tensors)" in caplog.text
-    state = model.eval()(**inputs, output_hidden_states=True).hidden_states[-1]
-    torch.testing.assert_close(model.vit.layernorm(state), native(**inputs).last_hidden_state)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # From pre-training to the other models, and back
 
@@ -438,17 +352,6 @@ def test_a_classifiers_folder_opens_as_its_encoder_with_a_new_decoder(tiny_model
     assert model(images).loss.isfinite()
 
 
-def test_a_decoder_of_the_default_size_fits_beside_a_small_encoder(tiny_model, tmp_path):
-    tiny_model().save_pretrained(tmp_path)
-    assert HFViTForPreTraining.from_pretrained(tmp_path).decoder.decoder_pred.weight.shape == (48, 512)
-
-
-def test_a_native_vit_gets_a_new_decoder_and_gives_up_its_head(tiny_fields, randomize, tmp_path, caplog):
-    randomize(ViTForImageClassification(ViTConfig(**tiny_fields))).save_pretrained(tmp_path)
-    HFViTForPreTraining.from_pretrained(tmp_path, **DECODER)
-    assert "newly initialised decoder (40 tensors); left out classifier (2 tensors)" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -465,14 +368,6 @@ def test_half_a_decoder_is_a_broken_file(autoencoder, tmp_path, change, message)
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=message):
         HFViTForPreTraining.from_pretrained(tmp_path)
-
-
-def test_half_a_decoder_of_a_vit_mae_is_a_broken_file_too(native_folder):
-    _, folder = native_folder()
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | dict(decoder_num_hidden_layers=1)))
-    with pytest.raises(ValueError, match=r"decoder.decoder_layers.1.* is not known to the model"):
-        HFViTForPreTraining.from_pretrained(folder)
 
 
 LOAD_AND_SAVE = """from safetensors.torch import load_file, save_file
@@ -583,7 +478,3 @@ def test_an_autoencoder_that_cannot_be_is_one_sentence(tiny_config, fields, mess
 def test_images_and_noise_that_do_not_fit_are_one_sentence(autoencoder, pixels, inputs, message):
     with pytest.raises(ValueError, match=message):
         autoencoder()(**dict(pixel_values=pixels()) | inputs)
-
-
-def test_a_classifier_of_one_patch_needs_no_mask(tiny_model, pixels):
-    assert tiny_model(image_size=4)(pixels(2, 4, 4)).logits.shape == (2, 3)
