@@ -102,7 +102,7 @@ class HFViTEmbeddings(nn.Module):
         if config.position_embedding == "learned":
             num_patches = self.position_embeddings.shape[1] - self.num_positioned
             prefix, patches = self.position_embeddings.split([self.num_positioned, num_patches], dim=1)
-            return prefix, resample_position_embeddings(patches, config.grid_size, grid, config.position_antialias)
+            return prefix, resample_position_embeddings(patches, config.grid_size, grid, config)
         device, dtype = self.patch_embeddings.projection.weight.device, self.patch_embeddings.dtype
         table = fixed_position_embeddings(
             config.position_embedding, self.num_positioned, grid, config.hidden_size, device, dtype
