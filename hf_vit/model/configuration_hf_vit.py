@@ -140,6 +140,9 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
             over the same tokens in their order; arXiv 1706.03762, section 3.5), "sincos2d" (a fixed table for the patches,
             half of the channels for the row and half for the column; arXiv 2205.01580, section 3), "rotary" (queries and
             keys of patches turned by their row and column, as in DINOv3; arXiv 2508.10104, section 3.2) or "none".
+        position_interpolation: how learned positions are resampled to another grid: "bicubic", "bilinear" (TIPSv2), either with the
+            corners of the two grids aligned ("bicubic_corners" in torchvision, "bilinear_corners" in Google's JAX code), or
+            "bicubic_offset" (DINO and DINOv2 scale by (side + 0.1) / old side).
         position_antialias: whether learned positions are resampled to another grid with antialiasing, as by timm and by DINOv2
             with registers; ViT and DINOv2 in transformers do without.
         rope_theta: base period of "rotary".
@@ -204,6 +207,9 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
     key_bias: bool = True
     qk_norm: bool = False
     position_embedding: Literal["learned", "sincos1d", "sincos2d", "rotary", "none"] = "learned"
+    position_interpolation: Literal["bicubic", "bilinear", "bicubic_corners", "bilinear_corners", "bicubic_offset"] = (
+        "bicubic"
+    )
     position_antialias: bool = True
     rope_theta: float | int = positive(100.0)
     use_class_token: bool = True
@@ -282,7 +288,13 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         fields = super().to_dict()
         if fields["out_indices"] in (None, [self.num_hidden_layers]):
             del fields["out_indices"], fields["out_features"]
-        for name in ("n_cls_tokens", "apply_layernorm", "reshape_hidden_states", *AUTOENCODER_FIELDS):
+        for name in (
+            "n_cls_tokens",
+            "position_interpolation",
+            "apply_layernorm",
+            "reshape_hidden_states",
+            *AUTOENCODER_FIELDS,
+        ):
             if fields[name] == getattr(type(self), name):
                 del fields[name]
         return fields

@@ -88,7 +88,7 @@ class HFViTEmbeddings(nn.Module):
         # CODEPATH: learned in ViT, DeiT, DINOv2, CLIP, SigLIP; sincos2d in MAE.
         if config.position_embedding == "learned":
             prefix, patches = self.position_embeddings.tensor_split([self.num_positioned], dim=1)
-            return prefix, resample_position_embeddings(patches, config.grid_size, grid, config.position_antialias)
+            return prefix, resample_position_embeddings(patches, config.grid_size, grid, config)
         kind, P, D = config.position_embedding, self.num_positioned, config.hidden_size
         weight = next(self.patch_embeddings.parameters())
         table = fixed_position_embeddings(kind, P, grid, D, weight.device, weight.dtype)
