@@ -38,6 +38,7 @@ upstream: .venv/installed
 style: .venv/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python tests/upstream/mlint.py
 
 clean:
 	rm -rf .venv build *.egg-info

@@ -204,7 +204,7 @@ class HFViTForPreTraining(HFViTPreTrainedModel):
             ValueError: if pixel_values or noise has another shape than the model's, or if `config.mask_ratio` leaves no patch
                 of these images visible, or none masked.
         """
-        check_pixel_values(pixel_values, self.config, interpolate_pos_encoding)
+        check_pixel_values(pixel_values, self.config, interpolate_pos_encoding)  # before anything is masked
         patch_embeddings = self.vit.embeddings.patch_embeddings
         grid = patch_embeddings.grid_size(pixel_values)  # (h, w)
         shape = (len(pixel_values), grid[0] * grid[1])

@@ -298,28 +298,27 @@ class HFViTPreTrainedModel(LoadingMixin, ResizingMixin, PreTrainedModel):
 
 
 class HFViTModel(HFViTPreTrainedModel):
-    """Pixels to tokens: embeddings, layers, final norm, and one pooled vector an image, through `config.pooler_act` where there
-    is one, unless `add_pooling_layer` is False."""
+    """Pixels to tokens, and one pooled vector an image: through a dense layer too, if `add_pooling_layer` and `config.pooler_act`."""
 
     def __init__(self, config: HFViTConfig, add_pooling_layer: bool = True):
         config.validate_architecture()  # it may have been changed since it was made
         super().__init__(config)
+        D = config.hidden_size
         self.embeddings = HFViTEmbeddings(config)
         # CODEPATH: published checkpoints are all pre-norm; write-ups of a ViT from scratch have post-norm.
         layer_class = HFViTLayer if config.norm_first else HFViTPostNormLayer
         self.layers = nn.ModuleList([layer_class(config, index) for index in range(config.num_hidden_layers)])
         # CODEPATH: "none" in CLIP's classifiers and post-norm models; all others have a final norm.
-        has_norm = config.final_norm != "none"
-        self.layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if has_norm else None
+        self.layernorm = nn.LayerNorm(D, eps=config.layer_norm_eps) if config.final_norm != "none" else None
         # CODEPATH: SigLIP and timm's map models pool by attention; CLIP, DINOv2, MAE and the rest do not.
         self.attention_pooling = HFViTAttentionPooling(config) if config.pooling == "map" else None
         self.pooler = None
         # CODEPATH: "tanh" in google/vit-base-patch16-224-in21k; None in DINOv2, CLIP, SigLIP.
         if add_pooling_layer and config.pooler_act is not None:
-            if config.pooled_size != config.hidden_size:
+            if config.pooled_size != D:
                 raise ValueError(f'pooler_act takes one vector, but pooling "{config.pooling}" gives two')
-            dense = nn.Linear(config.hidden_size, config.hidden_size)
-            self.pooler = nn.Sequential(OrderedDict(dense=dense, activation=ACT2FN[config.pooler_act]))
+            layers = OrderedDict(dense=nn.Linear(D, D), activation=ACT2FN[config.pooler_act])
+            self.pooler = nn.Sequential(layers)  # trf-ignore: TRF036, its weights are called pooler.dense
         self.post_init()
 
     def pool(self, hidden_states):

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hf_vit import HFViTBackbone, HFViTConfig, HFViTForImageClassification, HFViTModel
+from hf_vit.model.configuration_hf_vit import as_pair
 from hf_vit.model.patches import random_patches
 from hf_vit.model.positions import rotary_2d
 
@@ -60,7 +61,10 @@ class Plain:
 
     def __init__(self, model):
         self.c, self.w = model.config, {n.removeprefix("vit."): v.double() for n, v in model.state_dict().items()}
-        self.act = ACTIVATIONS[self.c.hidden_act]
+        self.act, self.unseen = (
+            ACTIVATIONS[self.c.hidden_act],
+            None,
+        )  # (B, T), True for tokens that no other attends to
 
     def dense(self, x, name):
         return x @ self.w[f"{name}.weight"].T + self.w.get(f"{name}.bias", 0)
@@ -107,8 +111,10 @@ class Plain:
         if c.position_embedding == "rotary":
             turn = lambda one: torch.cat([one[:, :, :R], turned(one[:, :, R:], self.grid, c.rope_theta)], dim=2)
             q, k = turn(q), turn(k)
-        weights = torch.softmax(q @ k.transpose(2, 3) / math.sqrt(q.shape[3]), dim=3)
-        return self.dense((weights @ v).transpose(1, 2).flatten(2), f"{name}.o_proj")
+        scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])
+        if self.unseen is not None:
+            scores = scores.masked_fill(self.unseen[:, None, None], -math.inf)
+        return self.dense((scores.softmax(dim=3) @ v).transpose(1, 2).flatten(2), f"{name}.o_proj")
 
     def mlp(self, x, name):
         if self.c.gated_mlp:
@@ -139,16 +145,25 @@ class Plain:
         x = attention(self.w[f"{name}.probe"].expand(len(patches), -1, -1), patches, patches)[0][:, 0]  # (B, D)
         return x + self.mlp(self.norm(x, f"{name}.layernorm"), f"{name}.mlp")
 
-    def __call__(self, images):
-        """Hidden states, last hidden state, pooled vector and logits."""
-        c, images = self.c, images.double()
-        height, width = (c.patch_size, c.patch_size) if isinstance(c.patch_size, int) else c.patch_size
+    def see(self, images, kept):
+        """The tokens of the images, of which only the patches `kept` (B, M) are attended to; None: all."""
+        height, width = as_pair(self.c.patch_size)
         self.grid = (images.shape[2] // height, images.shape[3] // width)
-        states = [self.embed(images)]
+        tokens = self.embed(images.double())
+        if kept is not None:
+            unseen = torch.ones(len(images), math.prod(self.grid), dtype=torch.bool).scatter(1, kept, False)
+            self.unseen = torch.cat([unseen.new_zeros(len(images), self.c.num_prefix_tokens), unseen], dim=1)
+        return tokens
+
+    def __call__(self, images, kept=None):
+        """Hidden states, last hidden state, pooled vector and logits."""
+        c, states = self.c, [self.see(images, kept)]
         for index in range(c.num_hidden_layers):
             states.append(self.layer(states[-1], f"layers.{index}"))
         x = self.norm(states[-1], "layernorm") if c.final_norm == "tokens" else states[-1]
         patches, class_token = x[:, c.num_prefix_tokens :], x[:, : c.n_cls_tokens].mean(dim=1)
+        if kept is not None:
+            patches = patches.gather(1, kept.unsqueeze(2).expand(-1, -1, patches.shape[2]))
         pooled = {
             "cls": lambda: class_token,
             "mean": lambda: patches.mean(dim=1),
@@ -427,49 +442,22 @@ def test_patch_dropout_keeps_every_patch_equally_often():
     assert (counts - 800).abs().max() < 5 * math.sqrt(2000 * 0.4 * 0.6)
 
 
-def test_patch_dropout_acts_while_training_alone(tiny_model, pixels):
-    dropping, images = tiny_model(patch_dropout_rate=0.5), pixels()
-    whole = HFViTForImageClassification(HFViTConfig(**{**dropping.config.to_dict(), "patch_dropout_rate": 0.0})).eval()
-    whole.load_state_dict(dropping.state_dict())
-    torch.testing.assert_close(dropping(images).logits, whole(images).logits)
-    assert dropping.vit(images).last_hidden_state.shape == (2, 17, 32)
-    dropping.train()
-    assert not torch.allclose(dropping(images).logits, dropping(images).logits)
-
-
 @pytest.mark.parametrize("pooling", ["cls", "mean", "cls_mean", "map"])
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
-@pytest.mark.parametrize("positions", ["learned", "rotary"])
+@pytest.mark.parametrize("positions", ["learned", "rotary", "sincos2d"])
 def test_patch_dropout_computes_what_plain_torch_says_of_the_kept_patches(
-    tiny_model, pixels, monkeypatch, positions, backend, pooling
+    tiny_model, pixels, positions, backend, pooling
 ):
-    """Under rotary positions, each kept patch is turned by the angle of its own place in its own image."""
-    R, fields = 3, dict(use_distillation_token=True, num_register_tokens=1, position_embedding=positions)
-    model = tiny_model(patch_dropout_rate=0.6, pooling=pooling, **fields).train()
+    """Each at its own place in its own image."""
+    fields = dict(use_distillation_token=True, num_register_tokens=1, position_embedding=positions)
+    model, images = tiny_model(patch_dropout_rate=0.6, pooling=pooling, **fields).train(), pixels(3, 16, 16)
     model.set_attn_implementation(backend)
-    images = pixels(3, 16, 16)
     torch.manual_seed(1)
     logits = model(images).logits
     torch.manual_seed(1)
-    kept = random_patches(torch.zeros(3, R + 16, 1), R, 0.6)  # (B, M)
+    kept = random_patches(torch.zeros(3, 3 + 16, 1), 3, 0.6)  # (B, M)
     assert kept.shape == (3, 6)
-
-    class Kept(Plain):
-        def embed(self, images):
-            tokens = super().embed(images)
-            return torch.cat([tokens[:, :R], tokens[:, R:][:, self.places]], dim=1)
-
-    plain, turn_all = Kept(model), turned
-
-    def turn_kept(x, grid, theta):
-        everywhere = x.new_zeros(*x.shape[:2], 16, x.shape[3])
-        everywhere[:, :, plain.places] = x
-        return turn_all(everywhere, grid, theta)[:, :, plain.places]
-
-    monkeypatch.setitem(globals(), "turned", turn_kept)
-    for row, plain.places in enumerate(kept):
-        wanted = plain(images[row : row + 1])[3]
-        torch.testing.assert_close(logits[row : row + 1], wanted, rtol=1e-4, atol=1e-5, check_dtype=False)
+    torch.testing.assert_close(logits, Plain(model)(images, kept)[3], rtol=1e-4, atol=1e-5, check_dtype=False)
 
 
 def test_patch_dropout_is_refused_by_a_backbone_until_it_is_switched_off(tiny_config, tiny_model, pixels, tmp_path):
@@ -517,13 +505,6 @@ def test_feature_maps_are_the_patch_tokens_in_their_rows_and_columns(
                 )
 
 
-@pytest.mark.parametrize("positions", ["learned", "sincos1d", "sincos2d", "rotary", "none"])
-def test_maps_have_the_grid_of_the_image_that_came(backbone, pixels, positions):
-    network, images = backbone(position_embedding=positions, patch_size=[4, 2]), pixels(2, 8, 6)
-    maps = network(images, interpolate_pos_encoding=True).feature_maps
-    assert [tuple(one.shape) for one in maps] == [(2, 32, 2, 3)]
-
-
 def test_the_backbone_gives_hidden_states_and_attentions_only_when_asked(backbone, pixels):
     network, images = backbone(), pixels(2, 12, 20)
     assert list(network(images)) == ["feature_maps"]
@@ -536,3 +517,33 @@ def test_the_backbone_gives_hidden_states_and_attentions_only_when_asked(backbon
     as_tuple = network(images, return_dict=False)
     assert len(as_tuple) == 1
     assert torch.equal(as_tuple[0][0], network(images).feature_maps[0])
+
+
+@pytest.mark.parametrize(
+    ("asked", "indices", "names"),
+    [
+        ({}, [2], ["stage2"]),
+        (dict(out_indices=(0, -1)), [0, 2], ["stem", "stage2"]),
+        (dict(out_features=["stage1", "stage2"]), [1, 2], ["stage1", "stage2"]),
+    ],
+)
+def test_layers_are_asked_for_by_number_or_name_and_saved_unless_they_are_the_default(
+    backbone, pixels, tmp_path, asked, indices, names
+):
+    network, images = backbone(**asked), pixels(2, 12, 20)
+    network.save_pretrained(tmp_path)
+    assert ("out_indices" in json.loads((tmp_path / "config.json").read_text())) == bool(asked)
+    loaded = HFViTBackbone.from_pretrained(tmp_path)
+    assert [index % 3 for index in loaded.out_indices] == indices
+    assert (loaded.out_features, loaded.channels) == (names, [32] * len(indices))
+    torch.testing.assert_close(loaded(images).feature_maps, network(images).feature_maps)
+
+
+def test_a_classifiers_folder_opens_as_a_backbone_without_its_head(tiny_model, pixels, tmp_path, caplog):
+    model, images = tiny_model(pooling="map", representation_size=8), pixels()
+    model.save_pretrained(tmp_path)
+    network = HFViTBackbone.from_pretrained(tmp_path)
+    (message,) = caplog.messages
+    assert all(part in message for part in ("attention_pooling", "classifier", "pre_logits"))
+    tokens = model.vit(images).last_hidden_state[:, model.config.num_prefix_tokens :]
+    torch.testing.assert_close(network(images).feature_maps[0], tokens.transpose(1, 2).unflatten(2, (4, 4)))

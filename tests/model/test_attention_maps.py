@@ -165,14 +165,6 @@ def test_models_without_a_head_have_the_maps_that_know_no_class(tiny_config, ran
             model.attention_maps(images, method=method)
 
 
-def test_the_query_is_named_for_what_is_pooled(tiny_model, tiny_config):
-    for fields in ({}, dict(pooling="cls_mean"), dict(pooling="cls_distillation", use_distillation_token=True)):
-        assert tiny_model(**fields).attention_query == "the class token"
-    assert HFViTModel(tiny_config(pooling="map")).attention_query == "the probe of the attention pooling"
-    for model in (tiny_model(pooling="mean"), HFViTBackbone(tiny_config(pooling="map"))):  # a backbone has no probe
-        assert model.attention_query == "the mean over all patches"
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # The place, and the distance
 
