@@ -30,8 +30,6 @@ COMMANDS = {
     "app": "open a page that classifies images",
     "publish": "share a run on the Hub",
     "export": "write a model as ONNX",
-    "transfer": "compare the ways to fine-tune",
-    "benchmark": "measure speed on this machine",
 }
 
 
