@@ -47,7 +47,7 @@ AUTOENCODER_FIELDS = (
 )  # fmt: skip
 
 # Far above anything published. A config.json that asks for more is a mistake or an attack: building it would fill the memory.
-MAX_SIZE, MAX_LAYERS, MAX_LABELS = 2**20, 1000, 10**6
+MAX_SIZE, MAX_WIDTH, MAX_LAYERS, MAX_LABELS = 2**16, 2**20, 1000, 10**6
 
 
 def checked(default, holds: Callable[[Any], bool], wanted: str):
@@ -200,7 +200,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
     hidden_size: int = count(768)
     num_hidden_layers: int = count(12, most=MAX_LAYERS)
     num_attention_heads: int = count(12)
-    intermediate_size: int = count(3072)
+    intermediate_size: int = count(3072, most=MAX_WIDTH)
     hidden_act: str = "gelu"
     gated_mlp: bool = False
     qkv_bias: bool = True
@@ -221,7 +221,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
     final_norm: Literal["tokens", "pooled", "none"] = "tokens"
     pooling: Literal["cls", "mean", "cls_mean", "cls_distillation", "map"] = "cls"
     pooler_act: str | None = None
-    representation_size: int | None = count(None)
+    representation_size: int | None = count(None, most=MAX_WIDTH)
     layerscale_value: float | int | None = None
     drop_path_rate: float | int = rate()
     patch_dropout_rate: float | int = rate()
@@ -232,7 +232,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
     decoder_hidden_size: int = count(512)
     decoder_num_hidden_layers: int = count(8, most=MAX_LAYERS)
     decoder_num_attention_heads: int = count(16)
-    decoder_intermediate_size: int = count(2048)
+    decoder_intermediate_size: int = count(2048, most=MAX_WIDTH)
     mask_ratio: float = rate(0.75)  # at 0, a ViTMAEModel gives its features
     norm_pix_loss: bool = True
     _out_features: list[str] | None = None
@@ -306,6 +306,13 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         kwargs.pop("trust_remote_code", None)  # this class is the code: transformers would warn of it
         download = dict(kwargs)
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        for name, most in (("num_labels", MAX_LABELS), ("num_hidden_layers", MAX_LAYERS)):
+            for part in (
+                config_dict,
+                config_dict.get("vision_config"),
+            ):  # of another family: it would make as many names
+                if isinstance(part, dict) and isinstance(part.get(name), int) and part[name] > most:
+                    raise ValueError(f"{name} in config.json must be at most {most}, got {part[name]}")
         if not config_dict:
             raise OSError(
                 f"{pretrained_model_name_or_path} has no config.json: give a folder or repo with a saved model"
@@ -354,7 +361,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         for holds, rule in (
             (
                 height % patch_height == 0 and width % patch_width == 0,
-                f"patch_size {self.patch_size} must divide image_size {self.image_size}",
+                f"patch_size {self.patch_size} does not divide image_size {self.image_size}",
             ),
             (D % A == 0, f"num_attention_heads {A} must divide hidden_size {D}"),
             (decoder % heads == 0, f"decoder_num_attention_heads {heads} must divide decoder_hidden_size {decoder}"),

@@ -280,7 +280,7 @@ def test_positions_of_another_grid_are_what_plain_torch_says(tiny_model, pixels,
 @pytest.mark.parametrize("pooling", ["cls_mean", "cls_distillation"])
 def test_a_pooler_over_two_vectors_is_an_error_where_it_would_be_built_and_nowhere_else(tiny_config, pooling):
     config = tiny_config(pooling=pooling, pooler_act="tanh", use_distillation_token=True)
-    with pytest.raises(ValueError, match=f'pooler_act takes 32 channels, .* pooling "{pooling}"'):
+    with pytest.raises(ValueError, match=f'pooler_act .*"{pooling}"'):
         HFViTModel(config)
     for model in (HFViTForImageClassification(config).vit, HFViTBackbone(config)):
         assert model.pooler is None

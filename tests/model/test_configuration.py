@@ -52,7 +52,7 @@ def test_a_value_that_a_field_cannot_have_is_an_error_that_names_the_field(tiny_
 
 
 TOGETHER = [
-    (dict(image_size=18), "patch_size 4 .* image_size 18"),
+    (dict(image_size=18), "patch_size 4 does not divide image_size 18"),
     (dict(num_attention_heads=5), "num_attention_heads 5 .* hidden_size 32"),
     (dict(decoder_num_attention_heads=5), "decoder_num_attention_heads 5 .* 512"),
     (dict(decoder_hidden_size=18, decoder_num_attention_heads=1), "decoder_hidden_size .* 18"),
