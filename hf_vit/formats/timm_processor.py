@@ -6,7 +6,7 @@ from PIL import Image
 from transformers import ViTImageProcessorPil
 from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
-from hf_vit.model.configuration_hf_vit import MAX_SIZE
+from hf_vit.model.fields import MAX_SIZE
 
 
 def timm_input_size(repo_config: dict) -> list[int] | None:

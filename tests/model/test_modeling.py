@@ -463,6 +463,7 @@ def test_a_lora_adapter_trains_saves_and_loads_both_ways(tiny_model, pixels, tmp
 
 
 @pytest.mark.filterwarnings("ignore:Unsupported layer type:UserWarning")  # of PEFT, about every LayerNorm
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_lntuning_trains_the_norms_that_are_called_layernorm(tiny_model, pixels):
     from peft import LNTuningConfig, get_peft_model
 
