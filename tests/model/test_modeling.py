@@ -108,14 +108,6 @@ def test_names_and_hidden_states_are_those_of_the_native_vit(tiny_model, tiny_fi
     torch.testing.assert_close(ours.last_hidden_state, theirs.last_hidden_state)
 
 
-def test_hidden_states_run_from_the_embeddings_to_the_last_layer_before_the_norm(tiny_model, pixels):
-    model, images = tiny_model(num_hidden_layers=3).vit, pixels()
-    outputs = model(images, output_hidden_states=True)
-    assert len(outputs.hidden_states) == 4
-    assert torch.equal(outputs.hidden_states[0], model.embeddings(images))
-    assert torch.equal(model.layernorm(outputs.hidden_states[-1]), outputs.last_hidden_state)
-
-
 def test_nothing_is_recorded_unless_asked(tiny_model, pixels):
     outputs = tiny_model()(pixels())
     assert list(outputs) == ["logits"]
