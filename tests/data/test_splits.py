@@ -156,6 +156,11 @@ def test_label_names_find_their_classes(labels, named, expected):
     assert labels_of(splits) == {"train": expected, "eval": expected}
 
 
+@pytest.mark.parametrize("classes", [list("abcdefghij"), ["-1", "2", "9", "10", "100"], ["01", "1", "10", "1a"]])
+def test_classes_that_are_text_are_sorted_and_whole_numbers_by_their_value(classes):
+    assert prepare({"train": plain([*classes[::-1], *classes])})[1] == classes
+
+
 def test_splits_whose_class_labels_differ_are_matched_by_name():
     train, test = dataset([0, 1, 2], ["cat", "dog", "eel"]), dataset([0, 1, 2], ["dog", "eel", "cat"])
     splits, names, _ = prepare({"train": train, "test": test})
@@ -208,6 +213,12 @@ def test_each_of_several_labels_with_two_images_is_on_both_sides(seed):
     assert np.abs(taken - 0.1 * counts).max() <= 3
     assert 25 <= len(held_out) <= 36
     assert np.array_equal(held_out, stratified_holdout(labels, 0.1, seed))
+
+
+def test_the_last_image_of_a_label_is_never_held_out():
+    labels = np.array([[1, 1, 0], [1, 1, 0], [1, 0, 1], [0, 0, 1]], np.float32)
+    for seed in range(10):
+        assert (labels[stratified_holdout(labels, 0.5, seed)].sum(axis=0) < labels.sum(axis=0)).all()
 
 
 def test_labels_that_cannot_all_be_on_both_sides_are_still_split():
