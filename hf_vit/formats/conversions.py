@@ -67,7 +67,7 @@ class AlignPositions(ConversionOps):
         tensors = {pattern.lstrip("^"): found[0] for pattern, found in input_dict.items()}
         positions = tensors.get("pos_embed", tensors.get("pos_embedding"))  # (1, extra + N, D)
         registers = tensors.get("reg_token", tensors.get("register_tokens"))
-        num_positioned = int(config.use_class_token) + int(config.use_distillation_token)
+        num_positioned = config.num_class_tokens + int(config.use_distillation_token)
         extra = positions.shape[1] - config.grid_size[0] * config.grid_size[1]
         if extra == num_positioned + config.num_register_tokens and "reg_token" in tensors:
             registers = registers + positions[:, num_positioned:extra]

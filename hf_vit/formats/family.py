@@ -9,7 +9,7 @@ ANY = object()  # as supported values: whatever the field holds
 # The values of HFViTConfig's fields that a native model supports unless its NativeClass says otherwise.
 PLAIN_VIT = dict(
     patch_projection=("conv",), patch_bias=(True,), gated_mlp=(False,), qkv_bias=(True, False), key_bias=(True,),
-    qk_norm=(False,), position_embedding=("learned",), use_class_token=(True,), use_distillation_token=(False,),
+    qk_norm=(False,), position_embedding=("learned",), use_class_token=(True,), n_cls_tokens=(1,), use_distillation_token=(False,),
     num_register_tokens=(0,), embedding_norm=(False,), norm_first=(True,), final_norm=("tokens",), pooling=("cls",),
     pooler_act=(None,), representation_size=(None,), layerscale_value=(None,),
 )  # fmt: skip

@@ -113,7 +113,7 @@ def pooling_weights(tokens, probe: AttentionRecorder | None, config) -> torch.Te
     R = config.num_prefix_tokens
     weights = torch.zeros(B, 1, T, device=tokens.device)
     if config.pooling.startswith("cls"):
-        weights[:, :, 0] = 1
+        weights[:, :, : config.n_cls_tokens] = 1 / config.n_cls_tokens
     else:
         weights[:, :, R:] = 1 / (T - R) if probe is None else probe.attention_weights().mean(dim=1)
     return weights
@@ -121,7 +121,7 @@ def pooling_weights(tokens, probe: AttentionRecorder | None, config) -> torch.Te
 
 def head_maps(recorders: dict[int, AttentionRecorder], selected, query, config) -> torch.Tensor:
     """Attention of the query (B, 1, T) in each head of the selected layers, (B, layers, A, N)."""
-    num_queries = 1 if config.pooling.startswith("cls") else None
+    num_queries = config.n_cls_tokens if config.pooling.startswith("cls") else None
     maps = []
     for layer in selected:
         weights = recorders[layer].attention_weights(num_queries=num_queries)  # (B, A, Q, T)
@@ -175,7 +175,7 @@ class AttentionMapsMixin:
     ) -> torch.Tensor:
         """What the model looks at in each image, one number per patch, under any attention backend.
 
-        The query, named by `attention_query`, is the class token where the model pools it, else the mean over all patches,
+        The query, named by `attention_query`, is the class token (of several their mean) where the model pools it, else the mean over all patches,
         or the probe of attention pooling, whose weights then weigh the rows of the patches. Prefix tokens are left out of
         the maps. They are computed as in evaluation, with every patch, and the model is left unchanged; but hooks record
         the pass, so threads that share a model must take turns.
@@ -241,7 +241,7 @@ class AttentionMapsMixin:
     def attention_query(self) -> str:
         """Whose attention `attention_maps` shows, in words."""
         if self.config.pooling.startswith("cls"):
-            return "the class token"
+            return "the class token" if self.config.n_cls_tokens == 1 else "the mean over the class tokens"
         has_probe = self.base_model.attention_pooling is not None  # a backbone never has one
         return "the probe of the attention pooling" if has_probe else "the mean over all patches"
 

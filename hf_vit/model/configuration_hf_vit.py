@@ -51,7 +51,7 @@ AUTOENCODER_FIELDS = (
 # Far above anything published. A config.json that asks for more is a mistake or an attack: building it would fill the memory.
 LARGEST = {
     "image_size": 2**16, "patch_size": 2**16, "num_channels": 2**16, "hidden_size": 2**16, "intermediate_size": 2**20,
-    "num_hidden_layers": 1000, "num_attention_heads": 2**12, "num_register_tokens": 2**16, "representation_size": 2**20,
+    "num_hidden_layers": 1000, "num_attention_heads": 2**12, "num_register_tokens": 2**16, "n_cls_tokens": 2**16, "representation_size": 2**20,
     "num_labels": 10**6, "decoder_hidden_size": 2**16, "decoder_num_hidden_layers": 1000, "decoder_num_attention_heads": 2**12,
     "decoder_intermediate_size": 2**20,
 }  # fmt: skip
@@ -132,10 +132,14 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
             over the same tokens in their order; arXiv 1706.03762, section 3.5), "sincos2d" (a fixed table for the patches,
             half of the channels for the row and half for the column; arXiv 2205.01580, section 3), "rotary" (queries and
             keys of patches turned by their row and column, as in DINOv3; arXiv 2508.10104, section 3.2) or "none".
+        position_interpolation: how learned positions are resampled to another grid: "bicubic", "bilinear" (TIPSv2), either with the
+            corners of the two grids aligned ("bicubic_corners" in torchvision, "bilinear_corners" in Google's JAX code), or
+            "bicubic_offset" (DINO and DINOv2 scale by (side + 0.1) / old side).
         position_antialias: whether learned positions are resampled to another grid with antialiasing, as by timm and by DINOv2
             with registers; ViT and DINOv2 in transformers do without.
         rope_theta: base period of "rotary".
         use_class_token: whether a learned class token stands before the patches.
+        n_cls_tokens: how many there are; pooling takes their mean (Pixio has 8); only read where `use_class_token` is True.
         use_distillation_token: whether a second such token follows it (arXiv 2012.12877, section 4).
         num_register_tokens: learned tokens between those and the patches, without positions (arXiv 2309.16588).
         embedding_norm: a LayerNorm between embeddings and layers (CLIP).
@@ -195,9 +199,13 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
     key_bias: bool = True
     qk_norm: bool = False
     position_embedding: Literal["learned", "sincos1d", "sincos2d", "rotary", "none"] = "learned"
+    position_interpolation: Literal["bicubic", "bilinear", "bicubic_corners", "bilinear_corners", "bicubic_offset"] = (
+        "bicubic"
+    )
     position_antialias: bool = True
     rope_theta: float | int = 100.0
     use_class_token: bool = True
+    n_cls_tokens: int = 1
     use_distillation_token: bool = False
     num_register_tokens: int = 0
     embedding_norm: bool = False
@@ -275,11 +283,17 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
                 logger.warning(f"the saved config has {key!r}, which is kept and not used; did you mean {close!r}?")
 
     def to_dict(self):
-        """As in transformers; what only a backbone or a masked autoencoder reads is left out where it is the default."""
+        """As in transformers; what few models read is left out where it is the default."""
         fields = super().to_dict()
         if fields["out_indices"] in (None, [self.num_hidden_layers]):
             del fields["out_indices"], fields["out_features"]
-        for name in ("apply_layernorm", "reshape_hidden_states", *AUTOENCODER_FIELDS):
+        for name in (
+            "n_cls_tokens",
+            "position_interpolation",
+            "apply_layernorm",
+            "reshape_hidden_states",
+            *AUTOENCODER_FIELDS,
+        ):
             if fields[name] == getattr(type(self), name):
                 del fields[name]
         return fields
@@ -345,7 +359,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
 
         check_sizes({name: getattr(self, name) for name in LARGEST})
         sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-        for name in ("num_channels", *sizes, *(f"decoder_{size}" for size in sizes), "num_labels"):
+        for name in ("num_channels", "n_cls_tokens", *sizes, *(f"decoder_{size}" for size in sizes), "num_labels"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("image_size", "patch_size"):
@@ -449,8 +463,13 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Tokens before the patches: class token, distillation token and registers."""
-        return int(self.use_class_token) + int(self.use_distillation_token) + self.num_register_tokens
+        """Tokens before the patches: class tokens, distillation token and registers."""
+        return self.num_class_tokens + int(self.use_distillation_token) + self.num_register_tokens
+
+    @property
+    def num_class_tokens(self) -> int:
+        """`n_cls_tokens`, or 0 without a class token."""
+        return self.n_cls_tokens if self.use_class_token else 0
 
     @property
     def pooled_size(self) -> int:

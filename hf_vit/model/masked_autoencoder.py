@@ -126,8 +126,7 @@ class HFViTDecoder(nn.Module):
     def resampled_positions(self, old: tuple[int, int], new: tuple[int, int]) -> torch.Tensor:
         """Positions of the prefix tokens and of the patches, (1, R + N, E), on the grid `new`; `old` is that of the table."""
         R = self.config.num_prefix_tokens
-        antialias = self.config.position_antialias
-        patches = resample_position_embeddings(self.decoder_pos_embed[:, R:], old, new, antialias)  # (1, N, E)
+        patches = resample_position_embeddings(self.decoder_pos_embed[:, R:], old, new, self.config)  # (1, N, E)
         return torch.cat([self.decoder_pos_embed[:, :R], patches], dim=1)
 
     def forward(self, tokens, ids_restore, grid):

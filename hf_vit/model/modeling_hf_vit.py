@@ -2,8 +2,8 @@
 
 The letters of every shape:
     B batch, C channels, H W image height and width, P patch side, h w rows and columns of patches, N = h * w patches,
-    R prefix tokens (class, distillation, registers), T = R + N tokens, D hidden size, A heads, K = D / A head size,
-    F width of the MLP, L labels, M patches that patch dropout or masking keeps, Q queries: Q = T, but 1 or 2 in the last layer if
+    R prefix tokens (class tokens, distillation, registers), T = R + N tokens, D hidden size, A heads, K = D / A head size,
+    F width of the MLP, L labels, M patches that patch dropout or masking keeps, Q queries: Q = T, but the class tokens alone in the last layer if
     no more tokens than these are pooled (`pooled_only`). The network is that of "An Image is Worth 16x16 Words" (arXiv 2010.11929, figure 1).
 """
 
@@ -84,11 +84,11 @@ class HFViTEmbeddings(nn.Module):
         self.patch_embeddings = HFViTPatchEmbeddings(config)
         hidden_size, (rows, columns) = config.hidden_size, config.grid_size
         learned = lambda count: nn.Parameter(torch.empty(1, count, hidden_size)) if count else None
-        self.cls_token = learned(int(config.use_class_token))
+        self.cls_token = learned(config.num_class_tokens)
         self.distillation_token = learned(int(config.use_distillation_token))
         self.register_tokens = learned(config.num_register_tokens)
-        # Class and distillation token have learned and sincos1d positions, registers never (arXiv 2309.16588, section 3).
-        self.num_positioned = int(config.use_class_token) + int(config.use_distillation_token)
+        # Class tokens and distillation token have learned and sincos1d positions, registers never (arXiv 2309.16588, section 3).
+        self.num_positioned = config.num_class_tokens + int(config.use_distillation_token)
         if config.position_embedding == "learned":
             self.position_embeddings = learned(self.num_positioned + rows * columns)
         self.layernorm = (
@@ -97,12 +97,12 @@ class HFViTEmbeddings(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def positions_on_grid(self, grid):
-        """Positions of the prefix tokens that have one, (1, 0 to 2, D), and of the patches, (1, N, D), on this grid (h, w)."""
+        """Positions of the prefix tokens that have one, (1, 0 or more, D), and of the patches, (1, N, D), on this grid (h, w)."""
         config = self.config
         if config.position_embedding == "learned":
             num_patches = self.position_embeddings.shape[1] - self.num_positioned
             prefix, patches = self.position_embeddings.split([self.num_positioned, num_patches], dim=1)
-            return prefix, resample_position_embeddings(patches, config.grid_size, grid, config.position_antialias)
+            return prefix, resample_position_embeddings(patches, config.grid_size, grid, config)
         device, dtype = self.patch_embeddings.projection.weight.device, self.patch_embeddings.dtype
         table = fixed_position_embeddings(
             config.position_embedding, self.num_positioned, grid, config.hidden_size, device, dtype
@@ -112,13 +112,15 @@ class HFViTEmbeddings(nn.Module):
     def forward(self, pixel_values, interpolate_pos_encoding=False):
         check_pixel_values(pixel_values, self.config, interpolate_pos_encoding)  # the flag only permits other sizes
         patches = self.patch_embeddings(pixel_values)  # (B, C, H, W) -> (B, N, D)
-        prefix = [token for token in (self.cls_token, self.distillation_token) if token is not None]  # (1, 1, D) each
+        prefix = [
+            token for token in (self.cls_token, self.distillation_token) if token is not None
+        ]  # (1, 1 or more, D) each
         if self.config.position_embedding not in ("rotary", "none"):
             grid = self.patch_embeddings.grid_size(pixel_values)  # (h, w)
             prefix_positions, patch_positions = self.positions_on_grid(grid)
             patches = patches + patch_positions
             if prefix_positions.shape[1]:
-                prefix = [torch.cat(prefix, dim=1) + prefix_positions]  # (1, 1 or 2, D)
+                prefix = [torch.cat(prefix, dim=1) + prefix_positions]  # (1, 1 or more, D)
         if self.register_tokens is not None:
             prefix.append(self.register_tokens)
         prefix = [token.expand(patches.shape[0], -1, -1) for token in prefix]
@@ -443,14 +445,15 @@ class HFViTModel(HFViTPreTrainedModel):
         """
         patches = hidden_states[:, self.config.num_prefix_tokens :]  # (B, T, D) -> (B, N, D)
         sizes = None if sizes is None else sizes[:, self.config.num_prefix_tokens :]  # (B, T, 1) -> (B, N, 1)
+        class_token = hidden_states[:, : self.config.n_cls_tokens].mean(dim=1)  # (B, D), of several their mean
         if self.config.pooling == "cls":
-            return hidden_states[:, 0]  # (B, D)
+            return class_token
         if self.config.pooling == "mean":
             return mean_patch(patches, sizes)  # (B, D)
         if self.config.pooling == "cls_mean":
-            return torch.cat([hidden_states[:, 0], mean_patch(patches, sizes)], dim=1)  # (B, 2 D)
+            return torch.cat([class_token, mean_patch(patches, sizes)], dim=1)  # (B, 2 D)
         if self.config.pooling == "cls_distillation":
-            return hidden_states[:, :2].flatten(1)  # (B, 2, D) -> (B, 2 D)
+            return torch.cat([class_token, hidden_states[:, self.config.n_cls_tokens]], dim=1)  # (B, 2 D)
         return self.attention_pooling(patches, sizes)  # (B, N, D) -> (B, D)
 
     @capture_outputs(tie_last_hidden_states=False)

@@ -66,15 +66,20 @@ def fixed_position_embeddings(
 
 
 def resample_position_embeddings(
-    positions: torch.Tensor, old: tuple[int, int], new: tuple[int, int], antialias: bool
+    positions: torch.Tensor, old: tuple[int, int], new: tuple[int, int], config
 ) -> torch.Tensor:
-    """Learned patch positions (1, N, D) of grid `old` -> grid `new`, by bicubic interpolation in float32."""
+    """Learned patch positions (1, N, D) of grid `old` -> grid `new`, in float32, as the config's `position_*` fields say."""
     if old == new:
         return positions
     image = positions.float().reshape(1, *old, -1).permute(0, 3, 1, 2)  # (1, N, D) -> (1, D, h, w)
     if image.device.type == "mps":  # where this interpolation has no backward pass
         image = image.cpu()
-    image = nn.functional.interpolate(image, size=new, mode="bicubic", antialias=antialias, align_corners=False)
+    mode, _, variant = config.position_interpolation.partition("_")
+    scale = dict(size=new)
+    if variant == "offset":
+        scale = dict(scale_factor=tuple((side + 0.1) / before for side, before in zip(new, old, strict=True)))
+    how = dict(mode=mode, antialias=config.position_antialias, align_corners=variant == "corners")
+    image = nn.functional.interpolate(image, **scale, **how)
     return image.flatten(2).transpose(1, 2).to(positions)  # (1, D, h, w) -> (1, N, D)
 
 

@@ -153,12 +153,12 @@ class Plain:
         for index in range(c.num_hidden_layers):
             states.append(self.layer(states[-1], f"layers.{index}"))
         x = self.norm(states[-1], "layernorm") if c.final_norm == "tokens" else states[-1]
-        patches = x[:, c.num_prefix_tokens :]
+        patches, class_token = x[:, c.num_prefix_tokens :], x[:, : c.n_cls_tokens].mean(dim=1)
         pooled = {
-            "cls": lambda: x[:, 0],
+            "cls": lambda: class_token,
             "mean": lambda: patches.mean(dim=1),
-            "cls_mean": lambda: torch.cat([x[:, 0], patches.mean(dim=1)], dim=1),
-            "cls_distillation": lambda: torch.cat([x[:, 0], x[:, 1]], dim=1),
+            "cls_mean": lambda: torch.cat([class_token, patches.mean(dim=1)], dim=1),
+            "cls_distillation": lambda: torch.cat([class_token, x[:, c.n_cls_tokens]], dim=1),
             "map": lambda: self.map(patches),
         }[c.pooling]()
         pooled = self.norm(pooled, "layernorm") if c.final_norm == "pooled" else pooled
@@ -215,6 +215,11 @@ FIELDS = {
     "no norm": dict(final_norm="none"),
     "no norm before map": dict(final_norm="none", pooling="map"),
     "mean": dict(pooling="mean", num_register_tokens=2),
+    "several class tokens": dict(n_cls_tokens=3, num_register_tokens=1),
+    "several class tokens and patches": dict(n_cls_tokens=2, pooling="cls_mean", position_embedding="rotary"),
+    "several class tokens and a distillation token": dict(
+        n_cls_tokens=2, pooling="cls_distillation", use_distillation_token=True, position_embedding="sincos1d"
+    ),
     "cls_mean": dict(pooling="cls_mean", num_register_tokens=2),
     "cls_distillation": dict(pooling="cls_distillation", use_distillation_token=True, num_register_tokens=2),
     "map": dict(pooling="map", num_register_tokens=2),
@@ -466,7 +471,7 @@ def random_fields(seed):
         hidden_act=one_of(sorted(ACTIVATIONS)), gated_mlp=maybe(), qkv_bias=maybe(), key_bias=maybe(), qk_norm=maybe(),
         position_embedding=one_of(["learned", "sincos1d", "sincos2d", "rotary", "rotary", "none"]),
         rope_theta=one_of([100.0, 10, 10000.0]),
-        use_class_token=class_token, use_distillation_token=distillation_token,
+        use_class_token=class_token, n_cls_tokens=one_of([1, 1, 3]), use_distillation_token=distillation_token,
         num_register_tokens=one_of([0, 0, 1, 3]), embedding_norm=maybe(), norm_first=norm_first,
         final_norm="none" if two and final_norm == "pooled" else final_norm, pooling=pooling,
         pooler_act=one_of([None, "tanh"]), representation_size=one_of([None, 7]),
