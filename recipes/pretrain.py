@@ -31,7 +31,7 @@ from safetensors.torch import load_file
 from train import main
 
 from hf_vit import figures
-from hf_vit.hub.card import write_pretraining_card
+from hf_vit.card import write_pretraining_card
 from hf_vit.model.masked_autoencoder import HFViTForPreTraining
 from hf_vit.system.files import write_text
 from hf_vit.system.run_files import SAMPLES

@@ -47,9 +47,9 @@ import torch
 from accelerate.utils import gather_object
 from safetensors.torch import load_file
 
+from hf_vit.card import write_card
 from hf_vit.data.sources import refuse_nested_folders
 from hf_vit.hub import pictures
-from hf_vit.hub.card import write_card
 from hf_vit.system.errors import UserError
 from hf_vit.system.files import write_text
 from hf_vit.system.run_files import SAMPLES
