@@ -8,11 +8,14 @@
 It is the run of `hf-vit train`, in this process: flags, run folder and bits are the same.
 """
 
+import os
+import shlex
+
 import torch.distributed as dist
 
 from hf_vit.evaluation.results import Results
 from hf_vit.training import train as library
-from hf_vit.training.arguments import from_call
+from hf_vit.training.arguments import call_words, from_call
 from hf_vit.training.distributed import exit_with_error
 
 from .train import PUBLISHER
@@ -28,7 +31,9 @@ def train(**flags) -> Results | None:
         ValueError: for a flag that does not exist or a value that it does not take, and as the library's `train`.
     """
     args = from_call(**flags)
-    command = f"train({', '.join(f'{name}={value!r}' for name, value in flags.items())})"
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    several = ["--num_processes", str(processes)] if processes > 1 else []
+    command = shlex.join(["hf-vit", "train", *several, *call_words(**flags)])
     try:
         return library.train(args, publisher=PUBLISHER, command=command)
     except Exception as error:

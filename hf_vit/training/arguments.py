@@ -337,15 +337,19 @@ def parse_args(
     return parse_fields(kind, argv, text, CONFIGS)
 
 
+def call_words(**flags) -> list[str]:
+    """`learning_rate=1e-3` -> `["--learning_rate=0.001"]`; None leaves the default."""
+    as_text = lambda value: ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+    return [f"--{name}={as_text(value)}" for name, value in flags.items() if value is not None]
+
+
 def from_call(**flags) -> TrainArguments:
     """The arguments of a call such as `from_call(config="demo", learning_rate=1e-3)`, checked as those of the command line.
 
     Raises:
         ValueError: which names the flag.
     """
-    as_text = lambda value: ",".join(map(str, value)) if isinstance(value, list | tuple) else value
-    words = [f"--{name}={as_text(value)}" for name, value in flags.items() if value is not None]
-    return parse_fields(TrainArguments, words, None, CONFIGS, raises=True)
+    return parse_fields(TrainArguments, call_words(**flags), None, CONFIGS, raises=True)
 
 
 def presets() -> list[str]:

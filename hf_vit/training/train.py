@@ -7,6 +7,7 @@ results = train(TrainArguments(dataset_name="photos", preset="tiny-patch16-224",
 
 import contextlib
 import os
+import shlex
 import signal
 import sys
 import time
@@ -93,7 +94,7 @@ def train(
         if is_finished:
             signals.reporting = True
             set_timeout(REPORT_TIMEOUT)
-            results = report(run, publisher, command or repr(args))
+            results = report(run, publisher, command or f"hf-vit train --config {shlex.quote(f'{folder}/{STARTED}')}")
         accelerator.wait_for_everyone()  # the first to leave takes connections and store with it
         accelerator.end_training()
         if not is_finished:
