@@ -39,7 +39,10 @@ def main():
     if name in ("--help", "-h", "help"):
         width = max(map(len, COMMANDS))
         lines = "\n".join(f"    {name:<{width}}  {text}" for name, text in COMMANDS.items())
-        print(f"usage: hf-vit COMMAND [--flag value ...]\n\n{__doc__.strip()}\n\ncommands:\n{lines}")
+        try:
+            print(f"usage: hf-vit COMMAND [--flag value ...]\n\n{__doc__.strip()}\n\ncommands:\n{lines}", flush=True)
+        except BrokenPipeError:  # of `hf-vit --help | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     elif name == "--version":
         from importlib import metadata
 

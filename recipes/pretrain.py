@@ -26,10 +26,8 @@ if __name__ == "__main__":  # the imports take seconds
 import torch
 
 from hf_vit import figures
-from hf_vit.hub.card import write_pretraining_card
 from hf_vit.model.masked_autoencoder import HFViTForPreTraining
 from hf_vit.training.pretraining import PreTraining, reconstruction_pictures
-from hf_vit.training.report import Publisher
 from hf_vit.training.train import train_as_script
 
 
@@ -51,9 +49,5 @@ def draw(folder: Path, run, log: list[dict], _scores: dict, samples: dict):
     figures.save(figures.augmentations(image, [seen, answer], titles), folder / "reconstructions.png")
 
 
-def card(folder: Path, results, config: str):
-    write_pretraining_card(folder, Path(__file__).resolve().with_name("pretraining_card.md"), results, config)
-
-
 if __name__ == "__main__":
-    train_as_script(ARGUMENTS, PreTraining, Publisher(draw, card))
+    train_as_script(ARGUMENTS, PreTraining, draw)

@@ -40,9 +40,7 @@ if __name__ == "__main__":  # the imports take seconds
 
 from hf_vit.evaluation.classifiers import load_classifier
 from hf_vit.hub import pictures
-from hf_vit.hub.card import write_card
 from hf_vit.training.classification import Classification
-from hf_vit.training.report import Publisher
 from hf_vit.training.train import train_as_script
 
 
@@ -54,11 +52,5 @@ def draw(folder: Path, run, log: list[dict], scores: dict, samples: dict):
     pictures.draw_run(folder, log, scores, samples, data.labels, data.spec, model.to(run.accelerator.device), examples)
 
 
-def card(folder: Path, results, config: str):
-    write_card(folder, Path(__file__).resolve().with_name("model_card.md"), results, config)
-
-
-PUBLISHER = Publisher(draw, card)
-
 if __name__ == "__main__":
-    train_as_script(ARGUMENTS, Classification, PUBLISHER)
+    train_as_script(ARGUMENTS, Classification, draw)

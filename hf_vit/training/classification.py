@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from hf_vit.card import write_card
 from hf_vit.data.augment import mix
 from hf_vit.data.columns import has_several_labels
 from hf_vit.data.sampling import class_balanced_ids
@@ -236,6 +237,9 @@ class Classification(Task):
                 f"the largest, at most {tolerance:g} was expected. Do not trust these scores, and report it."
             )
         return found
+
+    def write_card(self, folder: Path, results: Results, config: str):
+        write_card(folder, RECIPES / "model_card.md", results, config)
 
     def next_command(self, run_folder: Path) -> str:
         """Classify an image of the data; evaluate, where there is no image file to classify."""

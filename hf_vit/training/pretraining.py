@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from datasets import DatasetDict
 
+from hf_vit.card import write_pretraining_card
 from hf_vit.data.columns import has_several_labels
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
@@ -192,6 +193,9 @@ class PreTraining(Task):
             f"Nothing was learned: the loss is {loss:.3g}, and 1 for an answer that is always 0. Train for longer, or with another "
             "--learning_rate."
         ]
+
+    def write_card(self, folder: Path, results: Results, config: str):
+        write_pretraining_card(folder, RECIPES / "pretraining_card.md", results, config)
 
     def next_command(self, run_folder: Path) -> str:
         """Fine-tune the model."""

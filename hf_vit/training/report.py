@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from accelerate.utils import gather_object
@@ -21,21 +20,12 @@ from hf_vit.training.run import Run
 from hf_vit.training.run_folder import FINISHED, LOG, publish_best
 
 
-@dataclass
-class Publisher:
-    """How a finished run is shown.
+def report(run: Run, draw: Callable | None, command: str) -> Results | None:
+    """Publish the best model with its card and pictures, and write results.json; the `Results`, on the main process.
 
     Args:
         draw: writes pictures into a folder; called with it, the run, and its log, scores and samples.
-        write_card: called with the model folder, `Results` and the text of config.yaml.
     """
-
-    draw: Callable
-    write_card: Callable
-
-
-def report(run: Run, publisher: Publisher | None, command: str) -> Results | None:
-    """Publish the best model with its card and pictures, and write results.json; the `Results`, on the main process."""
     began = time.monotonic()
     skipped = sorted(set(gather_object([*run.data.train_images.skipped, *run.data.eval_images.skipped])))
     save_last_weights(run)
@@ -45,15 +35,14 @@ def report(run: Run, publisher: Publisher | None, command: str) -> Results | Non
     samples = load_file(run.folder / SAMPLES)
     answers = run.task.report(folder, scores, samples, run.accelerator)
     try:
-        if publisher is not None:
-            publisher.draw(folder / "figures", run, log, scores, samples)
+        if draw is not None:
+            draw(folder / "figures", run, log, scores, samples)
     except Exception as error:  # hours of training are worth more than their pictures
         run.log.print(f"not all pictures could be drawn ({type(error).__name__}: {error})")
     results = collect_results(run, scores, answers, skipped, command)
     results.seconds["report"] = round(time.monotonic() - began, 1)
     results.warnings = run.task.faults(results, log)
-    if publisher is not None:
-        publisher.write_card(folder, results, run.plan.to_yaml())
+    run.task.write_card(folder, results, run.plan.to_yaml())
     write_text(run.folder / FINISHED, results.to_json())
     run.log.print(closing_lines(run, results, skipped))
     return results

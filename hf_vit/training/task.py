@@ -32,6 +32,7 @@ class Task:
     artifacts(model, evaluation) -> what is kept beside the best weights: scores.json, the tensors of samples.safetensors, and tables
         by the name of their file
     faults(results, log) -> a sentence for each reason not to trust the model; none for a good one
+    write_card(folder, results, config): README.md of the saved model, `config` being the text of config.yaml
     next_command(run_folder) -> the command to go on with
     fit_head(head, features, labels), where there are labels: train a new head alone on features (n, D) of the training images
 

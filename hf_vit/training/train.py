@@ -11,6 +11,7 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -35,7 +36,7 @@ from hf_vit.training.log import RunLog, print_main, start_trackers
 from hf_vit.training.loop import fit
 from hf_vit.training.model import load_config
 from hf_vit.training.plan import DataSize, check_identity, resolve
-from hf_vit.training.report import Publisher, report
+from hf_vit.training.report import report
 from hf_vit.training.run import Run, build_run
 from hf_vit.training.run_folder import FINISHED, STARTED, clear, continue_run, find_checkpoint, locked, read_checkpoint
 from hf_vit.training.setup import set_up_accelerator
@@ -46,7 +47,7 @@ from hf_vit.training.task import Task
 def train(
     args: TrainArguments,
     task_class: type[Task] = Classification,
-    publisher: Publisher | None = None,
+    draw: Callable | None = None,
     command: str | None = None,
     in_notebook: bool = True,
 ) -> Results | None:
@@ -56,7 +57,7 @@ def train(
 
     Args:
         task_class: what is learned, `Classification`, `PreTraining` or another `Task`.
-        publisher: how the finished run is shown.
+        draw: see `report`.
         command: that repeats the run, for its card.
         in_notebook: whether this process outlives the run.
 
@@ -94,7 +95,7 @@ def train(
         if is_finished:
             signals.reporting = True
             set_timeout(REPORT_TIMEOUT)
-            results = report(run, publisher, command or f"hf-vit train --config {shlex.quote(f'{folder}/{STARTED}')}")
+            results = report(run, draw, command or f"hf-vit train --config {shlex.quote(f'{folder}/{STARTED}')}")
         accelerator.wait_for_everyone()  # the first to leave takes connections and store with it
         accelerator.end_training()
         if not is_finished:
@@ -193,13 +194,13 @@ def restore_process(signals: Signals):
         signal.raise_signal(signal.Signals[signals.received])
 
 
-def train_as_script(args: TrainArguments, task_class: type[Task], publisher: Publisher):
+def train_as_script(args: TrainArguments, task_class: type[Task], draw: Callable):
     """`train`, and the end of this process: exit code 0, 75 after a signal, 1 after an error."""
     code = 0
     try:
         processes = int(os.environ.get("WORLD_SIZE", "1"))
         launch_file = "fsdp2" if "ACCELERATE_USE_FSDP" in os.environ else "ddp"
-        train(args, task_class, publisher, own_line(processes, launch_file), in_notebook=False)
+        train(args, task_class, draw, own_line(processes, launch_file), in_notebook=False)
     except KeyboardInterrupt as stopped:
         code = STOPPED
         if is_main_process():

@@ -25,7 +25,6 @@ from hf_vit.training.arguments import parse_args
 from hf_vit.training.plan import DataSize, resolve
 from hf_vit.training.pretrain_arguments import PretrainArguments
 from hf_vit.training.pretraining import PreTraining, masking_noise
-from hf_vit.training.report import Publisher
 from hf_vit.training.train import train
 
 
@@ -67,7 +66,7 @@ def run(home):
         if "--model_name_or_path" in flags:
             words = [word for word in words if word not in FLAGS[:4]]
         args = parse_args([*map(str, words)], kind=PretrainArguments)
-        train(args, PreTraining, Publisher(pretrain.draw, pretrain.card))
+        train(args, PreTraining, pretrain.draw)
         return home / name
 
     return pretrained

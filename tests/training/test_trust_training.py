@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import forked
 import numpy as np
@@ -26,6 +27,7 @@ from hf_vit.data.splits import prepare_splits
 from hf_vit.evaluation.classifiers import load_classifier
 from hf_vit.evaluation.prediction import predict
 from hf_vit.evaluation.scores import compute_metrics
+from hf_vit.training.checkpoints import restore_state
 from hf_vit.training.losses import Teacher, classification_loss, soft_targets
 from hf_vit.training.model import add_lora, build_model, save_model
 from hf_vit.training.optimizers import build_optimizers, is_finite
@@ -96,6 +98,20 @@ def test_lora_on_a_half_precision_base_is_merged_in_float32(saved, tmp_path, lor
 def test_a_teacher_in_half_precision_answers_in_float32(saved, pixels):
     teacher = Teacher(str(saved(torch.bfloat16)), NAMES, FORM)
     assert teacher(pixels(2)).dtype == torch.float32
+
+
+def test_a_checkpoint_of_another_model_is_refused_before_anything_is_filled():
+    model, accelerator = torch.nn.Linear(2, 2), SimpleNamespace(num_processes=1)
+    good = {name: value.clone() for name, value in model.state_dict().items()}
+    others = (
+        {},
+        {**good, "more": torch.ones(1)},
+        {**good, "bias": torch.ones(3)},
+        {**good, "bias": torch.ones(2).half()},
+    )
+    for wrong in others:
+        with pytest.raises(ValueError, match=r"model\.safetensors"):
+            restore_state({"model": wrong, "optimizer": {}}, model, [], None, accelerator)
 
 
 def test_the_head_of_a_checkpoint_is_kept_by_the_ids_of_its_labels(saved):
