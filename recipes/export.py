@@ -51,7 +51,7 @@ if __name__ == "__main__":  # a wrong flag is answered before the imports, which
 try:
     from hf_vit.hub import export as exporting
 except ImportError as error:
-    sys.exit(f'error: {error.name} cannot be imported, which exporting needs: pip install -e ".[export]" ({error})')
+    sys.exit(f'error: {error.name} cannot be imported, which exporting needs: pip install "hf_vit[export]" ({error})')
 import datasets
 import torch
 import transformers

@@ -17,10 +17,10 @@ from PIL import Image
 from transformers import AutoImageProcessor
 
 from hf_vit import HFViTForImageClassification
+from hf_vit.card import write_card
 from hf_vit.evaluation.results import Results
 from hf_vit.evaluation.scores import format_prediction
-from hf_vit.hub.card import write_card
-from hf_vit.hub.run_results import FIGURES_WITH_IMAGES
+from hf_vit.hub.finished_run import FIGURES_WITH_IMAGES
 from hf_vit.system.files import checksum
 from hf_vit.training.arguments import TrainArguments, parse_args
 
