@@ -62,9 +62,9 @@ def main():
 def run(name: str, flags: list[str]):
     """The script of that name, as `python recipes/NAME.py` runs it."""
     sys.path.insert(0, str(RECIPES))
-    from command_line import import_light
+    from hf_vit.system import command_line
 
-    import_light("hf_vit.system.command_line").command = "hf-vit"
+    command_line.command = "hf-vit"
     sys.argv[:] = [f"{name}.py", *flags]
     runpy.run_path(str(RECIPES / f"{name}.py"), run_name="__main__")
 
