@@ -313,11 +313,11 @@ def check_combinations(args: TrainArguments):
         raise UserError(f"--preset {args.preset} is a training preset: --config {name}; --preset is an architecture")
     if given.isdisjoint(("preset", "model_name_or_path")):
         raise UserError("give either --model_name_or_path (fine-tune) or --preset (from scratch)")
-    for name in given & {*NEEDED}:
+    for name in sorted(given & {*NEEDED}):
         if NEEDED[name] not in given:
             raise UserError(f"--{name} has no effect without --{NEEDED[name]}: give both, or neither")
-    for name in given & {*CONFLICTS}:
-        for other in given & {*CONFLICTS[name].split()}:
+    for name in sorted(given & {*CONFLICTS}):
+        for other in sorted(given & {*CONFLICTS[name].split()}):
             raise UserError(f"--{name} does not go with --{other}: leave one out")
     if args.eval_split == args.train_split:
         raise UserError("--eval_split and --train_split are the same: leave one out, and a part of it is held out")

@@ -24,7 +24,6 @@ from hf_vit.data.summary import summary
 from hf_vit.system.command_line import script_name
 from hf_vit.system.errors import UserError
 from hf_vit.system.escapes import as_license
-from hf_vit.system.progress import warn
 from hf_vit.system.recipes_folder import EMBEDDED
 from hf_vit.training.arguments import TrainArguments
 from hf_vit.training.plan import Plan
@@ -107,8 +106,6 @@ def load_rows(args: TrainArguments, print_main):
         splits, labels, scored = prepare_splits(source.splits, **columns, **sizes)
     read = {"train": stream, **splits}
     print_main("\n".join(summary(read, {"train": args.train_split, "eval": scored}, labels, source)))
-    if not args.streaming and args.eval_fraction != type(args).eval_fraction and not scored.startswith("part of"):
-        warn(f"--eval_fraction is not used: the split {scored} is scored")
     return splits, stream, labels, scored
 
 
@@ -131,14 +128,10 @@ def read_data(args: TrainArguments, task, accelerator, print_main):
         parts.append(train_images := ImageDataset(train_rows, train_spec, "skip", keep_full=True, seed=args.seed))
     check_unreadable(parts, labels, args.on_bad_image)
     seconds = time.monotonic() - began
-    counts = count_labels(eval_images.labels, len(labels)).tolist()
-    if labels and not any(counts):
+    if labels and not count_labels(eval_images.labels, len(labels)).any():
         raise UserError(
             f"none of the {len(eval_images):,} images of {scored} has a label: wanted images with labels to score"
         )
-    if unscored := [label for label, count in zip(labels, counts, strict=bool(labels)) if count == 0]:
-        more = " ..." if len(unscored) > 5 else ""
-        print_main(f"no image of {', '.join(unscored[:5])}{more} is among those that are scored")
     data = RunData(
         labels, scored, train_images, eval_images, spec, train_spec, splits, args.streaming, data_license, seconds
     )

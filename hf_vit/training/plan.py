@@ -137,15 +137,15 @@ def check_identity(saved: dict, now: dict, what: str):
 
     Args:
         saved, now: as `Plan.identity` gives them; what `now` lacks is not compared.
-        what: the checkpoint or run that `saved` is of.
+        what: how the sentence begins, such as `step-3 is of`.
     """
     changed = [
         f"{name} was {saved.get(name)} and is {value}" for name, value in now.items() if saved.get(name) != value
     ]
     if changed:
         raise UserError(
-            f"{what} is another run: {'; '.join(changed)}. Keep what it had, choose another --output_dir, or pass --overwrite "
-            "to begin anew"
+            f"{what} another run: {'; '.join(changed)}. Keep what it had (images_per_step by --per_device_train_batch_size), choose "
+            "another --output_dir, or pass --overwrite to begin anew"
         )
 
 

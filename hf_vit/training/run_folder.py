@@ -102,7 +102,7 @@ def find_checkpoint(run: Path, args: TrainArguments) -> tuple[bool, Path | None]
             raise UserError(f"--resume {named}: {error}") from error
         return False, named
     given = {name: value for name, value in fixed_arguments(args).items() if value is not None}
-    check_identity(run_files.read_flat_yaml(run / STARTED), given, f"{run} holds a run that")
+    check_identity(run_files.read_flat_yaml(run / STARTED), given, f"{run} holds")
     folder = newest_checkpoint(run) or named  # a run that was stopped before its first own checkpoint
     if (run / FINISHED).exists() and (folder is None or (run / "model" / "config.json").is_file()):
         return True, None

@@ -20,7 +20,6 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils.memory import clear_device_cache
 
 from hf_vit.data.sources import refuse_nested_folders
-from hf_vit.data.splits import describe_scored
 from hf_vit.evaluation.classifiers import model_folder
 from hf_vit.evaluation.results import Results
 from hf_vit.system.command_line import own_line
@@ -169,18 +168,14 @@ def train_and_save(run: Run) -> bool:
 
 
 def summary(run: Run) -> str:
-    """Data, model, plan and rates of the run, in some lines."""
-    data, plan, (parameters, trained) = run.data, run.plan, run.parameters
-    labels = ", ".join(data.labels[:10]) + (" ..." if len(data.labels) > 10 else "") or "no labels"
-    images = "a stream of images" if data.is_stream else f"{len(data.train_images):,} images"
+    """Model and plan of the run, in some lines; those of the data were printed when these were read."""
+    spec, (parameters, trained) = run.data.spec, run.parameters
     trainable = f" ({trained:,} trained)" if trained < parameters else ""
-    sharded = ", sharded" if run.is_sharded else ""
-    kept = "" if data.selects_best else "test images select nothing: the last weights are kept\n"
+    kept = "" if run.data.selects_best else "test images select nothing: the last weights are kept\n"
     return (
-        f"{plan.args.dataset_name}: {labels}\n"
-        f"{images} to train on, {len(data.eval_images):,} to evaluate ({describe_scored(data.scored)}), {len(data.labels)} classes\n"
-        f"{kept}{parameters:,} parameters{trainable}, {data.spec.height}x{data.spec.width} pixels, on {run.accelerator.device} x "
-        f"{plan.processes}{sharded} (mixed precision: {run.accelerator.mixed_precision})\n{plan.describe()}"
+        f"{kept}{parameters:,} parameters{trainable}, {spec.height}x{spec.width} pixels, on {run.accelerator.device} x "
+        f"{run.plan.processes}{', sharded' * run.is_sharded} (mixed precision: {run.accelerator.mixed_precision})\n"
+        + run.plan.describe()
     )
 
 

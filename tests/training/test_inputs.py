@@ -67,13 +67,6 @@ def test_a_part_of_a_photo_is_not_cropped_again(read):
     assert torch.equal(batches.augmented(rows, 0, 0)[0], data.spec.normalize(rows["images"]))
 
 
-def test_a_fraction_to_hold_out_that_is_not_used_is_said(read, caplog):
-    read()
-    assert "--eval_fraction" not in caplog.text
-    read(eval_fraction=0.3)
-    assert "--eval_fraction is not used: the split test is scored" in caplog.text
-
-
 def test_a_split_to_score_in_which_no_image_has_a_label_ends_the_run_before_it_trains(read, tmp_path):
     saved = load_from_disk(tmp_path / "data")
     kind = List(saved["train"].features["label"])
