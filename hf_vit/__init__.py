@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from transformers import AutoConfig
 
-from hf_vit.model.configuration_hf_vit import HFViTConfig
+from hf_vit.model.configuration_hf_vit import HFViTConfig, register_formats
 
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ __all__ = ["HFViTBackbone", "HFViTConfig", "HFViTForImageClassification", "HFViT
 
 
 def _register():
-    """Fill HFViTConfig.formats and tell the Auto classes which class goes with HFViTConfig; runs once."""
+    """Tell the Auto classes which class goes with HFViTConfig; runs once."""
     from transformers import (
         AutoBackbone,
         AutoImageProcessor,
@@ -31,7 +31,6 @@ def _register():
         ViTImageProcessorPil,
     )
 
-    HFViTConfig.formats = importlib.import_module(".formats", __name__)
     modeling = importlib.import_module(".model.modeling_hf_vit", __name__)
     masked_autoencoder = importlib.import_module(".model.masked_autoencoder", __name__)
     for auto_class, model_class in (
@@ -46,6 +45,7 @@ def _register():
     HFViTConfig.prepare = staticmethod(lambda: None)  # at last: an import that is interrupted is tried again
 
 
+register_formats(lambda: importlib.import_module(".formats", __name__))
 HFViTConfig.prepare = staticmethod(_register)
 HFViTConfig.register_for_auto_class()  # save_pretrained then writes this code beside the weights
 AutoConfig.register(HFViTConfig.model_type, HFViTConfig, exist_ok=True)

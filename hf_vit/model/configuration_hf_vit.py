@@ -1,9 +1,8 @@
 """Every architecture number of a plain Vision Transformer, with its checks. This file is copied to the Hub with the weights."""
 
 import difflib
-import os
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
@@ -48,26 +47,26 @@ AUTOENCODER_FIELDS = (
     "norm_pix_loss",
 )  # fmt: skip
 
-# Far above anything published. A config.json that asks for more is a mistake or an attack: building it would fill the memory.
-LARGEST = {
-    "image_size": 2**16, "patch_size": 2**16, "num_channels": 2**16, "hidden_size": 2**16, "intermediate_size": 2**20,
-    "num_hidden_layers": 1000, "num_attention_heads": 2**12, "num_register_tokens": 2**16, "n_cls_tokens": 2**16, "representation_size": 2**20,
-    "num_labels": 10**6, "decoder_hidden_size": 2**16, "decoder_num_hidden_layers": 1000, "decoder_num_attention_heads": 2**12,
-    "decoder_intermediate_size": 2**20,
-}  # fmt: skip
-LARGEST_TABLE = 2**28  # numbers in a table of positions, 1 GiB
-LARGEST_FILE = 2**25  # bytes of a config.json, enough for the names of LARGEST["num_labels"] labels
+# () -> the package hf_vit.formats, as hf_vit/__init__.py registers it; None in a copy of this file on the Hub, which does without.
+_load_formats: Callable | None = None
 
 
-def check_sizes(fields: dict):
-    """Raise ValueError for numbers that no model has; what is no number is left to others."""
-    for name, largest in LARGEST.items():
-        value = fields.get(name)
-        for number in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(number, (int, float)) and number > largest:
-                raise ValueError(
-                    f"{name} is {value}; the largest that is accepted is {largest:,}: is this config.json whole, and to be trusted?"
-                )
+def register_formats(load: Callable):
+    """Say how the package that reads public checkpoints is imported."""
+    global _load_formats
+    _load_formats = load
+
+
+def public_formats(purpose: str):
+    """That package, or a ValueError if only the copied model code is there."""
+    if _load_formats is None:
+        raise ValueError(f"this copy of the model's code stands alone: install the package hf_vit to {purpose}")
+    return _load_formats()
+
+
+def read_public(path, is_classifier: bool | None, asked: dict):
+    """The public checkpoint at a path (`hf_vit.formats.read`); None if it is in our own format, or nobody could read it."""
+    return None if _load_formats is None else _load_formats().read(path, is_classifier, asked)
 
 
 def as_pair(size) -> tuple[int, int]:
@@ -232,9 +231,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
     apply_layernorm: bool = True
     reshape_hidden_states: bool = True
 
-    # Two places that hf_vit/__init__.py fills, so that this file can travel alone: the package that knows public formats
-    # (hf_vit/formats), and what is to be imported before the first config is used.
-    formats: ClassVar[Any] = None
+    # What hf_vit/__init__.py imports before the first config is used; nothing in a copy that travels alone.
     prepare: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
 
     @classmethod
@@ -255,7 +252,6 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
                 raise ValueError(
                     f"out_indices {stages[1]} are not all within 0 to {last}, or -1 to {-last - 1}"
                 ) from error
-        check_sizes(kwargs)  # num_labels, before it becomes as many names
         unknown = [key for key in kwargs if key not in TRANSFORMERS_KEYS and not key.startswith("_")]
         if unknown and "model_type" not in kwargs:
             raise ValueError(no_such_field(unknown[0]))
@@ -303,35 +299,18 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         """As in transformers; the config.json of a known public family comes back in our terms."""
         cls.prepare()
         kwargs.pop("trust_remote_code", None)  # this class is the code: transformers would warn of it
-        download = dict(kwargs)
+        asked = dict(kwargs)
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        for part in (config_dict, config_dict.get("vision_config")):
-            check_sizes(part if isinstance(part, dict) else {})
-        if not config_dict:
+        if config_dict.get("model_type") == cls.model_type:
+            return config_dict, kwargs
+        checkpoint = public_formats(f"read {pretrained_model_name_or_path}").read(
+            pretrained_model_name_or_path, asked=asked
+        )
+        if checkpoint is None:
             raise OSError(
                 f"{pretrained_model_name_or_path} has no config.json: give a folder or repo with a saved model"
             )
-        if config_dict.get("model_type") == cls.model_type:
-            return config_dict, kwargs
-        if not {"model_type", "architecture"} & set(config_dict):  # the latter is how timm names a model
-            raise ValueError(
-                f"config.json of {pretrained_model_name_or_path} has no model_type: it is of no known format"
-            )
-        if cls.formats is None:
-            raise ValueError(
-                f"{pretrained_model_name_or_path} is not in the format of hf_vit, and this copy of the model's code stands "
-                "alone: install the package hf_vit to read other formats"
-            )
-        return cls.formats.translate_config(config_dict, pretrained_model_name_or_path, download), kwargs
-
-    @classmethod
-    def _dict_from_json_file(cls, json_file):
-        if (size := os.path.getsize(json_file)) > LARGEST_FILE:
-            raise ValueError(f"{json_file} is {size:,} bytes; a config.json of at most {LARGEST_FILE:,} was wanted")
-        try:
-            return super()._dict_from_json_file(json_file)
-        except RecursionError as error:
-            raise ValueError(f"{json_file} is nested too deeply to be a config.json") from error
+        return checkpoint.config, kwargs
 
     @classmethod
     def from_json_file(cls, json_file):
@@ -357,7 +336,6 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         """Raise ValueError for numbers that do not fit each other; models call it again before they are built."""
         from transformers.activations import ACT2FN  # here, because it makes transformers import accelerate
 
-        check_sizes({name: getattr(self, name) for name in LARGEST})
         sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
         for name in ("num_channels", "n_cls_tokens", *sizes, *(f"decoder_{size}" for size in sizes), "num_labels"):
             if getattr(self, name) < 1:
@@ -372,11 +350,6 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
             raise ValueError(
                 f"patch_size {self.patch_size} does not divide image_size {self.image_size}; "
                 f"use image_size {fitting} or another patch_size"
-            )
-        if (height // patch_height) * (width // patch_width) * self.hidden_size > LARGEST_TABLE:
-            raise ValueError(
-                f"image_size {self.image_size} has {(height // patch_height) * (width // patch_width):,} patches of "
-                f"{self.hidden_size} channels: their positions would not fit in memory"
             )
         for part in ("", "decoder_"):
             heads, width = (getattr(self, f"{part}{name}") for name in ("num_attention_heads", "hidden_size"))

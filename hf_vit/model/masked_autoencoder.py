@@ -15,7 +15,7 @@ from transformers import initialization as init
 from transformers.utils import ModelOutput, TransformersKwargs
 from transformers.utils.generic import can_return_tuple
 
-from .configuration_hf_vit import LARGEST_TABLE, HFViTConfig, as_pair
+from .configuration_hf_vit import HFViTConfig, as_pair
 from .modeling_hf_vit import HFViTLayer, HFViTModel, HFViTPreTrainedModel
 from .patches import patchify, unpatchify
 from .positions import resample_position_embeddings, sincos_2d
@@ -86,12 +86,7 @@ class HFViTDecoder(nn.Module):
     def __init__(self, config: HFViTConfig):
         super().__init__()
         self.config = config
-        width, num_patches = config.decoder_hidden_size, config.grid_size[0] * config.grid_size[1]
-        if num_patches * width > LARGEST_TABLE:
-            raise ValueError(
-                f"the positions of {num_patches:,} patches of {width} channels would not fit in memory; "
-                "choose a smaller image_size or decoder_hidden_size"
-            )
+        width = config.decoder_hidden_size
         layer_config = HFViTConfig(
             hidden_size=width,
             num_attention_heads=config.decoder_num_attention_heads,
