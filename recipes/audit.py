@@ -69,11 +69,11 @@ from hf_vit.data.summary import summary
 from hf_vit.data.unlabelled import as_one_class, find_files
 from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
 from hf_vit.evaluation.label_errors import contradicted_labels, out_of_fold_probabilities
-from hf_vit.evaluation.prediction import predict
+from hf_vit.evaluation.prediction import predict_images
 from hf_vit.evaluation.prediction_table import image_names, join_labels
 from hf_vit.evaluation.result_files import check_output_file
 from hf_vit.system.errors import UserError, run_script
-from hf_vit.system.escapes import csv_cell, printable
+from hf_vit.system.escapes import csv_text, printable
 from hf_vit.system.files import write_text
 from hf_vit.system.progress import progress_bar
 from hf_vit.training.setup import set_up_evaluation
@@ -142,19 +142,18 @@ def find_duplicates(table: pd.DataFrame, vectors: torch.Tensor) -> list[list[pd.
 
 
 def find_suspects(args, images: ThumbnailDataset, table: pd.DataFrame, labels: list[str], accelerator) -> pd.DataFrame:
-    """The part of the table whose labels are contradicted, the most contradicted first, with `predicted` and `probability`,
-    which is that of the label."""
+    """The part of the table whose labels are contradicted, the most contradicted first, with `predicted` and
+    `label_probability`."""
     folder = model_folder(args.model_name_or_path)
     model, processor = load_classifier(folder).to(accelerator.device), load_processor(folder)
     spec = image_spec_of(processor, model.config)
     readable = ImageDataset(images.rows.select(table.index), spec, args.on_bad_image, decode_first=False)
-    batches = sequential_batches(len(readable), args.per_device_eval_batch_size, 0, 1)
-    loader = data_loader(readable, batches, args.num_workers)
-    features, seen = predict(model, loader, spec, accelerator, len(readable), features=True)
+    how = {"batch_size": args.per_device_eval_batch_size, "num_workers": args.num_workers}
+    features, seen = predict_images(model, readable, spec, accelerator, features=True, **how)
     truth = readable.labels[seen]
     places, classes, given = contradicted_labels(out_of_fold_probabilities(features, truth, len(labels)), truth)
     predicted = [labels[index] for index in classes]
-    return table.iloc[seen[places].tolist()].assign(predicted=predicted, probability=given.numpy())
+    return table.iloc[seen[places].tolist()].assign(predicted=predicted, label_probability=given.numpy())
 
 
 def summarize(images: ThumbnailDataset, duplicates: list, suspects: pd.DataFrame | None) -> list[str]:
@@ -225,10 +224,9 @@ def render_page(name: str, summary: list[str], images, labels: list[str], table,
 
 
 def write_csv(file: Path, table: pd.DataFrame):
-    """A table without what only the page needs; an apostrophe keeps a spreadsheet from running a text as a formula."""
+    """A table without what only the page needs."""
     table = table.drop(columns=["digest", "width", "height"])
-    cells = table.map(lambda value: csv_cell(value) if isinstance(value, str) else value)
-    write_text(file, cells.to_csv(index=False, float_format="%.6f"))
+    write_text(file, csv_text(table, float_format="%.6f"))
 
 
 def main(args: argparse.Namespace):

@@ -124,7 +124,7 @@ def print_accuracy_of_run(folder: str):
 def main(args: argparse.Namespace):
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    folder = model_folder(args.model, onnx=True)
+    folder = model_folder(args.model)
     processor = load_processor(folder)
     model = load_classifier(folder)
     images = open_images(args.images, getattr(model.config, "num_channels", 3))

@@ -23,20 +23,19 @@ COMMANDS = {
     "pretrain": "learn from images without labels",
     "eval": "evaluate a model, or probe its features",
     "audit": "look for duplicates, broken images and wrong labels",
-    "predict": "label all images of a folder",
-    "embed": "write the features of all images of a folder",
+    "predict": "label or embed all images of a folder",
     "classify": "show what a model sees in a few images",
     "visualize": "draw what a model looks at",
     "app": "open a page that classifies images",
     "publish": "share a run on the Hub",
     "export": "write a model as ONNX",
-    "transfer": "compare the ways to fine-tune",
-    "benchmark": "measure speed on this machine",
 }
 
 
 def main():
     name, *flags = sys.argv[1:] or ["--help"]
+    if name == "embed":
+        name, flags = "predict", ["--output", "embeddings", *flags]
     if name in ("--help", "-h", "help"):
         width = max(map(len, COMMANDS))
         lines = "\n".join(f"    {name:<{width}}  {text}" for name, text in COMMANDS.items())

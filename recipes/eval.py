@@ -64,14 +64,13 @@ from hf_vit import HFViTForImageClassification
 from hf_vit.data.columns import column_arguments, has_several_labels, match_labels
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
-from hf_vit.data.loader import data_loader
-from hf_vit.data.sampling import sequential_batches
 from hf_vit.data.sources import open_source
 from hf_vit.data.splits import prepare_splits
 from hf_vit.data.summary import summary
 from hf_vit.evaluation.classifiers import class_names, load_classifier, load_processor, model_folder
+from hf_vit.evaluation.intervals import intervals
 from hf_vit.evaluation.multi_label import check_task, thresholds_of
-from hf_vit.evaluation.prediction import predict
+from hf_vit.evaluation.prediction import predict_images
 from hf_vit.evaluation.prediction_table import prediction_table
 from hf_vit.evaluation.probes import probe
 from hf_vit.evaluation.scores import classification_report, compute_metrics
@@ -107,17 +106,6 @@ def load_model(args):
     return model
 
 
-def predict_rows(model, rows, split: str, image_spec, accelerator, args, features: bool = False):
-    """The images, which of them are readable (n,), and the logits (n, L) or features (n, D) of these."""
-    images = ImageDataset(rows, image_spec, args.on_bad_image)
-    share = sequential_batches(
-        len(images), args.per_device_eval_batch_size, accelerator.process_index, accelerator.num_processes
-    )
-    batches = data_loader(images, share, args.num_workers)
-    values, seen = predict(model, batches, image_spec, accelerator, len(images), features=features, split=split)
-    return images, seen, values
-
-
 def print_details(details: dict):
     """The scores of each class as a table, and the 95% intervals."""
     percent = lambda value: "-" if value is None else f"{value:.1%}"
@@ -132,31 +120,36 @@ def print_details(details: dict):
 
 
 def main(args: argparse.Namespace):
-    args.model_name_or_path = model_folder(args.model_name_or_path, onnx=True)
+    args.model_name_or_path = model_folder(args.model_name_or_path)
     accelerator = set_up_evaluation(args.mixed_precision)
     with accelerator.main_process_first():
         splits, labels, eval_split = read_splits(args)
     model = load_model(args).to(accelerator.device)
     image_spec = image_spec_of(load_processor(args.model_name_or_path), model.config)
-    common = (image_spec, accelerator, args)
 
-    images, seen, logits = predict_rows(model, splits["eval"], eval_split, *common)
+    def predict_rows(rows, split: str, features: bool = False):
+        """The images, which of them are readable (n,), and the logits (n, L) or features (n, D) of these."""
+        images = ImageDataset(rows, image_spec, args.on_bad_image)
+        how = {"batch_size": args.per_device_eval_batch_size, "num_workers": args.num_workers, "split": split}
+        values, seen = predict_images(model, images, image_spec, accelerator, features=features, **how)
+        return images, seen, values
+
+    images, seen, logits = predict_rows(splits["eval"], eval_split)
     truth, names = images.labels[seen], class_names(model.config)
     metrics, details, thresholds = {}, {}, thresholds_of(model.config)
     try:
         check_task(truth, thresholds)
         matched = match_labels(truth, labels, model.config.id2label)  # labels of the model (n,) or (n, L)
         metrics = compute_metrics(logits, matched, thresholds)
-        details = classification_report(logits, matched, names, thresholds)
+        details = {"intervals": intervals(logits, matched, thresholds)}
+        details |= classification_report(logits, matched, names, thresholds)
     except ValueError as error:
         if args.probe_split is None:
             raise
         accelerator.print(f"the head is not evaluated: {printable(error)}")
     if args.probe_split is not None:
-        _, _, features = predict_rows(model, splits["eval"], eval_split, *common, features=True)
-        train_images, train_seen, train_features = predict_rows(
-            model, splits["train"], args.probe_split, *common, features=True
-        )
+        _, _, features = predict_rows(splits["eval"], eval_split, features=True)
+        train_images, train_seen, train_features = predict_rows(splits["train"], args.probe_split, features=True)
         metrics |= probe(train_features, train_images.labels[train_seen], features, truth)
 
     skipped = len(splits["eval"]) - len(seen)

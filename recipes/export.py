@@ -66,10 +66,10 @@ from hf_vit.data.normalization import normalize
 from hf_vit.data.sampling import sequential_batches
 from hf_vit.data.sources import open_source
 from hf_vit.data.splits import prepare_splits
-from hf_vit.evaluation.classifiers import class_names, load_processor, model_folder
+from hf_vit.evaluation.classifiers import load_processor, model_folder
+from hf_vit.evaluation.intervals import intervals
 from hf_vit.evaluation.multi_label import check_task, given_labels, thresholds_of
-from hf_vit.evaluation.onnx_classifier import onnx_model
-from hf_vit.evaluation.scores import classification_report, compute_metrics, headline
+from hf_vit.evaluation.scores import compute_metrics, headline
 from hf_vit.system import environment
 from hf_vit.system.errors import UserError, run_script
 from hf_vit.system.files import atomic_dir, checksum
@@ -83,7 +83,7 @@ EXPORT_FILES = {"onnx", "model.pt2", "export.json"}
 
 def predict(file: Path, images: ImageDataset) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits (n, L) of an ONNX file for all images that can be read, and their labels (n,)."""
-    model = onnx_model(file)
+    model = exporting.onnx_model(file)
     batches = data_loader(images, sequential_batches(len(images), BATCH_SIZE))
     pairs = [(model(normalize(batch["images"], images.spec)), batch["labels"]) for batch in batches]
     logits, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
@@ -171,7 +171,7 @@ def export(checkpoint: str, folder: Path, evaluated) -> dict:
     exporting.to_onnx(program, config, full)
     batches = exporting.comparison_batches(config, pixel_values)
     files = {
-        full: {"difference": exporting.logit_difference(model, onnx_model(full), batches)},
+        full: {"difference": exporting.logit_difference(model, exporting.onnx_model(full), batches)},
         saved: {"difference": exporting.logit_difference(model, exporting.torch_program(saved), batches)},
     }
     report = {
@@ -188,13 +188,13 @@ def export(checkpoint: str, folder: Path, evaluated) -> dict:
     if images is not None:
         exporting.quantize(full, small)
         thresholds = thresholds_of(config)
-        names, answers = class_names(config), {}
+        answers = {}
         for file in (full, small):
             logits, truth = predict(file, images)
             check_task(truth, thresholds)
             truth = match_labels(truth, labels, config.id2label)
             metric, value = headline(compute_metrics(logits, truth, thresholds))
-            interval = classification_report(logits, truth, names, thresholds)["intervals"][metric]
+            interval = intervals(logits, truth, thresholds)[metric]
             files.setdefault(file, {}).update({metric: value, "interval": interval})
             answers[file] = logits.argmax(dim=1) if thresholds is None else given_labels(logits, thresholds)
         files[small]["answers_as_float32"] = (answers[full] == answers[small]).float().mean().item()

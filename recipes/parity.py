@@ -3,7 +3,7 @@
     python recipes/parity.py
     python recipes/parity.py --output_file parity.json
 
-It takes ViT-B sizes, and several minutes. model_cards/parity.json, which it writes, is what recipes/tables.py shows.
+It takes ViT-B sizes, and several minutes. model_cards/parity.json, which it writes, is what recipes/benchmarks/tables.py shows.
 Each case builds a reference model of transformers with random weights in every tensor, writes it as its family writes it, loads
 the file with hf_vit, compares the outputs, exports it with `to_transformers()` and compares again.
 """
@@ -13,6 +13,7 @@ import copy
 import inspect
 import json
 import re
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -39,7 +40,11 @@ if __name__ == "__main__":  # a wrong flag is answered before the imports, which
 
 import torch
 import transformers
-from benchmarks.checkpoint_writers import (
+
+
+sys.path.insert(0, str(HOUSE / "tests"))
+
+from checkpoint_writers import (
     deit3_file,
     deit_file,
     dino_file,

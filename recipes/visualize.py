@@ -63,14 +63,12 @@ from hf_vit.data.decoding import decode_rows, stack_images
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_files import read_file
 from hf_vit.data.image_spec import image_spec_of
-from hf_vit.data.loader import data_loader
 from hf_vit.data.normalization import denormalize, normalize
-from hf_vit.data.sampling import sequential_batches
 from hf_vit.data.sources import open_source
 from hf_vit.data.splits import default_split, describe_scored, prepare_splits
 from hf_vit.evaluation.classifiers import class_names, load_processor, model_folder
 from hf_vit.evaluation.multi_label import check_task, thresholds_of
-from hf_vit.evaluation.prediction import predict
+from hf_vit.evaluation.prediction import predict_images
 from hf_vit.evaluation.prediction_table import image_names
 from hf_vit.evaluation.scores import classification_report, compute_metrics, headline, surest_mistakes
 from hf_vit.hub.pictures import draw_average_precision, model_figures
@@ -111,8 +109,7 @@ def draw_evaluation(model, images: ImageDataset, labels: list[str], split: str, 
     """Figures of how the model does on the images, by name; none if it does not know the labels."""
     accelerator = set_up_evaluation("no")
     model.to(accelerator.device)
-    batches = data_loader(images, sequential_batches(len(images), 64), 0)
-    logits, rows = predict(model, batches, image_spec, accelerator, len(images))
+    logits, rows = predict_images(model, images, image_spec, accelerator, batch_size=64, num_workers=0)
     model.cpu()
     names, thresholds = class_names(model.config), thresholds_of(model.config)
     try:

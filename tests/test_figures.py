@@ -22,9 +22,8 @@ from hf_vit import HFViTForImageClassification, HFViTModel, figures
 from hf_vit.data.decoding import decode_image, stack_images
 from hf_vit.data.image_spec import ImageSpec, image_spec_of
 from hf_vit.data.normalization import denormalize, normalize
-from hf_vit.evaluation import metrics
 from hf_vit.evaluation.classifiers import load_processor
-from hf_vit.evaluation.scores import surest_mistakes
+from hf_vit.evaluation.scores import calibration_bins, confusion_matrix, surest_mistakes
 from hf_vit.system import fonts
 
 
@@ -106,12 +105,12 @@ def confusion(classes, images=40, right=0.7, names=NAMES):
     rng = np.random.default_rng(0)
     truth = rng.integers(classes, size=images * classes)
     answers = np.where(rng.random(len(truth)) < right, truth, rng.integers(classes, size=len(truth)))
-    return figures.confusion(metrics.confusion_matrix(answers, truth, classes), (list(names) * 200)[:classes])
+    return figures.confusion(confusion_matrix(answers, truth, classes), (list(names) * 200)[:classes])
 
 
 def calibration(confidences, bins=15):
     answers = (torch.rand(len(confidences)) < torch.tensor(confidences)).long()
-    return figures.calibration(metrics.calibration_bins(answers, [1] * len(confidences), confidences, bins))
+    return figures.calibration(calibration_bins(np.asarray(confidences), np.asarray(answers) == 1, bins))
 
 
 def predictions(count, channels=3, sources=()):
@@ -339,24 +338,6 @@ def test_targets_in_words():
     said = ["Coat", "Coat", "70% Bag\n30% Coat", "50% a very lo…lass\n10% \\$ or \\$", "\\$ or \\$"]
     assert figures.target_captions(torch.tensor(rows), names) == said
     assert figures.target_captions(torch.ones(1, 1), ["only"]) == ["only"]
-
-
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("bins", [1, 2, 10, 15, 20])
-def test_bins_of_confidence_hold_what_a_loop_counts_up_to_their_borders(bins, dtype):
-    confidences = np.append(np.arange(bins + 1) / bins, np.random.default_rng(bins).random(50)).astype(dtype)
-    pair = np.random.default_rng(1).integers(2, size=len(confidences)), np.ones(len(confidences), int)
-    rows, error = metrics.calibration_bins(*pair, confidences, bins), 0
-    for number, row in enumerate(rows):
-        low, high = dtype(number / bins), dtype((number + 1) / bins)
-        inside = [i for i, c in enumerate(confidences) if low < c <= high or c == number == 0]
-        said, right = confidences[inside].mean(dtype=float), pair[0][inside].mean()
-        assert row == dict(
-            up_to=(number + 1) / bins, images=len(inside), confidence=pytest.approx(said), accuracy=right
-        )
-        error += len(inside) / len(confidences) * abs(said - right)
-    assert sum(row["images"] for row in rows) == len(confidences)
-    assert metrics.calibration_error(*pair, confidences, bins) == pytest.approx(error, abs=1e-12)
 
 
 @pytest.mark.parametrize(("mean", "std"), [((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), ((0.5,), (0.5,)), ((0.286,), (0.353,))])  # fmt: skip

@@ -35,43 +35,41 @@ def random_shift(images, index, seed, epoch, pixels, mode="constant"):
     section 3.2).
     """
     B, _, H, W = images.shape
-    if mode == "reflect":
-        padded = nn.functional.pad(images.float(), (pixels,) * 4, mode="reflect").to(images.dtype)
-    else:
-        padded = nn.functional.pad(images, (pixels,) * 4)
-    top = (uniform(index, seed, epoch, stream=1) * (2 * pixels + 1)).long()  # (B,)
-    left = (uniform(index, seed, epoch, stream=2) * (2 * pixels + 1)).long()
-    top, left = (place.to(images.device, non_blocking=True) for place in (top, left))
+    padded = images.float() if mode == "reflect" else images  # torch does not mirror bytes
+    padded = nn.functional.pad(padded, (pixels,) * 4, mode=mode).to(images.dtype)
+    place = lambda stream: (uniform(index, seed, epoch, stream) * (2 * pixels + 1)).long()  # (B,)
+    top, left = (place(stream).to(images.device, non_blocking=True) for stream in (1, 2))
     windows = padded.unfold(2, H, 1).unfold(3, W, 1)  # (B, C, 2 pixels + 1, 2 pixels + 1, H, W), a view
     return windows[torch.arange(B, device=images.device), :, top, left]
 
 
-def random_resized_crop(images, index, seed, epoch, size=None, scale=(0.35, 1.0), ratio=(3 / 4, 4 / 3)):
-    """Stretches a random part of each image to `size`, bilinear: `scale` of its area, with the aspect ratio `ratio`.
+def resample(images, matrix, size, padding_mode):
+    """Images of `size` (height, width) whose places `matrix` (B, 2, 3) finds in the given ones, in units of half a side; bilinear."""
+    matrix = matrix.to(images.device, non_blocking=True)
+    grid = nn.functional.affine_grid(matrix, [*images.shape[:2], *size], align_corners=False)
+    return nn.functional.grid_sample(images, grid, mode="bilinear", padding_mode=padding_mode, align_corners=False)
 
-    `size` is (height, width); None keeps the images' own.
-    Inception crop (arXiv 1409.4842, section 6), with `ratio` relative to that of the image; parts outside are clipped.
+
+def random_resized_crop(images, index, seed, epoch, size, scale):
+    """Stretches a random part of each image to `size` (height, width), bilinear: `scale` of its area, with an aspect ratio of 3/4 to
+    4/3 of that of the image; parts outside are clipped. Inception crop (arXiv 1409.4842, section 6).
     """
-    area = scale[0] + (scale[1] - scale[0]) * uniform(index, seed, epoch, stream=3)  # (B,)
-    log_ratio = torch.log(torch.tensor(ratio))
-    aspect = torch.exp(log_ratio[0] + (log_ratio[1] - log_ratio[0]) * uniform(index, seed, epoch, stream=4))
+    area, aspect, x, y = (uniform(index, seed, epoch, stream) for stream in range(3, 7))  # (B,)
+    area = scale[0] + (scale[1] - scale[0]) * area
+    low, high = torch.log(torch.tensor((3 / 4, 4 / 3)))
+    aspect = torch.exp(low + (high - low) * aspect)
     width, height = (area * aspect).sqrt().clamp(max=1), (area / aspect).sqrt().clamp(max=1)  # shares of the sides
-    x = (2 * uniform(index, seed, epoch, stream=5) - 1) * (1 - width)  # centre, in [-1, 1]
-    y = (2 * uniform(index, seed, epoch, stream=6) - 1) * (1 - height)
+    x, y = (2 * x - 1) * (1 - width), (2 * y - 1) * (1 - height)  # centre, in [-1, 1]
     zero = torch.zeros_like(x)
-    matrix = torch.stack([torch.stack([width, zero, x], 1), torch.stack([zero, height, y], 1)], 1)  # (B, 2, 3)
-    shape = [*images.shape[:2], *(size or images.shape[2:])]
-    grid = nn.functional.affine_grid(matrix.to(images.device, non_blocking=True), shape, align_corners=False)
-    return nn.functional.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
+    matrix = torch.stack([width, zero, x, zero, height, y], 1).view(-1, 2, 3)
+    return resample(images, matrix, size, "reflection")
 
 
 def affine(images, matrix):
-    """Transforms each image by its `matrix` (B, 2, 3), output pixels to input pixels about the centre; bilinear, black outside."""
+    """Transforms each image by its `matrix` (B, 2, 3), output pixels to input pixels about the centre; black outside."""
     H, W = images.shape[2:]
     scale = torch.tensor([[1, H / W, 2 / W], [W / H, 1, 2 / H]])  # to units of half a side
-    matrix = (matrix * scale).to(images.device, non_blocking=True)
-    grid = nn.functional.affine_grid(matrix, list(images.shape), align_corners=False)
-    return nn.functional.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    return resample(images, matrix * scale, (H, W), "zeros")
 
 
 # Colour operations. `amount` is (B,), a number for each image; the definitions are those of PIL's ImageEnhance and ImageOps.
@@ -143,19 +141,6 @@ def equalize(images, amount=None):
     return torch.where((step > 0).view(B, C, 1, 1), spread, images)
 
 
-def gaussian_blur(images, sigma):
-    """Blurs with a Gaussian of `sigma` (B,) pixels, truncated at six pixels, mirrored at the border."""
-    B, C, H, W = images.shape
-    radius = min(6, H - 1, W - 1)
-    offsets = torch.arange(-radius, radius + 1)
-    kernel = torch.exp(-0.5 * (offsets / sigma.view(-1, 1)) ** 2)  # (B, 2 * radius + 1)
-    kernel = (kernel / kernel.sum(1, keepdim=True)).repeat_interleave(C, 0)  # one for each channel of each image
-    kernel = kernel.to(images.device, non_blocking=True)
-    flat = nn.functional.pad(images, (radius,) * 4, mode="reflect").reshape(1, B * C, H + 2 * radius, W + 2 * radius)
-    flat = nn.functional.conv2d(flat, kernel.view(B * C, 1, -1, 1), groups=B * C)
-    return nn.functional.conv2d(flat, kernel.view(B * C, 1, 1, -1), groups=B * C).view(B, C, H, W)
-
-
 def color_jitter(images, index, seed, epoch, strength):
     """Brightness, contrast and saturation, in this order, each by a factor in [1 - strength, 1 + strength]."""
     for stream, change in ((13, brightness), (14, contrast), (15, saturation)):
@@ -174,23 +159,11 @@ def apply_choices(images, choice, functions):
     return result
 
 
-def three_augment(images, index, seed, epoch):
-    """Each image is turned grey, solarised or blurred, one of the three (DeiT III, arXiv 2204.07118, section 3.2)."""
-    choice = (3 * uniform(index, seed, epoch, stream=16)).long()
-    sigma = 0.1 + 1.9 * uniform(index, seed, epoch, stream=17)
-    functions = [
-        lambda rows, some: grayscale(some),
-        lambda rows, some: solarize(some, torch.full((len(rows),), 128 / 255)),
-        lambda rows, some: gaussian_blur(some, sigma[rows]),
-    ]
-    return apply_choices(images, choice, functions)
-
-
 def rotate(images, degrees):
     """Turns each image by its `degrees` (B,)."""
     angle = degrees * math.pi / 180
-    rows = (angle.cos(), -angle.sin(), torch.zeros_like(angle)), (angle.sin(), angle.cos(), torch.zeros_like(angle))
-    return affine(images, torch.stack([torch.stack(row, 1) for row in rows], 1))
+    cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
+    return affine(images, torch.stack([cos, -sin, zero, sin, cos, zero], 1).view(-1, 2, 3))
 
 
 def shear_or_translate(images, amount, row, column):
@@ -263,28 +236,28 @@ def rand_augment(images, index, seed, epoch, operations=2, magnitude=9):
     return images
 
 
-def random_erase(images, index, seed, epoch, probability, area=(0.02, 1 / 3)):
-    """Fills a random rectangle with `area` of the image with standard normal noise (arXiv 1708.04896, algorithm 1), after the
+def random_erase(images, index, seed, epoch, probability):
+    """Fills a random rectangle, 2% to a third of the image, with standard normal noise (arXiv 1708.04896, algorithm 1), after the
     normalisation."""
     C, H, W = images.shape[1:]
-    happens, size, ratio, y, x = (uniform(index, seed, epoch, stream=stream) for stream in range(7, 12))  # (B,)
-    rows = (happens < probability).nonzero().flatten()  # (b,), the images that are erased at all
-    size = area[0] + (area[1] - area[0]) * size
-    aspect = torch.exp((2 * ratio - 1) * torch.log(torch.tensor(10 / 3)))
-    height, width = (size * aspect).sqrt().clamp(max=1) * H, (size / aspect).sqrt().clamp(max=1) * W  # in pixels
-    top, left = y * (H - height), x * (W - width)
-    y, x = torch.arange(H).view(1, H), torch.arange(W).view(1, W)
-    inside_y = (y >= top.view(-1, 1)) & (y < (top + height).view(-1, 1))  # (B, H)
-    inside_x = (x >= left.view(-1, 1)) & (x < (left + width).view(-1, 1))  # (B, W)
-    inside_y, inside_x, index, places = (
-        values.to(images.device, non_blocking=True) for values in (inside_y[rows], inside_x[rows], index[rows], rows)
-    )
-    erased = inside_y.unsqueeze(2) & inside_x.unsqueeze(1)  # (b, H, W)
-    pixel = torch.arange(C * H * W, device=images.device)
-    u = uniform((index.view(-1, 1) * (C * H * W) + pixel).flatten(), seed, epoch, stream=12)
-    noise = torch.erfinv((2 * u - 1).clamp(-0.999999, 0.999999)) * 2**0.5  # inverse of the normal distribution
-    changed = torch.where(erased.unsqueeze(1), noise.view(-1, C, H, W).to(images.dtype), images[places])
-    return images.index_copy(0, places, changed)
+    choice = (uniform(index, seed, epoch, stream=7) >= probability).long()  # 0: erased
+
+    def erase(rows, some):
+        ids, device = index[rows], images.device
+        size, ratio, y, x = (uniform(ids, seed, epoch, stream) for stream in range(8, 12))  # (b,)
+        size = 0.02 + (1 / 3 - 0.02) * size
+        aspect = torch.exp((2 * ratio - 1) * torch.log(torch.tensor(10 / 3)))
+        height, width = (size * aspect).sqrt().clamp(max=1) * H, (size / aspect).sqrt().clamp(max=1) * W  # in pixels
+        sides = y * (H - height), x * (W - width), height, width
+        top, left, height, width = (per_image(side, images) for side in sides)  # (b, 1, 1, 1)
+        y, x = torch.arange(H, device=device).view(H, 1), torch.arange(W, device=device)
+        inside = (y >= top) & (y < top + height) & (x >= left) & (x < left + width)  # (b, 1, H, W)
+        pixel = torch.arange(C * H * W, device=device).view(C, H, W)
+        u = uniform(per_image(ids, images) * (C * H * W) + pixel, seed, epoch, stream=12)  # (b, C, H, W)
+        noise = torch.erfinv((2 * u - 1).clamp(-0.999999, 0.999999)) * 2**0.5  # inverse of the normal distribution
+        return torch.where(inside, noise.to(some.dtype), some)
+
+    return apply_choices(images, choice, [erase])
 
 
 def mix(images, targets, mixup, cutmix, seed, epoch, batch):
@@ -332,7 +305,7 @@ def augment(
             size, then shifted by up to four pixels, mirrored at the border) or "none".
         shift: pixels of `random_shift`.
         flip: whether half of the images are mirrored.
-        auto_augment: "none", "three", "trivial" or "rand", the last with `magnitude`, 0 to 30.
+        auto_augment: "none", "trivial" or "rand", the last with `magnitude`, 0 to 30.
         jitter: strength of `color_jitter`; 0 turns it off.
         erase: probability of `random_erase`.
     """
@@ -346,9 +319,7 @@ def augment(
     if crop == "resized":
         size = (spec.height, spec.width)
         images = random_resized_crop(images, index, seed, epoch, size, scale=(crop_scale, 1.0))
-    if auto_augment == "three":
-        images = three_augment(images, index, seed, epoch)
-    elif auto_augment == "trivial":
+    if auto_augment == "trivial":
         images = trivial_augment(images, index, seed, epoch)
     elif auto_augment == "rand":
         images = rand_augment(images, index, seed, epoch, magnitude=magnitude)

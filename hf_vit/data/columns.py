@@ -1,5 +1,6 @@
 """Finds the image and the label column of a data set, and turns labels of any kind into class indices, one or several an image."""
 
+import re
 from itertools import chain
 from pathlib import Path
 
@@ -14,12 +15,11 @@ from hf_vit.system.escapes import listed
 
 COLUMN_FLAGS = ("image_column", "label_column", "label_names", "label_separator", "label_columns")
 ROW = "row of the list"  # the number of a row in a list of files that is read in another order
+NUMBER = r"-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?"
 LABEL_COLUMNS = ("label", "labels", "class", "category", "cls")  # the last is WebDataset's
 
 
-def find_columns(
-    data: Dataset, image_column: str | None, label_column: str | None, label_separator: str | None = None
-) -> tuple[str, str]:
+def find_columns(data: Dataset, image_column: str | None, label_column: str | None) -> tuple[str, str]:
     """Names of the image and the label column: those given, else the only Image and the only ClassLabel column, or without one the
     only column called as `LABEL_COLUMNS`.
 
@@ -31,10 +31,7 @@ def find_columns(
     usual = [name for name, kind in kinds.items() if isinstance(kind, ClassLabel)]
     usual = usual or [name for name in usable if name.lower() in LABEL_COLUMNS]
     image_column = find_image_column(data, image_column)
-    label_column = choose_column(data, "--label_column", label_column, usual, usable)
-    if label_separator is not None and feature_name(data.features[label_column]) not in ("string", "large_string"):
-        raise UserError(f"--label_separator needs labels that are text, got {label_column}{columns_of(data)}")
-    return image_column, label_column
+    return image_column, choose_column(data, "--label_column", label_column, usual, usable)
 
 
 def find_image_column(data: Dataset, image_column: str | None) -> str:
@@ -48,20 +45,9 @@ def choose_column(data: Dataset, flag: str, given: str | None, usual: list[str],
     """The column that the user names, else the only usual one."""
     found = usual if given is None else [given]
     if len(found) != 1 or found[0] not in usable:
-        raise UserError(f"{flag} {', '.join(found)}: wanted the name of one column that can be used{columns_of(data)}")
+        what = f"{flag} {', '.join(found)}: wanted the name of one column that can be used"
+        raise UserError(f"{what}; the columns are {', '.join(data.features)}")
     return found[0]
-
-
-def columns_of(data: Dataset) -> str:
-    """The end of an error: names and types of all columns."""
-    return "; the columns are " + ", ".join(f"{name} ({feature_name(kind)})" for name, kind in data.features.items())
-
-
-def feature_name(feature) -> str:
-    """What an error calls the type of a column."""
-    if isinstance(feature, Image):
-        return "Image"
-    return feature.dtype if isinstance(feature, Value) else type(feature).__name__
 
 
 def holds_images(feature) -> bool:
@@ -84,7 +70,7 @@ def label_tensor(rows: Dataset) -> torch.Tensor:
     """The encoded column `label`: class indices (n,) or numbers, float32 (n,); where an image has several labels, 0 and 1 of each,
     float32 (n, L)."""
     if has_several_labels(rows):
-        return multi_hot(rows["label"][:], len(feature_of(rows).names))
+        return multi_hot(rows["label"][:], len(class_names_of(rows)))
     dtype = torch.long if isinstance(rows.features["label"], ClassLabel) else torch.float32
     return torch.tensor(np.asarray(rows["label"][:]), dtype=dtype)
 
@@ -102,12 +88,12 @@ def count_labels(labels: torch.Tensor, num_labels: int) -> torch.Tensor:
     return torch.bincount(labels, minlength=num_labels) if labels.ndim == 1 else labels.sum(dim=0).long()
 
 
-def select_image_and_label(data, columns: tuple[str, str]):
-    """Keeps the image and the label column, called `image` (undecoded) and `label`."""
+def select_image_and_label(data, columns: tuple[str, ...]):
+    """Keeps the image and, if there is one, the label column, called `image` (undecoded) and `label`."""
     if not isinstance(data.features[columns[0]], RestrictedImage):
         data = data.cast_column(columns[0], Image(decode=False))
     data = data.select_columns([*columns, *({ROW} & set(data.features))])
-    for old, new in zip(columns, ("image", "label"), strict=True):
+    for old, new in zip(columns, ("image", "label"), strict=False):
         if old != new:
             data = data.rename_column(old, new)
     return data
@@ -122,7 +108,7 @@ def join_label_columns(data: Dataset, label_columns: str) -> Dataset:
     """
     names = [name.strip() for name in label_columns.split(",") if name.strip()]
     if missing := [name for name in names if name not in data.features]:
-        raise UserError(f"--label_columns: there is no column {', '.join(missing)}{columns_of(data)}")
+        raise UserError(f"--label_columns: there is no column {', '.join(missing)}, only {', '.join(data.features)}")
     flags, columns = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}, []
     for name in names:
         columns.append([flags.get(str(value).lower()) for value in data[name][:]])
@@ -138,80 +124,91 @@ def encode_labels(
     label_names: list[str] | None,
     split_names: dict[str, str],
     label_separator: str | None = None,
-    train_names: list[str] | None = None,
-    from_one: bool = True,
     regression: bool = False,
 ) -> tuple[DatasetDict, list[str]]:
     """Labels of any kind -> class indices, and the class names: `label_names`, else those of a ClassLabel, else the sorted
-    values of the first split. Lists of labels, which may be empty, become lists of class indices. Splits whose ClassLabels differ
-    are matched by name.
+    values of the first split. Lists of labels, which may be empty, become lists of class indices. All are matched by name.
 
     Args:
         split_names: what errors call each split.
         label_separator: takes a text apart into a list of labels.
-        train_names: the ClassLabel of a training split that is not among `splits`; by default that of the first split.
-        from_one: whether numbers may begin at 1; those of a stream begin at 0.
         regression: the labels are numbers to predict: they become float32, and there are no class names.
 
     Raises:
-        UserError: if a label is missing, unknown or twice in a list, or the splits have labels of different types.
+        UserError: if a label is missing, unknown or twice in a list, or some splits have lists of labels and others not.
     """
-    kinds = {key: (has_several_labels(rows), isinstance(feature_of(rows), ClassLabel)) for key, rows in splits.items()}
-    if len(set(kinds.values())) > 1:
-        shown = [f"{split_names[key]} {feature_name(rows.features['label'])}" for key, rows in splits.items()]
-        raise UserError(f"the labels of the splits must be of one type, got {', '.join(shown)}")
-    first, (several, has_names) = next(iter(splits)), next(iter(kinds.values()))
-    several = several or label_separator is not None
+    if len({has_several_labels(rows) for rows in splits.values()}) > 1:
+        raise UserError(
+            f"of the splits {', '.join(split_names.values())} some have lists of labels, and some have not"
+        )
     labels_of = {key: read_labels(rows, split_names[key], label_separator) for key, rows in splits.items()}
     if regression:
         return DatasetDict({key: rows.cast_column("label", Value("float32")) for key, rows in splits.items()}), []
-
-    known = (
-        train_names or feature_of(splits[first]).names if has_names else sorted(distinct(labels_of[first], several))
-    )
-    place_of, names = name_classes(known, label_names, from_one)
+    first = next(iter(splits))
+    known = class_names_of(splits[first]) or text_classes(distinct(labels_of[first]), label_names)
+    place_of, names = name_classes(known, label_names)
     for key, rows in splits.items():
-        shown, index_of = {}, place_of
-        if has_names:
-            shown = dict(enumerate(feature_of(rows).names))
-            index_of = {index: place_of[name] for index, name in shown.items() if name in place_of}
-        labels = labels_of[key]
-        if unknown := sorted(distinct(labels, several) - index_of.keys()):
-            unknown = ", ".join(str(shown.get(label, label)) for label in unknown[:5])
-            raise UserError(
-                f"the split {split_names[key]!r} has labels that are none of the {len(names)} classes: {unknown}"
-            )
-        if [*shown.values()] != names or any(index != place for index, place in index_of.items()):
-            labels = [[index_of[each] for each in label] if several else index_of[label] for label in labels]
-            kind = List(ClassLabel(names=names)) if several else ClassLabel(names=names)
-            splits[key] = rows.remove_columns("label").add_column("label", labels, feature=kind)
+        if unknown := sorted(distinct(labels_of[key]) - place_of.keys()):
+            what = f"the split {split_names[key]!r} has labels that are none of the {len(names)} classes"
+            raise UserError(f"{what}: {listed(unknown)}")
+        if class_names_of(rows) != names:
+            places = [
+                [place_of[one] for one in label] if isinstance(label, list) else place_of[label]
+                for label in labels_of[key]
+            ]
+            splits[key] = set_labels(rows, places, names)
     return splits, names
 
 
+def set_labels(rows: Dataset, labels: list, names: list[str]) -> Dataset:
+    """Rows with these class indices, or lists of them, as their column `label`."""
+    kind = ClassLabel(names=names)
+    kind = List(kind) if isinstance(labels[0], list) else kind
+    return rows.remove_columns("label").add_column("label", labels, feature=kind)
+
+
 def read_labels(rows: Dataset, split_name: str, label_separator: str | None) -> list:
-    """The labels of a split; of text with a separator, lists of them. UserError for one that is missing, or twice in a list."""
-    labels = rows["label"][:]
+    """The labels of a split as text, those of a ClassLabel by their names; of text with a separator, lists of them. UserError for
+    one that is missing, or twice in a list."""
+    labels, names = rows["label"][:], dict(enumerate(class_names_of(rows)))
     if label_separator is not None:  # an empty cell of a table is None
+        wrong = [row for row, label in enumerate(labels) if not isinstance(label, str | None)]
+        refuse_rows("--label_separator needs labels that are text", wrong, labels)
         parts = lambda text: map(str.strip, (text or "").split(label_separator))
         labels = [list(filter(None, parts(text))) for text in labels]
     missing = [row for row, label in enumerate(labels) if is_missing(label)]
     refuse_rows(f"each image of the split {split_name!r} must have a label", missing, labels)
     twice = [row for row, label in enumerate(labels) if isinstance(label, list) and len(set(label)) < len(label)]
     refuse_rows("lists must name a label once; columns of 0 and 1 are named by --label_columns", twice, labels)
-    return labels
+    name_of = lambda label: str(names.get(label, label))  # -1, for no label, is the name of none
+    return [list(map(name_of, label)) if isinstance(label, list) else name_of(label) for label in labels]
 
 
-def feature_of(rows: Dataset):
-    return label_feature(rows.features["label"])
+def class_names_of(rows: Dataset) -> list[str]:
+    """The names of a column `label` of ClassLabels; none of other columns."""
+    feature = label_feature(rows.features["label"])
+    return feature.names if isinstance(feature, ClassLabel) else []
 
 
-def distinct(labels: list, several: bool) -> set:
-    return set(chain.from_iterable(labels)) if several else set(labels)
+def distinct(labels: list) -> set[str]:
+    return set(chain.from_iterable(label if isinstance(label, list) else [label] for label in labels))
 
 
 def is_missing(label) -> bool:
-    """Whether a label, or one of a list, is None or NaN."""
-    return any(map(is_missing, label)) if isinstance(label, list) else label is None or label != label
+    """Whether a label, or one of a list, is None, NaN or an empty text."""
+    return any(map(is_missing, label)) if isinstance(label, list) else label in (None, "") or label != label
+
+
+def text_classes(values: set[str], label_names: list[str] | None) -> list[str]:
+    """The classes of labels that are text or numbers, sorted; UserError for none, and for numbers with decimals that no name stands for."""
+    decimals = any("." in value for value in values) and all(re.fullmatch(NUMBER, value) for value in values)
+    if not values or (decimals and label_names is None):
+        raise UserError(
+            f"the labels must name classes, got {listed(sorted(values), 3) or 'none'}: name another column with --label_column; numbers "
+            "with decimals would need --problem_type regression, which is not there yet"
+        )
+    whole = all(value.removeprefix("-").isdecimal() for value in values)
+    return sorted(values, key=lambda value: (int(value) if whole else 0, value))
 
 
 def refuse_rows(what: str, wrong: list[int], values: list):
@@ -221,34 +218,26 @@ def refuse_rows(what: str, wrong: list[int], values: list):
         raise UserError(f"{what}; {len(wrong):,} of {len(values):,} rows do not: {shown}")
 
 
-def name_classes(values: list, label_names: list[str] | None, from_one: bool) -> tuple[dict, list[str]]:
-    """The place of each class, which the data calls by text or by a number, and the names of the classes.
+def name_classes(known: list[str], label_names: list[str] | None) -> tuple[dict[str, int], list[str]]:
+    """The place of each class that the data know, and the names of the classes.
 
     Numbers, also those that class folders are called by, stand for as many `label_names` in their order, or where 0 is one of them
     for the names from the first on.
 
     Raises:
-        UserError: for no classes at all, numbers with decimals, or a class that is none of the names.
+        UserError: for a class that is none of the names.
     """
-    if not values or isinstance(values[0], float):
+    names = classes = label_names or known
+    if all(map(str.isdecimal, known)) and not set(known) <= set(names):
+        classes = sorted(known, key=int)
+        if len(known) < len(names) and "0" in known:
+            classes = list(map(str, range(len(names))))
+    place_of = {name: place for place, name in enumerate(classes)}
+    if len(classes) != len(names) or not place_of.keys() >= set(known):
         raise UserError(
-            f"the labels must name classes, got {listed(values, 3) or 'none'}: name another column with --label_column; numbers with decimals "
-            "would need --problem_type regression, which is not there yet"
+            f"--label_names has {listed(names)}: wanted {listed(known)}, or as many names as there are numbers"
         )
-    names, kind = [str(value) for value in values], type(values[0])
-    if label_names is None:
-        return {value: place for place, value in enumerate(values)}, names
-    classes = label_names
-    if all(map(str.isdecimal, names)) and not set(names) <= set(label_names):
-        classes = sorted(values, key=int)
-        if not from_one or (len(values) < len(label_names) and kind(0) in values):
-            classes = range(len(label_names))
-    place_of = {kind(name): place for place, name in enumerate(classes)}
-    if len(classes) != len(label_names) or not place_of.keys() >= set(values):
-        raise UserError(
-            f"--label_names has {listed(label_names)}: wanted {listed(names)}, or as many names as there are numbers"
-        )
-    return place_of, label_names
+    return place_of, names
 
 
 def match_labels(labels: torch.Tensor, names: list[str], id2label: dict[int, str]) -> torch.Tensor:
@@ -263,8 +252,8 @@ def match_labels(labels: torch.Tensor, names: list[str], id2label: dict[int, str
         return labels
     if unclear := [name for name in names if model_names.count(name) != 1]:
         raise UserError(
-            f"the model does not know {len(unclear)} of the data set's {len(names)} labels: {unclear[:5]}, or has them twice; it knows "
-            f"{sorted(set(model_names))[:5]}: evaluate on a data set with the model's labels, or fine-tune the model on this one"
+            f"the model does not know {len(unclear)} of the data set's {len(names)} labels: {listed(unclear)}, or has them twice; it knows "
+            f"{listed(sorted(set(model_names)))}: evaluate on a data set with the model's labels, or fine-tune the model on this one"
         )
     places = torch.tensor([model_names.index(name) for name in names])
     if labels.ndim == 1:
@@ -283,12 +272,10 @@ def read_label_names(path: str | None) -> list[str] | None:
     """The lines of a text file of class names; None for None.
 
     Raises:
-        UserError: if there is no such file, or a name is empty or stands twice.
+        UserError: if a name is empty or stands twice.
     """
     if path is None:
         return None
-    if not Path(path).is_file():
-        raise UserError(f"--label_names {path}: no such file")
     names = [name.strip() for name in Path(path).read_text(encoding="utf-8-sig").splitlines()]
     if len(names) < 2 or len({*names, ""}) <= len(names):
         raise UserError(f"--label_names {path}: must hold two or more lines, each another name")

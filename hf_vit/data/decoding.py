@@ -112,18 +112,16 @@ def _decode_random_crop(item: dict, spec: ImageSpec, params: list[float]) -> np.
     """A random part of a photo, resized to uint8 (H, W, C); a JPEG file is decoded as small as that allows."""
     content = read_image_bytes(item)
     with open_pillow(content) as image:
-        pixels, factor = None, 1
+        box, factor, orientation = None, 1, image.getexif().get(ExifTags.Base.Orientation, 1)
         if image.format in JPEG:
-            orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
             width, height = reversed(image.size) if orientation in SIDEWAYS else image.size
             box = crop_box(width, height, params, spec.crop_scale)
             factor = downscale_factor(box, spec.height, spec.width)
-            if orientation == 1 and image.mode == MODES[spec.channels]:  # saves two copies by Pillow
-                pixels = _decode_jpeg(content, image, factor)
+        is_ready = orientation == 1 and image.mode == MODES[spec.channels]  # saves two copies by Pillow
+        pixels = _decode_jpeg(content, image, factor) if is_ready else None
         if pixels is None:
             pixels = to_array(_decode_upright(content, image, spec.channels, factor))
-        if image.format not in JPEG:  # of a TIFF file, Pillow's size may be that of the upright image
-            box = crop_box(pixels.shape[1], pixels.shape[0], params, spec.crop_scale)
+        box = box or crop_box(pixels.shape[1], pixels.shape[0], params, spec.crop_scale)
     left, top, right, bottom = (side // factor for side in box)  # whole pixels of the smaller photo
     return resize(pixels[top:bottom, left:right], spec.height, spec.width, spec.resample)
 

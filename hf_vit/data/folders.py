@@ -38,27 +38,23 @@ class Listing:
 
     Args:
         path: the folder, as the user named it.
-        empty: folders with nothing in them.
         images: the names of the images in each folder that has some.
-        unread: images of formats that are not read.
+        unread: the names of images of formats that are not read, likewise.
         files: all other files.
         links: links to folders, which are not followed.
     """
 
     path: Path
-    empty: list[str] = field(default_factory=list)
     images: dict[str, list[str]] = field(default_factory=dict)
-    unread: list[str] = field(default_factory=list)
+    unread: dict[str, list[str]] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
     links: list[str] = field(default_factory=list)
 
     def skipped(self) -> list[str]:
         """What no script reads, a phrase each."""
-        counts = sorted(Counter(map(suffix_of, self.unread)).items())
+        counts = sorted(Counter(map(suffix_of, chain(*self.unread.values()))).items())
         phrases = [f"{count:,} {suffix} files: save them as .jpg or .png" for suffix, count in counts]
-        for what, folders in (("links to folders, which are not followed", self.links), ("empty folders", self.empty)):
-            phrases += [f"{what}: {listed(folders)}"] if folders else []
-        return phrases
+        return phrases + [f"links to folders, which are not followed: {listed(self.links)}"] * bool(self.links)
 
 
 def list_folder(path: Path) -> Listing:
@@ -68,29 +64,26 @@ def list_folder(path: Path) -> Listing:
     with progress_bar(f"listing {path.name}", "images") as bar:
         while waiting:
             folder = waiting.pop()
-            names, is_empty = [], True
+            images, unread = [], []
             with os.scandir(path / folder) as entries:
                 for entry in entries:
                     name, location = entry.name, f"{folder}/{entry.name}" if folder else entry.name
                     if name.startswith(".") or name in SYSTEM_FOLDERS:
                         continue
-                    is_empty = False
                     if entry.is_dir(follow_symlinks=False):
                         if not name.startswith("__"):  # __MACOSX
                             waiting.append(location)
                     elif (suffix := suffix_of(name)) in IMAGE_SUFFIXES and entry.is_file():  # no pipe or device
-                        names.append(name)
+                        images.append(name)
                     elif entry.is_symlink() and entry.is_dir():
                         found.links.append(location)
                     elif suffix in UNREAD_SUFFIXES:
-                        found.unread.append(location)
+                        unread.append(name)
                     else:
                         found.files.append(location)
-            if is_empty and folder:
-                found.empty.append(folder)
-            if names:
-                found.images[folder] = names
-                bar.update(len(names))
+            found.images |= {folder: images} if images else {}
+            found.unread |= {folder: unread} if unread else {}
+            bar.update(len(images))
     return found
 
 
@@ -109,41 +102,40 @@ def class_folders(found: Listing, class_level: int | None) -> tuple[DatasetDict,
     split_of, level = split_folders(found), 1 if class_level is None else class_level
     if level < 1:
         raise UserError(f"--class_level must be >= 1, got {level}")
-    rows, left_out, unread = defaultdict(list), Counter(), defaultdict(set)
-    for folder, images in found.images.items():
-        split, below = parts_below(folder, split_of)
-        if len(below) < level:
+    depth = len(Path(next(iter(split_of))).parts)
+    rows, left_out, lost = defaultdict(list), Counter(), defaultdict(set)
+    inner = defaultdict(lambda: defaultdict(set))  # {split: {class: its folders}}
+    for folder in found.images | found.unread:
+        parts = Path(folder).parts
+        split, below = split_of.get("/".join(parts[:depth])), parts[depth:]
+        images = [f"{folder}/{image}" for image in found.images.get(folder, ())]
+        if split is None or len(below) < level:
             left_out[folder] += len(images)
         else:
-            rows[split] += [(f"{folder}/{image}", below[level - 1]) for image in images]
-    for file in found.unread:
-        split, below = parts_below(file, split_of)
-        unread[split].update(below[:-1][level - 1 : level])
+            rows[split] += [(image, below[level - 1]) for image in images]
+            lost[split].add(below[level - 1])
+            inner[split][below[0]].update(below[1:2])
     stray = sum(left_out[folder] for folder, split in split_of.items() if split in rows)
     if stray >= sum(map(len, rows.values())):
-        raise UserError(
-            describe(
-                found, f"{stray or 'all'} images lie in no class folder" if found.images else "no image that is read"
-            )
-        )
+        what = f"{stray or 'all'} images lie in no class folder" if found.images else "no image that is read"
+        raise folder_error(found, what)
     if class_level is None:
-        refuse_folders_like_splits(found, split_of)
+        refuse_folders_like_splits(found, inner)
     classes = {split: {label for _, label in of_split} for split, of_split in rows.items()}
     for split, of_split in classes.items():
-        if lost := unread[split] - of_split:
-            raise UserError(describe(found, f"no image of {listed(sorted(lost))} is read: save them as .jpg or .png"))
+        if unread := lost[split] - of_split:
+            raise folder_error(found, f"no image of {listed(sorted(unread))} is read: save them as .jpg or .png")
         if unknown := of_split - classes.get("train", of_split):
             folder = next(folder for folder in split_of if split_of[folder] == "train")
             advice = (
                 f"give both the same class folders, or read the training images alone: {command(found.path / folder)}"
             )
-            raise UserError(
-                describe(found, f"the split {split} has classes that train lacks: {listed(sorted(unknown))}", advice)
-            )
+            what = f"the split {split} has classes that train lacks: {listed(sorted(unknown))}"
+            raise folder_error(found, what, advice)
     names, skipped = sorted(set().union(*classes.values())), []
     splits = {split: to_dataset(found.path, sorted(rows[split]), names) for split in SPLITS if split in rows}
-    if left_out:
-        places = listed(found.path / folder for folder in left_out)
+    if left_out.total():
+        places = listed(found.path / folder for folder in +left_out)
         skipped.append(f"{left_out.total():,} images above the class folders (--class_level {level}), in {places}")
     return DatasetDict(splits), {split: str(found.path / folder) for folder, split in split_of.items()}, skipped
 
@@ -155,7 +147,7 @@ def split_folders(found: Listing) -> dict[str, str]:
         UserError: if the folders are splits without classes, or some may be splits or classes.
     """
     inner = defaultdict(set)  # the sub-folders of each folder that have images in or below them
-    for folder in (*found.images, *(file.rpartition("/")[0] for file in found.unread)):
+    for folder in found.images | found.unread:
         while folder:
             parent = folder.rpartition("/")[0]
             inner[parent].add(folder)
@@ -168,37 +160,26 @@ def split_folders(found: Listing) -> dict[str, str]:
     others = sorted(inner[base] - splits.keys())
     if not any(inner[folder] for folder in splits):  # "train" and "test" may be classes, too
         if splits and not others:
-            raise UserError(describe(found, f"{listed(splits)} hold no class folders"))
+            raise folder_error(found, f"{listed(splits)} hold no class folders")
         return {base: "train"}
     if doubtful := [folder for folder in others if inner[folder]]:
         advice = f"rename {doubtful[0]} or move it away"
-        raise UserError(
-            describe(found, f"{listed(doubtful)} beside {listed(splits)} may be a split or a class", advice)
-        )
+        raise folder_error(found, f"{listed(doubtful)} beside {listed(splits)} may be a split or a class", advice)
     return splits
 
 
-def parts_below(folder: str, split_of: dict[str, str]) -> tuple[str | None, list[str]]:
-    """The split of a folder, and the names of the folders from there to it."""
-    for base, split in split_of.items():
-        if not base or f"{folder}/".startswith(f"{base}/"):
-            return split, [part for part in folder.removeprefix(base).split("/") if part]
-    return None, []
+def refuse_folders_like_splits(found: Listing, inner: dict[str, dict[str, set[str]]]):
+    """Raises UserError if all would-be classes of a split hold the same two or more folders, as training_set/cat and fold_1/cat do.
 
-
-def refuse_folders_like_splits(found: Listing, split_of: dict[str, str]):
-    """Raises UserError if all would-be classes of a split hold the same two or more folders, as training_set/cat and fold_1/cat do."""
-    inner = defaultdict(lambda: defaultdict(set))  # {split: {class: its folders}}
-    for folder in found.images:
-        split, below = parts_below(folder, split_of)
-        if below:
-            inner[split][below[0]].update(below[1:2])
+    Args:
+        inner: the folders in each class of each split.
+    """
     for classes in inner.values():
         same, *others = classes.values()
         if len(same) > 1 and all(other == same for other in others):
             names = listed(sorted(classes))
             advice = f"--class_level 2 if {listed(sorted(same))} are the classes, --class_level 1 if {names} are; splits are called {', '.join(SPLIT_OF_WORD)}"
-            raise UserError(describe(found, f"{names} all hold the same folders ({listed(sorted(same))})", advice))
+            raise folder_error(found, f"{names} all hold the same folders ({listed(sorted(same))})", advice)
 
 
 def to_dataset(path: Path, rows: list[tuple[str, str]], names: list[str]) -> Dataset:
@@ -206,14 +187,13 @@ def to_dataset(path: Path, rows: list[tuple[str, str]], names: list[str]) -> Dat
     kind, allowed = ClassLabel(names=names), AllowedFiles(path.resolve().as_posix(), links=True)  # of our own listing
     labels = pa.array(kind.str2int([label for _, label in rows]), pa.int64())
     paths = [f"{allowed.folder}/{file}" for file, _ in rows]
-    return rows_of_files(paths, allowed, others={"label": labels}, kinds={"label": kind})
+    return rows_of_files(paths, allowed, {"label": labels}, label=kind)
 
 
-def describe(found: Listing, what: str, advice: str | None = None) -> str:
+def folder_error(found: Listing, what: str, advice: str | None = None) -> UserError:
     """An error: what is wrong with a folder, what lies there, what can be read, and what to do."""
-    files = chain(
-        found.files, found.unread, (f"{folder}/{name}" for folder in found.images for name in found.images[folder])
-    )
+    images = (f"{folder}/{name}" for some in (found.images, found.unread) for folder in some for name in some[folder])
+    files = chain(found.files, images)
     tops = ((file.lstrip("/").partition("/"), suffix_of(file)) for file in files)
     counts = Counter(
         f"{top}/" if below else top if suffix not in IMAGE_SUFFIXES else suffix for (top, below, _), suffix in tops
@@ -222,7 +202,7 @@ def describe(found: Listing, what: str, advice: str | None = None) -> str:
     lines = lines if len(lines) <= TREE else [*lines[: TREE - 1], f"... and {len(lines) - TREE + 1:,} more"]
     left_out = "".join(f"\nleft out: {phrase}" for phrase in found.skipped())
     tree = "\n  ".join([f"{found.path}: {what}. Files there:", *lines])
-    return f"{tree}{left_out}\n{READABLE}\nTry: {advice or likeliest(found)}"
+    return UserError(f"{tree}{left_out}\n{READABLE}\nTry: {advice or likeliest(found)}")
 
 
 def likeliest(found: Listing) -> str:

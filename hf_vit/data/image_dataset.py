@@ -15,6 +15,7 @@ from hf_vit.data.image_files import allowed_files
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.sampling import EPOCH_STRIDE
 from hf_vit.system.errors import UserError
+from hf_vit.system.escapes import listed
 from hf_vit.system.hardware import own_cores
 from hf_vit.system.memory import available_memory
 from hf_vit.system.progress import progress_bar
@@ -68,10 +69,11 @@ class ImageDataset(torch.utils.data.Dataset):
         count, spec = len(self), self.spec
         if spec.crop_scale is None:
             self.cache = torch.empty(count, spec.channels, spec.height, spec.width, dtype=torch.uint8)
-        chunks = torch.arange(count).tensor_split(max(1, count // 64))
-        readable, errors = [], []
-        bar = progress_bar("reading", "images", count)
-        with bar, ThreadPoolExecutor(own_cores()) as pool:  # decoding releases the interpreter lock
+        chunks, readable, errors = torch.arange(count).split(64), [], []
+        with (
+            progress_bar("reading", "images", count) as bar,
+            ThreadPoolExecutor(own_cores()) as pool,
+        ):  # decoding needs no GIL
             for chunk, (images, chunk_errors) in zip(chunks, pool.map(self._decode, chunks), strict=True):
                 bar.update(len(chunk))
                 errors += chunk_errors
@@ -167,9 +169,8 @@ def check_unreadable(parts: list[ImageDataset], names: list[str], on_bad_image: 
     counts = list(zip(names, before.tolist(), left.tolist(), strict=True))
     if gone := [name for name, count, rest in counts if count > rest == 0]:
         raise UserError(
-            f"no image of {len(gone)} classes can be read, and --on_bad_image skip would leave them out: {', '.join(gone[:5])}; "
+            f"no image of {len(gone)} classes can be read, and --on_bad_image skip would leave them out: {listed(gone)}; "
             f"{errors[0]}; fix some of them, or take these classes out of the data"
         )
     reduced = [f"{name} {count - rest} of {count}" for name, count, rest in counts if count > rest]
-    more = " ..." if len(reduced) > 10 else ""
-    logger.warning(f"images that cannot be read are skipped: {', '.join(reduced[:10])}{more}")
+    logger.warning(f"images that cannot be read are skipped: {listed(reduced, 10)}")

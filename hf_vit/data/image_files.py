@@ -1,7 +1,6 @@
 """Access to untrusted image files: which files a row may name, which formats are opened, and how large they may be."""
 
 import contextlib
-import hashlib
 import os
 import stat
 import urllib.parse
@@ -106,12 +105,9 @@ def restrict_files(splits, files: AllowedFiles):
     return splits
 
 
-def rows_of_files(paths: list[str], files: AllowedFiles, column: str = "image", others=None, kinds=None) -> Dataset:
-    """Rows whose `column` holds undecoded images, those of the files `paths`.
-
-    Args:
-        others: further columns, {name: array}.
-        kinds: their feature types, where the arrays do not say them.
+def rows_of_files(paths: list[str], files: AllowedFiles, others: dict, column: str = "image", **kinds) -> Dataset:
+    """Rows whose `column` holds undecoded images, those of the files `paths`, and the `others`, {name: array}; `kinds` are feature
+    types of these, where the arrays do not say them.
 
     Raises:
         UserError: for a file name that is not UTF-8, which tables cannot hold.
@@ -123,13 +119,10 @@ def rows_of_files(paths: list[str], files: AllowedFiles, column: str = "image", 
             f"the file name {error.object!r} is not UTF-8: rename the file, for example with convmv"
         ) from error
     images = pa.StructArray.from_arrays([pa.nulls(len(paths), pa.binary()), paths], ["bytes", "path"])
-    table = pa.table({column: images, **(others or {})})
+    table = pa.table({column: images, **others})
     features = Features.from_arrow_schema(table.schema)
-    features |= {column: RestrictedImage(decode=False, files=files), **(kinds or {})}
-    digest = hashlib.sha256(repr(features).encode())
-    for batch in table.combine_chunks().to_batches():
-        digest.update(batch.serialize())
-    return Dataset(table, DatasetInfo(features=features), fingerprint=digest.hexdigest()[:16])
+    features |= {column: RestrictedImage(decode=False, files=files), **kinds}
+    return Dataset(table, DatasetInfo(features=features))
 
 
 def allowed_files(rows) -> AllowedFiles:

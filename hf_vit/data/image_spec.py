@@ -16,10 +16,7 @@ from hf_vit.system.errors import UserError
 
 
 MAX_SIDE = 2**12  # pixels that an image processor may ask for
-LIMITS = {  # of its numbers, each None or from the least to the greatest
-    "size": (1, MAX_SIDE), "crop_size": (1, MAX_SIDE), "pad_size": (1, MAX_SIDE), "crop_pct": (0.1, 1), "resample": (0, 5),
-    "image_mean": (-1e9, 1e9), "image_std": (1e-9, 1e9), "rescale_factor": (1e-9, 1e9),
-}  # fmt: skip
+LIMITS = dict.fromkeys(("size", "crop_size", "pad_size"), (1, MAX_SIDE)) | {"crop_pct": (0.1, 1)}  # or memory fills up
 DEFAULTS = {
     "do_normalize": True, "image_mean": [0.0], "image_std": [1.0], "do_rescale": True, "rescale_factor": 1 / 255, "resample": 2,
 }  # fmt: skip
@@ -65,18 +62,21 @@ def image_spec_of(processor, config) -> ImageSpec:
     Raises:
         UserError: if it asks for sizes or numbers that no model has, or does not make one image of a fixed size.
     """
-    channels = getattr(config, "num_channels", 3)
-    spec = read_settings(processor, channels)
-    images = made_images(spec.height or 224, spec.width or 224, channels)
+    channels, made = getattr(config, "num_channels", 3), []
     try:
+        spec = read_settings(processor, channels)
+        images = made_images(spec.height or 224, spec.width or 224, channels)
         made = [np.asarray(processor(image, return_tensors="np")["pixel_values"]) for image in images]
         shapes = sorted({pixels.shape for pixels in made})
-    except Exception as error:  # processors of pairs, of boxes, of text, or of another number of channels
+    except UserError:
+        raise
+    except Exception as error:  # processors of pairs, of boxes, of text, of other channels, or with wrong numbers
         shapes = [f"an error ({error})"]
-    if len(shapes) > 1 or len(shapes[0]) != 4 or shapes[0][:2] != (1, channels):
+    is_finite = all(np.isfinite(pixels).all() for pixels in made)
+    if len(shapes) > 1 or len(shapes[0]) != 4 or shapes[0][:2] != (1, channels) or not is_finite:
         raise UserError(
-            f"{type(processor).__name__} does not fit the model: it made {' and '.join(map(str, shapes))} of an image; wanted "
-            f"(1, {channels}, height, width), the same for every image: use the image processor of the checkpoint"
+            f"{type(processor).__name__} does not fit the model: it made {' and '.join(map(str, shapes))} of an image; wanted finite "
+            f"numbers (1, {channels}, height, width), the same for every image: use the image processor of the checkpoint"
         )
     if pixels_agree(made, images, spec):
         return spec
@@ -99,32 +99,25 @@ def read_settings(processor, channels: int) -> ImageSpec:
         settings[name] if settings["do_normalize"] else DEFAULTS[name] for name in ("image_mean", "image_std")
     )
     factor = 255 * (settings["rescale_factor"] if settings["do_rescale"] else 1)  # 1.0 exactly where it divides by 255
-    mean, std = (tuple((np.atleast_1d(values) / factor).tolist()) for values in (mean, std))
+    mean, std = (tuple((np.array(values, float, ndmin=1) / factor).tolist()) for values in (mean, std))
     return ImageSpec(final["height"], final["width"], channels, int(settings["resample"]), mean, std, resize)
 
 
 def made_images(height: int, width: int, channels: int) -> list[Image.Image]:
-    """Two images around a size, of noise, small blocks and a gradient, different in each channel: any other crop, filter or order
-    of channels shows. Of a large size they are smaller, or it would take a second."""
-    images, height, width = [], min(height, 1024), min(width, 1024)
-    for h, w in ((height * 7 // 4, width * 5 // 4 + 1), (height * 3 // 4 + 1, width + 3)):
-        y, x = np.mgrid[:h, :w]
-        noise = np.random.default_rng(0).integers(0, 76, (h, w, channels))
-        blocks = (x[..., None] // 3 + y[..., None] // 2 + np.arange(channels)) % 2 * 76
-        images.append(to_pillow((noise + blocks + x[..., None] * 103 // w).astype(np.uint8)))
-    return images
+    """Two images of noise around a size: any other crop, filter or order of channels shows. Of a large size they are smaller, or it
+    would take a second."""
+    height, width, rng = min(height, 1024), min(width, 1024), np.random.default_rng(0)
+    sizes = (height * 7 // 4, width * 5 // 4 + 1), (height * 3 // 4 + 1, width + 3)
+    return [to_pillow(rng.integers(0, 256, (*size, channels), dtype=np.uint8)) for size in sizes]
 
 
 def pixels_agree(made: list[np.ndarray], images: list[Image.Image], spec: ImageSpec) -> bool:
     """Whether an image processor made of these images, (1, C, H, W) each, the pixels that the spec describes."""
     if made[0].shape[2:] != (spec.height, spec.width):
         return False
-    for theirs, image in zip(made, images, strict=True):
-        ours = torch.from_numpy(resize_as_processor(image, spec)).permute(2, 0, 1).unsqueeze(0)  # (1, C, H, W)
-        difference = np.abs(theirs - normalize(ours, spec).numpy()).max(axis=(0, 2, 3))
-        if not (difference * spec.std * 255).max() <= MAX_LEVELS:  # NaN is no agreement
-            return False
-    return True
+    ours = torch.stack([torch.from_numpy(resize_as_processor(image, spec)).permute(2, 0, 1) for image in images])
+    difference = np.abs(np.concatenate(made) - normalize(ours, spec).numpy()).max(axis=(0, 2, 3))  # (C,)
+    return (difference * spec.std * 255).max() <= MAX_LEVELS
 
 
 def training_image_spec(spec: ImageSpec, images: Dataset | None, crop: str, crop_scale: float = 0.35) -> ImageSpec:
@@ -172,12 +165,12 @@ def eval_resize(spec: ImageSpec, height: int, width: int, eval_crop: float | Non
 
 
 def check_settings(settings: dict):
-    """Raises UserError if an image processor's settings, its `to_dict()`, hold a size or a number that no model has."""
+    """Raises UserError if an image processor's settings, its `to_dict()`, hold a size that no model has."""
     for name, (least, most) in LIMITS.items():
-        value, kind = settings.get(name), int if most == MAX_SIDE else int | float
-        values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
-        if not all(number is None or (isinstance(number, kind) and least <= number <= most) for number in values):
-            raise UserError(
-                f"the image processor's {name} is {value!r}; wanted {least:g} to {most:g}: is its preprocessor_config.json whole, "
-                "and to be trusted?"
-            )
+        value = settings.get(name)
+        for number in value.values() if isinstance(value, dict) else [value]:
+            if number is not None and not (isinstance(number, int | float) and least <= number <= most):
+                raise UserError(
+                    f"the image processor's {name} is {value!r}; wanted {least:g} to {most:g}: is its preprocessor_config.json whole, "
+                    "and to be trusted?"
+                )

@@ -1,8 +1,6 @@
 """Batches of an `ImageDataset`, decoded by worker processes."""
 
-import multiprocessing.connection
 import signal
-import threading
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -15,7 +13,6 @@ from hf_vit.system.hardware import own_cores
 
 
 MAX_WORKERS = 32
-WORKER_DIED = (RuntimeError, ConnectionError, EOFError, FileNotFoundError)  # what its broken connection may raise
 
 
 def data_loader(
@@ -33,39 +30,29 @@ def data_loader(
     """
     workers = min(MAX_WORKERS, own_cores()) if num_workers is None else num_workers
     workers = 0 if images.cache is not None else workers
-    others = set(multiprocessing.active_children())
-    decoded = iter(
-        DataLoader(
-            images,
-            batch_sampler=batches,
-            num_workers=workers,
-            collate_fn=dict,  # `__getitems__` has already made the batch
-            pin_memory=torch.cuda.is_available(),  # copies to the device then overlap with its work
-            worker_init_fn=_ignore_signals,
-        )
+    decoded = DataLoader(
+        images,
+        batch_sampler=batches,
+        num_workers=workers,
+        collate_fn=dict,  # `__getitems__` has already made the batch
+        pin_memory=torch.cuda.is_available(),  # copies to the device then overlap with its work
+        worker_init_fn=_ignore_signals,
     )
-    own = set(multiprocessing.active_children()) - others
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise in the middle of a step
     try:
-        while (batch := next(decoded, None)) is not None:
+        for batch in decoded:
             errors = batch["errors"]
             record_unreadable(errors, images.skipped, images.on_bad_image)
             if batch["images"] is None and images.keep_full:
                 raise UserError(f"no image of a whole batch of {len(errors)} can be read; {errors[0]}")
             if batch["images"] is not None or keep_empty:
                 yield batch
-    except WORKER_DIED as error:
-        if not (own and multiprocessing.connection.wait([worker.sentinel for worker in own], timeout=5)):
-            raise  # no worker died
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
         raise UserError(
             f"a process that decodes images was killed ({error}), mostly because memory is short: pass a --num_workers below "
             f"{workers}, or in a container give it more shared memory (docker run --shm-size 8g); the same command goes on"
         ) from error
-    finally:
-        del decoded
-        for worker in own:  # even one that hangs in reading a file
-            worker.kill()
 
 
 def _ignore_signals(worker: int):

@@ -14,14 +14,7 @@ EPOCH_STRIDE = 2**40  # more images than a data set has
 
 
 def epoch_batches(
-    count: int,
-    batch_size: int,
-    seed: int,
-    epoch: int,
-    rank: int = 0,
-    world: int = 1,
-    labels: np.ndarray | None = None,
-    repeats: int = 1,
+    count: int, batch_size: int, seed: int, epoch: int, rank: int = 0, world: int = 1, labels: np.ndarray | None = None
 ) -> Iterator[list[int]]:
     """Shuffled ids of one epoch for process `rank` of `world`, in full batches of `batch_size`, without the epoch's offset.
 
@@ -31,21 +24,16 @@ def epoch_batches(
     Args:
         count: number of images.
         labels: (count,), to draw each class equally often.
-        repeats: how often each image occurs in its batch, augmented differently (repeated augmentation, arXiv 1901.09335); an
-            epoch keeps its length and shows a part of the images.
     """
     total_batch = batch_size * world
-    num_batches, images_per_batch = max(1, count // total_batch), -(-total_batch // repeats)
+    num_batches = max(1, count // total_batch)
     rng = np.random.default_rng([seed, epoch])
     order = rng.permutation(count) if labels is None else class_balanced_ids(labels, rng)
-    wanted = max(count, num_batches * images_per_batch)
+    wanted = max(count, num_batches * total_batch)
     stride = count * (1 + order.max() // count)  # above every id drawn so far
     order = np.resize(order, wanted) + stride * (np.arange(wanted) // count)
-    stride = count * (1 + order.max() // count)
-    for number in range(num_batches):
-        images = order[number * images_per_batch : (number + 1) * images_per_batch]
-        ids = (images + stride * np.arange(repeats)[:, None]).ravel()  # copies lie far apart: mixup pairs neighbours
-        yield ids[:total_batch][rank * batch_size : (rank + 1) * batch_size].tolist()
+    for start in range(rank * batch_size, num_batches * total_batch, total_batch):
+        yield order[start : start + batch_size].tolist()
 
 
 def class_balanced_ids(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:

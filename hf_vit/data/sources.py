@@ -2,6 +2,7 @@
 
 import glob
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from hf_vit.data.folders import (
     Listing,
     class_folders,
     command,
-    describe,
+    folder_error,
     list_folder,
     suffix_of,
 )
@@ -94,19 +95,16 @@ def read_source(
     if not name:
         raise UserError(f"--dataset_name is empty\n{READABLE}")
     path = EMBEDDED.get(name, Path(name).expanduser())
-    if name in EMBEDDED and not path.is_dir():
-        raise UserError(f"{name} lies in recipes/data of the repository, which is not beside this installation")
     if not path.exists():
         refuse_mistyped_path(name, "--dataset_name")
-    is_folder = path.is_dir() and not is_saved_data_set(path)
-    found = list_folder(path) if is_folder else None
-    if class_level is not None and (not is_folder or holds_data_set(found)):
+    found = list_folder(path) if path.is_dir() and not is_saved_data_set(path) else None
+    if class_level is not None and (found is None or holds_data_set(found)):
         raise UserError(f"--class_level {class_level} is for a folder of images, which {name} is not: leave it out")
     if not path.exists():
         return Source(restrict_files(read_hub(name, config, streaming), hub_files(name)), name)
     if path.is_file():
         return Source(read_file(path, streaming, image_column), name)
-    if is_saved_data_set(path):
+    if found is None:
         saved = read_with_datasets(str(path), str(path), read=load_from_disk)
         splits = saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
         return Source(restrict_files(splits, AllowedFiles(str(path.resolve()))), name)
@@ -114,9 +112,8 @@ def read_source(
         splits, skipped = read_data_folder(found, config, streaming)
         return Source(splits, name, skipped=skipped)
     splits, origin, skipped = class_folders(found, class_level)
-    skipped = found.skipped() + skipped
     tables = sorted(file for file in found.files if "/" not in file and suffix_of(file) in TABLE_SUFFIXES)
-    skipped += [f"{file}, which is read by {command(path / file)}" for file in tables]
+    skipped += found.skipped() + [f"{file}, which is read by {command(path / file)}" for file in tables]
     return Source(as_stream(splits) if streaming else splits, name, origin, skipped)
 
 
@@ -186,11 +183,7 @@ def is_saved_data_set(path: Path) -> bool:
 def data_files(found: Listing) -> list[str]:
     """The files of a folder that `datasets` reads: Parquet and Arrow, and tar files where there are no images."""
     suffixes = (".parquet", ".arrow") if found.images else FILE_FORMATS
-    return [file for file in found.files if suffix_of(file) in suffixes and name_of(file) not in METADATA]
-
-
-def name_of(file: str) -> str:
-    return file.rpartition("/")[2]
+    return [file for file in found.files if suffix_of(file) in suffixes and Path(file).name not in METADATA]
 
 
 def holds_data_set(found: Listing) -> bool:
@@ -199,14 +192,15 @@ def holds_data_set(found: Listing) -> bool:
     Raises:
         UserError: for a run of train.py in it, or data files beside folders of images.
     """
-    if runs := [file.rpartition("/")[0] for file in found.files if name_of(file) == "metrics.jsonl"]:
-        what = f"{found.path / runs[0]} is a run of train.py, whose pictures would become images to train on"
+    names = {Path(file).name: found.path / file for file in found.files}
+    if run := names.get("metrics.jsonl"):
+        what = f"{run.parent} is a run of train.py, whose pictures would become images to train on"
         raise UserError(f"{what}: move it out of {found.path}")
     files, folders = data_files(found), [folder for folder in found.images if folder]
     if files and folders:
         advice = f"{command((found.path / files[0]).parent)}, or move {files[0]} away"
-        raise UserError(describe(found, f"{listed(files)} lies beside folders of images ({listed(folders)})", advice))
-    return bool(files or (found.images and METADATA & set(map(name_of, found.files))))
+        raise folder_error(found, f"{listed(files)} lies beside folders of images ({listed(folders)})", advice)
+    return bool(files or (found.images and METADATA & names.keys()))
 
 
 def read_data_folder(found: Listing, config: str | None, streaming: bool):
@@ -217,31 +211,24 @@ def read_data_folder(found: Listing, config: str | None, streaming: bool):
             names of the first.
     """
     path, there = str(found.path.resolve()), data_files(found)
-    allowed = AllowedFiles(path)
     if not there:
-        splits = read_with_datasets(
-            f"{path} (by its metadata, where file_name names each image)",
-            "imagefolder",
-            data_dir=path,
-            streaming=streaming,
-        )
-        return restrict_files(splits, allowed), found.skipped()
+        where = f"{path} (by its metadata, where file_name names each image)"
+        splits = read_with_datasets(where, "imagefolder", data_dir=path, streaming=streaming)
+        return restrict_files(splits, AllowedFiles(path)), found.skipped()
     splits = read_with_datasets(path, path, config, streaming=streaming)
-    files = load_dataset_builder(path, config).config.data_files or {}
-    read = [file for of_split in files.values() for file in of_split]
-    of_classes = {str(names_of_classes(file)): file for file in read if suffix_of(file) == ".parquet"}
+    read = list(chain(*(load_dataset_builder(path, config).config.data_files or {}).values()))
+    of_classes = {class_labels(file): file for file in read if suffix_of(file) == ".parquet"}
     if len(of_classes) > 1:
-        first, second = list(of_classes.values())[:2]
+        first, second, *_ = of_classes.values()
         raise UserError(f"{first} and {second} have other class names, or in another order: write them with the same")
     unread = sorted({f"{path}/{file}" for file in there} - set(read)) if config is None else []
     skipped = [f"{listed(unread)}: neither name nor folder says train, validation or test"] if unread else []
-    return restrict_files(splits, allowed), skipped
+    return restrict_files(splits, AllowedFiles(path)), skipped
 
 
-def names_of_classes(file: str) -> dict[str, list[str]]:
-    """The class names of each column of a Parquet file that has a ClassLabel."""
-    kinds = {name: label_feature(kind) for name, kind in read_features(file).items()}
-    return {name: kind.names for name, kind in kinds.items() if isinstance(kind, ClassLabel)}
+def class_labels(file: str) -> str:
+    """The ClassLabels of a Parquet file, with their names."""
+    return str([kind for kind in read_features(file).values() if isinstance(label_feature(kind), ClassLabel)])
 
 
 def as_stream(splits: DatasetDict) -> IterableDatasetDict:
@@ -263,7 +250,7 @@ def dataset_license(name: str) -> str | None:
         OSError,
         ValueError,
         YAMLError,
-    ):  # no such data set, no card, an unreadable card, or no connection to the Hub
+    ):  # no such data set, no card, an unreadable one, or no connection to the Hub
         return None
     return as_license(card.data.to_dict().get("license"))
 

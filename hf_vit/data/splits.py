@@ -1,7 +1,6 @@
 """Chooses the training and the evaluation split: named, held out, or a part of one, stratified by class."""
 
 import numpy as np
-import pyarrow.compute as pc
 import torch
 from datasets import Dataset, DatasetDict
 
@@ -15,6 +14,7 @@ from hf_vit.data.columns import (
 )
 from hf_vit.data.folders import SPLIT_OF_WORD
 from hf_vit.system.errors import UserError
+from hf_vit.system.escapes import listed
 
 
 EVAL_SPLITS = [word for word, split in SPLIT_OF_WORD.items() if split != "train"]  # the first of these is scored
@@ -29,6 +29,7 @@ def prepare_splits(
     train_fraction: float = 1.0,
     shots: int | None = None,
     seed: int = 0,
+    min_classes: int = 2,
     **columns,
 ) -> tuple[DatasetDict, list[str], str]:
     """The training and the evaluation split, with the columns `image` (undecoded), `label` (class index, or a list of them where an
@@ -43,6 +44,7 @@ def prepare_splits(
         train_fraction: the part of each class to train on, of what is not held out.
         shots: the number of images of each class to train on.
         seed: decides what is held out and left out.
+        min_classes: that training images must be of.
         columns: as of `select_and_encode`.
 
     Returns:
@@ -62,7 +64,7 @@ def prepare_splits(
 
     refuse_contradicting_rows(chosen["train"], names)
     labels = label_tensor(chosen["train"]).numpy()
-    if len(np.unique(labels, axis=0)) < 2:
+    if len(np.unique(labels, axis=0)) < min_classes:
         same = f"of one class ({names[labels[0]]})" if labels.ndim == 1 else "given the same labels"
         raise UserError(f"the {len(labels)} training images are all {same}; wanted two or more")
     if eval_split is None:
@@ -108,7 +110,7 @@ def select_and_encode(
             raise UserError("--label_columns does not go with --label_column, --label_names or --label_separator")
         chosen = {key: join_label_columns(data, label_columns) for key, data in chosen.items()}
         label_column = "label"
-    columns = find_columns(next(iter(chosen.values())), image_column, label_column, label_separator)
+    columns = find_columns(next(iter(chosen.values())), image_column, label_column)
     for key, rows in chosen.items():
         if lacking := [column for column in columns if column not in rows.features]:
             raise UserError(f"the split {split_names[key]!r} lacks the column {lacking[0]}")
@@ -118,13 +120,12 @@ def select_and_encode(
 
 def refuse_contradicting_rows(rows: Dataset, names: list[str]):
     """Raises UserError if several rows name one image file, with different labels: a table with a row for each label or box."""
-    images = rows.select_columns(["image"]).with_format("arrow")
-    if images[:1]["image"][0]["bytes"].is_valid:  # a path is then no more than a name
+    if rows[0]["image"]["bytes"] is not None:  # a path is then no more than a name
         return
-    paths, label_of = pc.struct_field(images[:]["image"], "path").to_pylist(), {}
+    label_of, paths = {}, [item["path"] for item in rows["image"][:]]
     for path, label in zip(paths, rows["label"][:], strict=True):
         if label_of.setdefault(path, label) != label:
-            shown = [[names[one] for one in np.atleast_1d(each)] for each in (label_of[path], label)]
+            shown = [listed(names[one] for one in np.atleast_1d(each)) for each in (label_of[path], label)]
             raise UserError(
                 f"{path} is in several training rows with different labels, {shown[0]} and {shown[1]}: wanted a row for each image; if "
                 "it has several labels, write them as cat;dog and pass --label_separator ';'"
@@ -156,7 +157,7 @@ def stratified_holdout(labels: np.ndarray, fraction: float, seed: int) -> np.nda
     """Sorted row numbers of about `fraction` of each class: at least one image, and at least one stays.
 
     Args:
-        labels: (n,) class indices, or where an image has several, 0 and 1 of each (n, L): see `iterative_stratification`.
+        labels: (n,) class indices, or where an image has several, 0 and 1 of each (n, L): see `stratified_sample`.
 
     Raises:
         UserError: if no class has two images.
@@ -184,7 +185,7 @@ def stratified_subset(
     if few := [
         f"{names[label]} {count}" for label, count in zip(classes, counts, strict=True) if 0 < count < (shots or 0)
     ]:
-        raise UserError(f"--shots {shots}: there are fewer training images of {', '.join(few[:5])}; take fewer shots")
+        raise UserError(f"--shots {shots}: there are fewer training images of {listed(few)}; take fewer shots")
     wanted = [shots or max(1, round(fraction * count)) for count in counts.tolist()]
     wanted = np.minimum(wanted, counts).tolist()  # of a label of several that no image has, 0
     return _sample_per_class(labels, wanted, np.random.default_rng([seed, 1]))
@@ -200,7 +201,7 @@ def _class_counts(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _sample_per_class(labels: np.ndarray, wanted: list[int], rng: np.random.Generator) -> np.ndarray:
     """Sorted row numbers of `wanted` random images of each class."""
     if labels.ndim == 2:
-        return iterative_stratification(labels, np.array(wanted), rng)
+        return stratified_sample(labels, np.array(wanted), rng)
     rows = [
         rng.permutation(np.flatnonzero(labels == label))[:number]
         for label, number in zip(np.unique(labels), wanted, strict=True)
@@ -208,40 +209,32 @@ def _sample_per_class(labels: np.ndarray, wanted: list[int], rng: np.random.Gene
     return np.sort(np.concatenate(rows))
 
 
-def iterative_stratification(labels: np.ndarray, wanted: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Sorted row numbers of about `wanted` images of each label ("On the Stratification of Multi-Label Data", Sechidis, Tsoumakas
-    and Vlahavas, ECML PKDD 2011, Algorithm 1, for two parts).
+def stratified_sample(labels: np.ndarray, wanted: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Sorted row numbers of about `wanted` images of each label, and of as many of the images without a label.
 
-    The rarest label comes first: each of its images goes to the part that lacks most of them. What has no label is treated as
-    a label of its own. Where a label of two images or more is missing from a part all the same, an image is moved there that no
-    other label needs; there may be none.
+    Labels are served in turn, the rarest first, by images whose other labels still lack some. No image is taken that is the last
+    one left of a label; so a label may get fewer than wanted.
 
     Args:
         labels: (n, L), 0 and 1.
         wanted: (L,) images of each.
     """
     unlabelled = labels.max(axis=1) == 0
-    share = wanted.sum() / max(1, labels.sum())
-    labels = np.column_stack([labels, unlabelled]).astype(bool)  # (n, L + 1)
-    counts, wanted = labels.sum(axis=0), np.append(wanted, round(share * unlabelled.sum()))
-    wanted = np.stack([counts - wanted, wanted])  # (2, L + 1): of the rest, and of what is taken
-    lacking = wanted.copy()
-    room = np.array([(1 - share) * len(labels), share * len(labels)])
-    part = np.full(len(labels), -1)  # of each image: 0 the rest, 1 what is taken
-    while (part < 0).any():
-        left = labels[part < 0].sum(axis=0)
-        rarest = np.where(left > 0, left, len(labels) + 1).argmin()
-        for row in rng.permutation(np.flatnonzero((part < 0) & labels[:, rarest])):
-            part[row] = (lacking[1, rarest], room[1]) > (lacking[0, rarest], room[0])
-            lacking[part[row]] -= labels[row]
-            room[part[row]] -= 1
-    for label in np.flatnonzero(counts[:-1] > 1):
-        in_part = np.stack([labels[part == side].sum(axis=0) for side in (0, 1)])  # (2, L + 1)
-        for side in np.flatnonzero((in_part[:, label] == 0) & (wanted[:, label] > 0)):
-            needed = (in_part[1 - side] == 1) & (wanted[1 - side] > 0)  # by the part that would lose the image
-            movable = np.flatnonzero(labels[:, label] & ~labels[:, needed].any(axis=1))
-            part[movable[:1]] = side
-    return np.flatnonzero(part == 1)
+    wanted = np.append(wanted, round(unlabelled.sum() * wanted.sum() / max(1, labels.sum())))
+    labels = np.column_stack([labels, unlabelled]).astype(int)  # (n, L + 1)
+    counts = labels.sum(axis=0)
+    most, have, taken = (
+        np.where(wanted < counts, counts - 1, counts),
+        np.zeros_like(counts),
+        np.zeros(len(labels), bool),
+    )
+    for label in np.argsort(counts, kind="stable"):
+        rows = rng.permutation(np.flatnonzero(labels[:, label] & ~taken))
+        for row in rows[np.argsort(labels[rows] @ (have >= wanted), kind="stable")]:
+            if have[label] < wanted[label] and (have + labels[row] <= most).all():
+                taken[row] = True
+                have += labels[row]
+    return np.flatnonzero(taken)
 
 
 def refuse_untrained_labels(chosen: DatasetDict, names: list[str], split_names: dict[str, str]):
@@ -249,7 +242,7 @@ def refuse_untrained_labels(chosen: DatasetDict, names: list[str], split_names: 
     counts = [count_labels(label_tensor(chosen[key]), len(names)).tolist() for key in ("train", "eval")]
     if unknown := [name for name, trained, evaluated in zip(names, *counts, strict=True) if evaluated and not trained]:
         raise UserError(
-            f"the split {split_names['train']!r} has no image of classes of {split_names['eval']!r}: {', '.join(unknown[:5])}"
+            f"the split {split_names['train']!r} has no image of classes of {split_names['eval']!r}: {listed(unknown)}"
         )
 
 

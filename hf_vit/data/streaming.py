@@ -10,17 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
-from datasets import ClassLabel, Dataset, DatasetDict, IterableDataset, IterableDatasetDict
-from transformers.utils import logging
+from datasets import ClassLabel, Dataset, IterableDataset, IterableDatasetDict
 
 from hf_vit.data.columns import (
     ROW,
-    encode_labels,
     find_columns,
     has_several_labels,
     label_feature,
     multi_hot,
     select_image_and_label,
+    set_labels,
 )
 from hf_vit.data.crops import crop_params
 from hf_vit.data.decoding import decode_rows, record_unreadable, replacement_places, stack_images
@@ -29,10 +28,11 @@ from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.sampling import EPOCH_STRIDE
 from hf_vit.data.splits import find_eval_split
 from hf_vit.system.errors import UserError
+from hf_vit.system.escapes import listed
 from hf_vit.system.hardware import own_cores
 
 
-logger = logging.get_logger(__name__)
+LANES = 4  # shards that are read at a time
 
 
 def prepare_stream(
@@ -65,24 +65,38 @@ def prepare_stream(
         train, held_out = train._resolve_features(), held_out._resolve_features()
     columns = find_columns(train, image_column, label_column)
     feature = label_feature(train.features[columns[1]])
-    known = feature.names if isinstance(feature, ClassLabel) else None
-    if label_names is None and known is None:
+    known = feature.names if isinstance(feature, ClassLabel) else label_names
+    if known is None:
         raise UserError(
             f"the labels ({columns[1]}) of a stream are bare numbers or text, and it does not say how many there are: pass "
             "--label_names FILE, one name a line"
         )
-    if None not in (label_names, known) and label_names != known:
+    if label_names not in (None, known):
         raise UserError(
-            f"the classes of the stream are {', '.join(known[:5])} ... in this order, and --label_names has others: leave it out"
+            f"the classes of the stream are {listed(known)} in this order, and --label_names has others: leave it out"
         )
     fingerprint = stream_fingerprint(held_out, columns)
     held_out = select_image_and_label(held_out, columns)
     rows = Dataset.from_generator(held_out.__iter__, features=held_out.features, fingerprint=fingerprint)
     rows = rows.cast_column("image", held_out.features["image"])  # the files it may name are not stored on disk
-    rows = DatasetDict(eval=rows.add_column("row", np.arange(len(rows))))
-    names = None if known else label_names
-    encoded, _ = encode_labels(rows, names, {"eval": eval_split}, train_names=known, from_one=False)
-    return select_image_and_label(train, columns), encoded["eval"], known or label_names, eval_split
+    place_of = {name: place for place, name in enumerate(known)}
+    labels = [class_indices(label, place_of, row) for row, label in enumerate(rows["label"])]
+    rows = set_labels(rows, labels, known).add_column("row", np.arange(len(rows)))
+    return select_image_and_label(train, columns), rows, known, eval_split
+
+
+def class_indices(label, place_of: dict[str, int], row: int) -> int | list[int]:
+    """The label of a row of a stream, or each of a list, as class index: a whole number is one, a text is a name, or a whole number.
+
+    Raises:
+        UserError: for one that is none of the classes.
+    """
+    if isinstance(label, list):
+        return [class_indices(one, place_of, row) for one in label]
+    place = label if isinstance(label, int) else place_of.get(label, label)
+    if not str(place).isdecimal() or int(place) >= len(place_of):
+        raise UserError(f"row {row} has the label {label!r}, none of the {len(place_of)} classes")
+    return int(place)
 
 
 def stream_fingerprint(rows: IterableDataset, columns: tuple[str, str]) -> str:
@@ -101,8 +115,6 @@ def stream_fingerprint(rows: IterableDataset, columns: tuple[str, str]) -> str:
         elif isinstance(value, (dict, list, tuple)):
             for part in value.items() if isinstance(value, dict) else value:
                 yield from leaves(part)
-        elif callable(value):
-            yield f"{value.__module__}.{value.__qualname__}"
         elif hasattr(value, "__dict__"):
             yield from leaves(vars(value))
         else:
@@ -115,7 +127,7 @@ def stream_fingerprint(rows: IterableDataset, columns: tuple[str, str]) -> str:
 class ImageStream:
     """An endless stream of training images: shards and rows in an order of (seed, epoch), decoded by threads.
 
-    The shards are dealt out to lanes, whose number divides `lanes`, the number of shards and the images of a step. Each lane
+    The shards are dealt out to lanes, whose number divides `LANES`, the number of shards and the images of a step. Each lane
     reads its shards in random order, shuffles blocks of rows, fills the same places of every step, and starts over when all
     shards are read. So a process reads only the lanes of its own places, and the number of processes changes nothing.
 
@@ -134,12 +146,10 @@ class ImageStream:
         seed: int,
         buffer: int,
         on_bad_image: str = "stop",
-        lanes: int = 4,
     ):
-        self.rows, self.names, self.spec, self.seed, self.on_bad_image = rows, names, spec, seed, on_bad_image
-        self.buffer, self.lanes, self.files = buffer, lanes, allowed_files(rows)
-        self.index_of = {name: index for index, name in enumerate(names)}
-        self.several = has_several_labels(rows)  # labels of an image
+        self.rows, self.spec, self.seed, self.on_bad_image = rows, spec, seed, on_bad_image
+        self.buffer, self.files = buffer, allowed_files(rows)
+        self.place_of = {name: place for place, name in enumerate(names)}
         self.skipped: dict[str, None] = {}  # an ordered set
         self.lengths: dict[int, int] = {}  # rows of each shard that was read to its end: a resumed run skips it unread
 
@@ -155,12 +165,7 @@ class ImageStream:
         `batch_size` is of one process.
         """
         total_batch = batch_size * world
-        lanes = math.gcd(self.rows.num_shards, total_batch, self.lanes)
-        if lanes < min(self.lanes, world):
-            logger.warning(
-                f"{self.rows.num_shards} shards and {total_batch} images a step are split among {lanes} of the {world} processes "
-                "and no more: the others read the same shards; numbers with larger common divisors are faster"
-            )
+        lanes = math.gcd(self.rows.num_shards, total_batch, LANES)
         per_lane = total_batch // lanes
         first, last = rank * batch_size, (rank + 1) * batch_size
         own_lanes = range(first // per_lane, -(-last // per_lane))
@@ -171,21 +176,17 @@ class ImageStream:
                 rows = [row for lane in own_lanes for row in itertools.islice(readers[lane], per_lane)]
                 rows = rows[first - own_lanes.start * per_lane :][:batch_size]
                 ids = torch.tensor([row["row"] + epoch * EPOCH_STRIDE for epoch, row in rows])
-                params = crop_params(ids, self.spec, self.seed)
-                futures = [
-                    pool.submit(decode_rows, [row], self.spec, [of_row], self.files)
-                    for (_, row), of_row in zip(rows, params, strict=True)
-                ]
-                yield rows, ids, futures
+                decode = lambda row, params: decode_rows([row[1]], self.spec, [params], self.files)
+                yield rows, ids, pool.map(decode, rows, crop_params(ids, self.spec, self.seed))
 
         pool, reader = ThreadPoolExecutor(own_cores()), ThreadPoolExecutor(1)
         try:
             steps = read_steps(pool)
             ahead = deque(reader.submit(next, steps) for _ in range(3))
             while True:
-                rows, ids, futures = ahead.popleft().result()
+                rows, ids, decoded = ahead.popleft().result()
                 ahead.append(reader.submit(next, steps))
-                yield rows[0][0], self._make_batch(rows, ids, [future.result() for future in futures])
+                yield rows[0][0], self._make_batch(rows, ids, list(decoded))
         finally:  # without waiting: the network may be slow
             reader.shutdown(wait=False, cancel_futures=True)
             pool.shutdown(wait=False, cancel_futures=True)
@@ -207,23 +208,21 @@ class ImageStream:
         block_size = max(1, self.buffer // lanes)
         own = range(lane, self.rows.num_shards, lanes)
         for epoch in itertools.count():
-            if all(shard in self.lengths for shard in own) and start >= sum(self.lengths[shard] for shard in own):
-                start -= sum(self.lengths[shard] for shard in own)  # this epoch ended before `start`
-                continue
-            shards = np.random.default_rng([self.seed, epoch, lane]).permutation(own).tolist()
-            rows = self._read_shards(shards, start // block_size * block_size)
-            for number in itertools.count(start // block_size):
-                block: list[dict | None] = list(itertools.islice(rows, block_size))
-                if not block:
-                    break
-                order = np.random.default_rng([self.seed, epoch, lane, number]).permutation(len(block))
-                for place in order[max(0, start - number * block_size) :].tolist():
-                    yield epoch, block[place]
-                    block[place] = None  # frees its bytes for the next block
-            length = sum(self.lengths[shard] for shard in own)
+            length = sum(self.lengths.get(shard, math.inf) for shard in own)
             if length == 0:
                 raise UserError("there are no rows in some shards of the stream: remove them")
-            start = max(0, start - length)
+            if start < length:
+                shards = np.random.default_rng([self.seed, epoch, lane]).permutation(own).tolist()
+                rows = self._read_shards(shards, start // block_size * block_size)
+                for number in itertools.count(start // block_size):
+                    block: list[dict | None] = list(itertools.islice(rows, block_size))
+                    if not block:
+                        break
+                    order = np.random.default_rng([self.seed, epoch, lane, number]).permutation(len(block))
+                    for place in order[max(0, start - number * block_size) :].tolist():
+                        yield epoch, block[place]
+                        block[place] = None  # frees its bytes for the next block
+            start = max(0, start - sum(self.lengths[shard] for shard in own))
 
     def _make_batch(self, rows, ids: torch.Tensor, decoded) -> dict[str, torch.Tensor]:
         """A batch of (epoch, row), their ids (b,) and what `decode_rows` made of each; unreadable images are replaced."""
@@ -233,20 +232,9 @@ class ImageStream:
             raise UserError(f"no image of a whole batch can be read; {decoded[0][1][0]}")
         places = replacement_places(readable, len(rows))
         images = stack_images([decoded[place][0][0] for place in places])
+        labels = [class_indices(rows[place][1]["label"], self.place_of, rows[place][1]["row"]) for place in places]
         return {
             "images": images.pin_memory() if torch.cuda.is_available() else images,
-            "labels": self._labels([rows[place][1] for place in places]),
+            "labels": multi_hot(labels, len(self.place_of)) if has_several_labels(self.rows) else torch.tensor(labels),
             "index": ids[places],
         }
-
-    def _labels(self, rows: list[dict]) -> torch.Tensor:
-        """Class indices (b,), or where an image has several labels, 0 and 1 of each (b, L)."""
-        if not self.several:
-            return torch.tensor([self._class_index(row, row["label"]) for row in rows])
-        return multi_hot([[self._class_index(row, label) for label in row["label"]] for row in rows], len(self.names))
-
-    def _class_index(self, row: dict, label: int | str) -> int:
-        index = label if isinstance(label, int) else self.index_of.get(label, -1)
-        if not 0 <= index < len(self.names):
-            raise UserError(f"row {row['row']} has the label {label!r}, none of the {len(self.names)} classes")
-        return index

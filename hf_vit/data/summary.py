@@ -4,7 +4,7 @@ from datasets import Dataset, IterableDataset
 
 from hf_vit.data.columns import count_labels, label_tensor
 from hf_vit.data.sources import Source
-from hf_vit.system.escapes import printable
+from hf_vit.system.escapes import listed, printable
 
 
 CLASSES = 10  # that a line names
@@ -29,8 +29,8 @@ def summary(
             counts = [""] * len(labels)
             if not isinstance(rows, IterableDataset):
                 counts = [f" {count:,}" for count in count_labels(label_tensor(rows), len(labels)).tolist()]
-            shown = [f"{label}{count}" for label, count in zip(labels[:CLASSES], counts, strict=False)]
-            parts.append(f"{len(labels):,} classes ({', '.join(shown)}{' ...' if len(labels) > CLASSES else ''})")
+            shown = listed(map("".join, zip(labels, counts, strict=True)), CLASSES)
+            parts.append(f"{len(labels):,} classes ({shown})")
         lines.append(f"{split_names[key]}: {', '.join(parts)}, from {source.origin.get(name, source.name)}")
     unused = [f"the split {name}" for name in source.splits if name not in used]
     return [printable(line) for line in lines + [f"left out: {phrase}" for phrase in unused + source.skipped]]

@@ -3,13 +3,12 @@
 A new format is a function from its file to a `pyarrow.Table`, a line in `READERS`, and its suffix in `folders.TABLE_SUFFIXES`.
 """
 
-import csv
 import json
 import os
 from pathlib import Path
 
+import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from datasets import Dataset, DatasetDict
 
@@ -21,34 +20,16 @@ from hf_vit.system.escapes import listed
 
 
 PATH_COLUMNS = ("image", "file_name", "filename", "file", "path")
-INTEGERS = r"^(0|-?[1-9]\d{0,17})$"  # whose text a number keeps: 01 and 1 are two labels
-DECIMALS = r"^-?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][-+]?\d+)?$"
 
 
 def read_csv(file: Path) -> pa.Table:
-    """Cells of text, without the blanks around it; empty ones are None. The first line says whether commas, semicolons or tabs
-    separate them."""
-    with open(file, encoding="utf-8-sig", newline="") as lines:
+    """Cells of text, without the blanks around it. The first line says whether commas, semicolons or tabs separate them."""
+    with open(file, encoding="utf-8-sig") as lines:
         first = lines.readline()
-        lines.seek(0)
-        separator = "\t" if suffix_of(file.name) == ".tsv" else max(",;\t", key=first.count)
-        header, *rows = [row for row in csv.reader(lines, delimiter=separator) if row] or [[]]
-    if not header:
-        raise UserError("it is empty, and must have a header")
-    wrong = [number for number, row in enumerate(rows) if len(row) != len(header)]
-    refuse_rows(f"rows must have the {len(header)} cells of the header ({listed(header)})", wrong, rows)
-    columns = [pa.array([row[place].strip() or None for row in rows], pa.string()) for place in range(len(header))]
-    return pa.table([as_numbers(column) for column in columns], [name.strip() for name in header])
-
-
-def as_numbers(column: pa.Array) -> pa.Array:
-    """Text of nothing but whole numbers, or of numbers with decimals, as numbers; other text as it is."""
-    given = column.drop_null()
-    are = lambda pattern: len(given) > 0 and pc.all(pc.match_substring_regex(given, pattern)).as_py()
-    if are(INTEGERS):
-        return column.cast(pa.int64())
-    has_point = len(given) > 0 and pc.any(pc.match_substring(given, ".")).as_py()  # 1e3 and 1000 are two labels
-    return column.cast(pa.float64()) if has_point and are(DECIMALS) else column
+    separator = "\t" if suffix_of(file.name) == ".tsv" else max(",;\t", key=first.count)
+    cells = pd.read_csv(file, sep=separator, header=None, dtype=str, keep_default_na=False, encoding="utf-8-sig")
+    columns = [pa.array(cells[place][1:].str.strip(), pa.string(), from_pandas=True) for place in cells]
+    return pa.table(columns, [str(name).strip() for name in cells.loc[0]])
 
 
 def read_json(file: Path) -> pa.Table:
@@ -80,7 +61,7 @@ def read_table(file: Path, image_column: str | None = None) -> Dataset:
     """
     try:
         table = READERS[suffix_of(file.name)](file)
-    except (ValueError, OSError, csv.Error, pa.ArrowException) as error:
+    except (ValueError, OSError, pa.ArrowException) as error:
         raise UserError(f"{file} cannot be read as a table: {error}") from error
     columns = table.column_names
     if twice := {name for name in columns if columns.count(name) > 1}:
@@ -98,7 +79,7 @@ def read_table(file: Path, image_column: str | None = None) -> Dataset:
     wrong = [row for row, name in enumerate(names) if not (name and os.path.exists(os.path.join(folder, name)))]
     refuse_rows(f"{file}: the column {found[0]} must name files in {folder}", wrong, names)
     others = {name: table[name] for name in columns if name != found[0]}
-    return rows_of_files(names, AllowedFiles(str(file.parent.resolve())), found[0], others)
+    return rows_of_files(names, AllowedFiles(str(file.parent.resolve())), others, found[0])
 
 
 def divide_by_split(rows: Dataset) -> DatasetDict:
@@ -114,5 +95,10 @@ def divide_by_split(rows: Dataset) -> DatasetDict:
     splits = [SPLIT_OF_WORD.get(str(word).lower()) for word in words]
     wrong = [row for row, split in enumerate(splits) if split is None]
     refuse_rows(f"the column {column} must hold {', '.join(SPLIT_OF_WORD)}", wrong, words)
-    places = {name: [row for row, split in enumerate(splits) if split == name] for name in SPLITS}
-    return DatasetDict({name: rows.select(of_split) for name, of_split in places.items() if of_split})
+    return DatasetDict(
+        {
+            name: rows.select([row for row, split in enumerate(splits) if split == name])
+            for name in SPLITS
+            if name in splits
+        }
+    )

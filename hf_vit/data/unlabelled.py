@@ -1,19 +1,16 @@
 """Images to predict: a folder, a file, a list of files or any data set, as rows without labels."""
 
-import hashlib
 import os
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from datasets import ClassLabel, Dataset, DatasetDict, Image
+from datasets import ClassLabel, Dataset
 
-from hf_vit.data.columns import find_image_column
-from hf_vit.data.folders import TABLE_SUFFIXES, list_folder, suffix_of
-from hf_vit.data.image_files import IMAGE_SUFFIXES, AllowedFiles, RestrictedImage, rows_of_files
+from hf_vit.data.columns import find_image_column, select_image_and_label
+from hf_vit.data.folders import list_folder, suffix_of
+from hf_vit.data.image_files import IMAGE_SUFFIXES, AllowedFiles, rows_of_files
 from hf_vit.data.sources import data_files, is_saved_data_set, read_source
-from hf_vit.data.splits import stratified_holdout, stratified_subset
 from hf_vit.system.errors import UserError
 from hf_vit.system.progress import warn
 from hf_vit.system.recipes_folder import EMBEDDED
@@ -37,7 +34,7 @@ class UnlabelledRows:
     Args:
         rows: a column `image`, undecoded.
         key: "file" if the source names files, as `names` gives them; otherwise "row".
-        source: what the rows are, as JSON: it differs if the images do, as far as names, sizes and dates of files tell.
+        source: what the rows are, as JSON: it differs if the images do, as far as `datasets` or their names tell.
     """
 
     rows: Dataset
@@ -49,25 +46,6 @@ class UnlabelledRows:
         if self.key == "row":
             return index
         return [item["path"] for item in self.rows[index]["image"]]
-
-
-def prepare_unlabelled(
-    train: Dataset, scored: Dataset | None, eval_fraction: float, train_fraction: float, seed: int
-) -> DatasetDict:
-    """The splits "train" and "eval" as `prepare_splits` gives them, of images without labels: all are of one class.
-
-    Args:
-        train, scored: a column `image`, undecoded; of `scored` None, `eval_fraction` of the others is held out.
-    """
-    train, zeros = as_one_class(train), lambda rows: np.zeros(len(rows), int)
-    if scored is None:
-        held_out = stratified_holdout(zeros(train), eval_fraction, seed)
-        train, scored = train.select(np.setdiff1d(np.arange(len(train)), held_out)), train.select(held_out)
-    else:
-        scored = as_one_class(scored)
-    if train_fraction < 1:
-        train = train.select(stratified_subset(zeros(train), ["image"], train_fraction, None, seed))
-    return DatasetDict(train=train, eval=scored)
 
 
 def as_one_class(rows: Dataset) -> Dataset:
@@ -112,21 +90,9 @@ def load_unlabelled(
             f"{name} has the splits {', '.join(splits)}, got {split}: name one that has images with {flag}"
         )
     rows = splits[split]
-    column = find_image_column(rows, image_column)
-    names_files = path.is_file() and suffix_of(name) in TABLE_SUFFIXES and not rows.cache_files
-    files = [str(path.resolve())] if names_files else [file["filename"] for file in rows.cache_files]
-    source = {
-        "dataset": name if name in EMBEDDED or not path.exists() else str(path.resolve()),
-        "config": config,
-        "split": split,
-        "rows": len(rows),
-        "files": [[file, os.stat(file).st_size, os.stat(file).st_mtime_ns] for file in files],
-        "column": column,
-    }
-    if not isinstance(rows.features[column], RestrictedImage):
-        rows = rows.cast_column(column, Image(decode=False))
-    rows = rows.select_columns([column])
-    rows = rows if column == "image" else rows.rename_column(column, "image")
+    rows = select_image_and_label(rows, (find_image_column(rows, image_column),))
+    names_files = path.exists() and rows[0]["image"]["bytes"] is None
+    source = {"dataset": name, "config": config, "split": split, "rows": rows._fingerprint}
     return UnlabelledRows(rows, "file" if names_files else "row", source)
 
 
@@ -136,10 +102,8 @@ def find_files(name: str) -> UnlabelledRows | None:
     if name in EMBEDDED:
         return None
     if path.is_file() and suffix_of(path.name) == ".txt":
-        raw = path.read_bytes()
-        encoding = "utf-16" if raw[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8-sig"  # PowerShell writes the former
-        lines = [line.strip() for line in raw.decode(encoding, errors="surrogateescape").split("\n")]
-        return named_files(path, path.parent, [line for line in lines if line])
+        lines = path.read_text(encoding="utf-8-sig", errors="surrogateescape").split("\n")
+        return named_files(path, path.parent, [line.strip() for line in lines if line.strip()])
     if path.is_file() and suffix_of(path.name) in IMAGE_SUFFIXES:
         return named_files(path, path.parent, [path.name])
     if path.is_dir() and not is_saved_data_set(path):
@@ -156,6 +120,5 @@ def named_files(path: Path, folder: Path, names: list[str]) -> UnlabelledRows:
     """Rows of files that the folder or file `path` stands for; UserError if there are none."""
     if not names:
         raise UserError(f"{path} is empty: wanted the path of an image file in each line")
-    rows = rows_of_files(names, NamedFiles(str(folder.resolve())))
-    digest = hashlib.sha256("\0".join(names).encode()).hexdigest()
-    return UnlabelledRows(rows, "file", {"dataset": str(path.resolve()), "rows": len(names), "names": digest})
+    rows = rows_of_files(names, NamedFiles(str(folder.resolve())), {})
+    return UnlabelledRows(rows, "file", {"dataset": str(path), "rows": rows._fingerprint})

@@ -1,6 +1,5 @@
 """Any saved image classifier, and its image processor."""
 
-import glob
 import hashlib
 import os
 from pathlib import Path
@@ -11,7 +10,6 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification, Pr
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
 from transformers.utils import is_timm_available, logging
 
-from hf_vit.evaluation.onnx_classifier import OnnxClassifier, config_folder, is_onnx
 from hf_vit.formats.read import families
 from hf_vit.formats.timm_processor import timm_input_size, timm_processor
 from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair, labels_by_id
@@ -19,28 +17,22 @@ from hf_vit.model.loading import base_of_adapter, non_finite
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification
 from hf_vit.system.command_line import script_name
 from hf_vit.system.errors import UserError, as_user_errors
-from hf_vit.system.files import checksum
+from hf_vit.system.escapes import listed
 from hf_vit.system.hub_names import refuse_mistyped_path
 
 
 logger = logging.get_logger(__name__)
 
 
-def model_folder(checkpoint: str, onnx: bool = False) -> str:
+def model_folder(checkpoint: str) -> str:
     """A Hub id or model folder as it is; of a run folder, its model/.
-
-    Args:
-        onnx: whether an ONNX file is one too (`load_classifier` reads it).
 
     Raises:
         ValueError: if it is a file; if there is no such folder, and the name looks like a path (`refuse_mistyped_path`).
     """
     checkpoint = os.path.expanduser(checkpoint)
-    if onnx and is_onnx(checkpoint):
-        return checkpoint
     if Path(checkpoint).is_file():
-        wanted = "a run, a model folder, an ONNX file" if onnx else "a run, a model folder"
-        raise UserError(f"MODEL {checkpoint} is a file: wanted {wanted}, or USER/NAME on the Hub")
+        raise UserError(f"MODEL {checkpoint} is a file: name a run, a model folder, or USER/NAME on the Hub")
     folder, inside = Path(checkpoint), Path(checkpoint) / "model"
     is_model = (folder / "config.json").exists()
     if (folder / "config.yaml").is_file() and not is_model and not inside.is_dir():
@@ -51,8 +43,7 @@ def model_folder(checkpoint: str, onnx: bool = False) -> str:
 
 @as_user_errors()
 def load_classifier(checkpoint: str, trained: bool = False, **kwargs):
-    """Any `AutoModelForImageClassification`, or else any format that hf_vit reads, the base and adapter that a LoRA run saved, or
-    an ONNX file.
+    """Any `AutoModelForImageClassification`, or else any format that hf_vit reads, or the base and adapter that a LoRA run saved.
 
     Args:
         trained: refuse a checkpoint without a head, which would be a new one.
@@ -62,8 +53,6 @@ def load_classifier(checkpoint: str, trained: bool = False, **kwargs):
         ValueError: if it is no image classifier, a weight is not finite, a class has no name, an adapter no base, or what is
             `trained` no head.
     """
-    if is_onnx(checkpoint):
-        return OnnxClassifier(checkpoint)
     base_of_adapter(checkpoint if Path(checkpoint).is_dir() else None, {})
     is_native = _is_native(checkpoint)
     model_class = AutoModelForImageClassification if is_native else HFViTForImageClassification
@@ -97,9 +86,6 @@ def class_names(config) -> list[str]:
 def model_digest(model: nn.Module, processor) -> str:
     """SHA-256 of all that a classifier's logits depend on: weights, config and image processor."""
     digest = hashlib.sha256((model.config.to_json_string() + processor.to_json_string()).encode())
-    if isinstance(model, OnnxClassifier):
-        for file in sorted(model.file.parent.glob(f"{glob.escape(model.file.name)}*")):  # large weights are beside it
-            digest.update(checksum(file).encode())
     for name, weight in model.state_dict().items():
         digest.update(name.encode())
         if type(weight) is torch.Tensor:  # not quantised
@@ -110,17 +96,12 @@ def model_digest(model: nn.Module, processor) -> str:
 def check_weights(model: nn.Module, source: str):
     """Raise UserError if a weight is NaN or infinite: `from_pretrained` of transformers' own classes does not look."""
     if found := non_finite(model.state_dict()):
-        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-        raise UserError(
-            f"the weights of {source} are not finite: {', '.join(found[:5])}{more} hold NaN or infinity; take another "
-            "checkpoint, or save this one again from a run that did not diverge"
-        )
+        raise UserError(f"the weights of {source} are not finite: {listed(found)} hold NaN or infinity")
 
 
 @as_user_errors()
 def load_processor(checkpoint: str):
     """The image processor of a checkpoint; of a timm repo, what its `pretrained_cfg` says; else, with a warning, ViT's own."""
-    checkpoint = config_folder(checkpoint)
     config = PreTrainedConfig.get_config_dict(checkpoint)[0]
     if config.get("pretrained_cfg") is not None:
         timm_input_size(config)

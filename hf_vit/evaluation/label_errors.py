@@ -3,6 +3,8 @@
 "Confident Learning: Estimating Uncertainty in Dataset Labels" (arXiv 1911.00068) finds them by out-of-fold probabilities.
 """
 
+import warnings
+
 import numpy as np
 import torch
 
@@ -24,22 +26,20 @@ def out_of_fold_probabilities(features: torch.Tensor, labels: torch.Tensor, num_
         ValueError: if fewer than two classes have two images.
     """
     from sklearn.linear_model import LogisticRegression  # takes a second to import
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
-    if int((torch.bincount(labels) > 1).sum()) < 2:
-        raise UserError(
-            f"{len(labels)} images tell nothing about wrong labels: wanted two classes or more with two images each"
-        )
+    counts = torch.bincount(labels, minlength=num_labels).numpy()
+    if int((counts > 1).sum()) < 2:
+        raise UserError(f"{len(labels)} images tell nothing about wrong labels: need two classes with two images each")
     values = ((features - features.mean(dim=0)) / features.std(dim=0).clamp(min=1e-5)).numpy()
-    labels, folds = labels.numpy(), np.empty(len(labels), int)
-    order = np.lexsort((np.random.default_rng(0).random(len(labels)), labels))
-    folds[order] = np.arange(len(labels)) % FOLDS
+    folds = StratifiedKFold(min(FOLDS, counts.max()), shuffle=True, random_state=0)
+    model = LogisticRegression(C=INVERSE_DECAY, max_iter=1000)
     probabilities = np.zeros((len(labels), num_labels), np.float32)
-    for fold in range(FOLDS):
-        fit, rest = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
-        if len(rest):
-            model = LogisticRegression(C=INVERSE_DECAY, max_iter=1000).fit(values[fit], labels[fit])
-            probabilities[rest[:, None], model.classes_] = model.predict_proba(values[rest])
-    alone = np.flatnonzero(np.bincount(labels)[labels] == 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # classes with fewer images than folds
+        found = cross_val_predict(model, values, labels.numpy(), cv=folds, method="predict_proba")
+    probabilities[:, np.flatnonzero(counts)] = found
+    alone = np.flatnonzero(counts[labels] == 1)
     probabilities[alone] = np.eye(num_labels)[labels[alone]]
     return torch.from_numpy(probabilities)
 

@@ -9,14 +9,12 @@ import torch
 from torch import nn
 
 from hf_vit.evaluation.classifiers import class_names
-from hf_vit.evaluation.metrics import wilson_interval
 from hf_vit.system.errors import UserError
 
 
 MULTI_LABEL = "multi_label_classification"  # the `problem_type` of such a model, as transformers names it
 DEFAULT_THRESHOLD = 0.5
 FEWEST_POSITIVES = 5  # images with a label and without it, below which its threshold is not chosen
-RESAMPLES = 100
 
 
 def thresholds_of(config) -> torch.Tensor | None:
@@ -34,12 +32,11 @@ def thresholds_of(config) -> torch.Tensor | None:
         return torch.full((len(names),), DEFAULT_THRESHOLD)
     if not isinstance(stored, dict) or set(stored) != set(names):
         raise UserError(
-            f"the thresholds of the model are of other labels ({', '.join(list(stored)[:5])}) than its own ({', '.join(names[:5])}); "
-            "take them out of its config.json, or train the model again"
+            f"thresholds in config.json must have the labels {', '.join(names)}, got {', '.join(list(stored))}"
         )
     values = [stored[name] for name in names]
     if wrong := [value for value in values if type(value) not in (int, float) or not 0 <= value <= 1]:
-        raise UserError(f"a threshold of the model is {wrong[0]!r}; wanted a number from 0 to 1 in its config.json")
+        raise UserError(f"thresholds in config.json must be in [0, 1], got {wrong[0]!r}")
     return torch.tensor(values)
 
 
@@ -48,8 +45,7 @@ def check_task(labels: torch.Tensor, thresholds: torch.Tensor | None):
     if (labels.ndim == 2) != (thresholds is not None):
         counts = ("several labels", "one label") if labels.ndim == 2 else ("one label", "several labels")
         raise UserError(
-            f"the images have {counts[0]} each, and the model gives {counts[1]}: score images with labels of the model's kind, or "
-            "fine-tune the model on these"
+            f"the images have {counts[0]} each, and the model gives {counts[1]}: fine-tune it on such images first"
         )
 
 
@@ -73,7 +69,7 @@ def choose_thresholds(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tenso
         f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
         best = int(f1[:-1].argmax())  # the last point has no threshold
         below = values[best - 1] if best > 0 else 0.0
-        chosen[index] = round((values[best] + below) / 2, 6)
+        chosen[index] = (values[best] + below) / 2
     return chosen
 
 
@@ -92,14 +88,10 @@ def average_precisions(probabilities: np.ndarray, truth: np.ndarray, weights: np
     from sklearn.metrics import average_precision_score
 
     positives = truth.sum(axis=0) if weights is None else weights @ truth
-    return np.array(
-        [
-            average_precision_score(truth[:, index], probabilities[:, index], sample_weight=weights)
-            if count
-            else np.nan
-            for index, count in enumerate(positives)
-        ]
-    )
+    present, found = np.flatnonzero(positives), np.full(truth.shape[1], np.nan)
+    for index in present:
+        found[index] = average_precision_score(truth[:, index], probabilities[:, index], sample_weight=weights)
+    return found
 
 
 def multi_label_metrics(logits: torch.Tensor, labels: torch.Tensor, thresholds: torch.Tensor) -> dict[str, float]:
@@ -124,47 +116,33 @@ def multi_label_metrics(logits: torch.Tensor, labels: torch.Tensor, thresholds: 
     }
 
 
-def multi_label_report(
-    logits: torch.Tensor, labels: torch.Tensor, names: list[str], thresholds: torch.Tensor, seed: int = 0
-) -> dict:
-    """What `multi_label_metrics` leaves out: {"intervals": {metric: [low, high]}, "per_class": [...], "thresholds": (L,),
-    "confusion_matrix": (L, 4) true positives, false positives, false negatives and true negatives, "labels_without_images": count}.
-
-    The exact match has Wilson's 95% interval. That of the mean average precision is 1.96 standard deviations of `RESAMPLES`
-    bootstrap draws (Efron, Annals of Statistics 7, 1979) to each side.
-    """
-    probabilities, truth, given = (
-        logits.sigmoid().numpy(),
-        labels.numpy().astype(int),
-        given_labels(logits, thresholds),
-    )
-    given, count, rng = given.numpy(), len(labels), np.random.default_rng(seed)
-    precisions = average_precisions(probabilities, truth)
-    draws = [rng.multinomial(count, np.full(count, 1 / count)) for _ in range(RESAMPLES)]
-    means = [average_precisions(probabilities, truth, draw.astype(float)) for draw in draws]
-    half = 1.96 * float(np.std([np.nanmean(mean) for mean in means if not np.isnan(mean).all()]))
-    middle, exact = float(np.nanmean(precisions)), int((given == truth).all(axis=1).sum())
+def multi_label_report(logits: torch.Tensor, labels: torch.Tensor, names: list[str], thresholds: torch.Tensor) -> dict:
+    """What `multi_label_metrics` leaves out: {"per_class": [...], "thresholds": (L,), "confusion_matrix": (L, 4) true positives,
+    false positives, false negatives and true negatives, "labels_without_images": count}."""
+    truth, given = labels.numpy().astype(bool), given_labels(logits, thresholds).numpy()
+    precisions = average_precisions(logits.sigmoid().numpy(), truth)
     ratio = lambda part, whole: part / whole if whole else None
-    rows, counts = [], []
-    for index, name in enumerate(names):
-        there, called = int(truth[:, index].sum()), int(given[:, index].sum())
-        right = int((truth[:, index] & given[:, index]).sum())
-        counts.append([right, called - right, there - right, count - called - there + right])
+    cells = (truth & given, ~truth & given, truth & ~given, ~truth & ~given)
+    rows, counts = [], np.stack([cell.sum(axis=0) for cell in cells], axis=1).tolist()
+    for name, precision, (true_positives, false_positives, false_negatives, _) in zip(
+        names, precisions, counts, strict=True
+    ):
+        support, predicted = true_positives + false_negatives, true_positives + false_positives
         rows.append(
             {
-                "label": name, "images": there, "average_precision": float(precisions[index]) if there else None,
-                "precision": ratio(right, called), "recall": ratio(right, there), "f1": ratio(2 * right, there + called),
+                "label": name,
+                "images": support,
+                "average_precision": float(precision) if support else None,
+                "precision": ratio(true_positives, predicted),
+                "recall": ratio(true_positives, support),
+                "f1": ratio(2 * true_positives, support + predicted),
             }
-        )  # fmt: skip
+        )
     return {
-        "intervals": {
-            "mean_average_precision": [max(0.0, middle - half), min(1.0, middle + half)],
-            "exact_match": wilson_interval(exact, count),
-        },
         "per_class": rows,
         "confusion_matrix": counts,
-        "thresholds": [round(value, 6) for value in thresholds.tolist()],
-        "labels_without_images": int((truth.sum(axis=0) == 0).sum()),
+        "thresholds": thresholds.tolist(),
+        "labels_without_images": int((~truth.any(axis=0)).sum()),
     }
 
 

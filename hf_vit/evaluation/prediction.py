@@ -3,6 +3,9 @@
 import torch
 from torch import nn
 
+from hf_vit.data.image_dataset import ImageDataset
+from hf_vit.data.loader import data_loader
+from hf_vit.data.sampling import sequential_batches
 from hf_vit.system.errors import UserError
 
 
@@ -82,8 +85,7 @@ def _layer_mean(model, hidden_states, layer: int, pixel_values: torch.Tensor) ->
     layers = hidden_states[1:] if hidden_states is not None else ()
     if not -len(layers) <= layer < len(layers):
         raise UserError(
-            f"--layer {layer}: {type(model).__name__} gives the outputs of {len(layers)} layers; wanted 0 for the first, or -1 for "
-            "the last"
+            f"--layer must be from {-len(layers)} to {len(layers) - 1} for this {type(model).__name__}, got {layer}"
         )
     if layers[layer].ndim == 4:
         return layers[layer].mean(dim=(2, 3))
@@ -96,14 +98,18 @@ def _layer_mean(model, hidden_states, layer: int, pixel_values: torch.Tensor) ->
 def predict(
     model, batches, spec, accelerator, count: int, features: bool = False, stopped=lambda: False, split: str = ""
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Logits (n, L) in float32, or the features (n, D) that the head reads, and the row number of each: see `gather_rows`.
-
-    Args:
-        spec: the `ImageSpec` of the model's images.
-    """
+    """Logits (n, L) in float32, or the features (n, D) that the head reads, and the row number of each: see `gather_rows`."""
     with BatchPredictor(model, spec, accelerator, features) as predict_batch:
         answer = lambda batch: predict_batch(batch["images"])  # (b, L or D)
         return gather_rows(answer, batches, accelerator, count, stopped, split)
+
+
+def predict_images(
+    model, images: ImageDataset, spec, accelerator, batch_size: int, num_workers: int | None = None, **how
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """`predict` of a data set, which is shared out among the processes."""
+    share = sequential_batches(len(images), batch_size, accelerator.process_index, accelerator.num_processes)
+    return predict(model, data_loader(images, share, num_workers), spec, accelerator, len(images), **how)
 
 
 @torch.no_grad()
@@ -149,13 +155,11 @@ def gather_rows(
 
 def check_finite(values: torch.Tensor, split: str = ""):
     """Raise ValueError if a row of logits or features (n, L) is not finite: argmax would take NaN for a prediction."""
-    wrong = int((~values.isfinite().all(dim=1)).sum())
-    if wrong:
+    if wrong := int((~values.isfinite().all(dim=1)).sum()):
         where = f" of {split}" if split else ""
         raise UserError(
-            f"the model gives NaN or infinity for {wrong:,} of {len(values):,} images{where}, which cannot be scored: try "
-            "--mixed_precision no; if it does the same, look at these images, or take weights of an earlier step, or train anew "
-            "with a smaller --learning_rate"
+            f"the model gives NaN or infinity for {wrong:,} of {len(values):,} images{where}: try --mixed_precision no; if that does "
+            "not help, look at these images, or use weights of an earlier step"
         )
 
 

@@ -1,12 +1,10 @@
 """The prediction for each image as a table, to find the mistakes in."""
 
-import csv
-import io
-
+import pandas as pd
 import torch
 
 from hf_vit.evaluation.multi_label import given_labels, image_losses
-from hf_vit.system.escapes import csv_cell
+from hf_vit.system.escapes import csv_text
 
 
 LABEL_SEPARATOR = ";"
@@ -24,8 +22,6 @@ def prediction_table(
     whether that is right. Where an image has several labels, they are joined by ";", and the binary cross-entropy stands in the
     place of the probability.
 
-    CSV and not Parquet: people open it in a spreadsheet, to sort and filter it.
-
     Args:
         rows, files: n each; a file is "" where the row names none.
         labels: (n,) true classes.
@@ -33,23 +29,16 @@ def prediction_table(
         names: L class names.
         thresholds: (L,) where an image has several labels (n, L).
     """
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    if thresholds is not None:
-        given, losses = given_labels(logits, thresholds), image_losses(labels, logits).tolist()
-        writer.writerow(["row", "file", "label", "predicted", "loss", "correct"])
-        for row, file, truth, answer, loss in zip(rows, files, labels.bool(), given, losses, strict=True):
-            correct = "true" if truth.equal(answer) else "false"
-            said = [csv_cell(text) for text in (file, join_labels(truth, names), join_labels(answer, names))]
-            writer.writerow([row, *said, f"{loss:.6f}", correct])
-        return table.getvalue()
-    names = [csv_cell(name) for name in names]
-    confidences, predicted = (values.tolist() for values in logits.softmax(dim=1).max(dim=1))
-    writer.writerow(["row", "file", "label", "predicted", "confidence", "correct"])
-    for row, file, label, answer, confidence in zip(rows, files, labels.tolist(), predicted, confidences, strict=True):
-        correct = "true" if label == answer else "false"
-        writer.writerow([row, csv_cell(file), names[label], names[answer], f"{confidence:.6f}", correct])
-    return table.getvalue()
+    if thresholds is None:
+        confidences, predicted = logits.softmax(dim=1).max(dim=1)
+        true, said = ([names[index] for index in classes] for classes in (labels, predicted))
+        number, correct = {"confidence": confidences}, predicted == labels
+    else:
+        given = given_labels(logits, thresholds)
+        true, said = ([join_labels(row, names) for row in table] for table in (labels, given))
+        number, correct = {"loss": image_losses(labels, logits)}, (given == labels.bool()).all(dim=1)
+    table = pd.DataFrame({"row": rows, "file": files, "label": true, "predicted": said} | number)
+    return csv_text(table.assign(correct=["true" if one else "false" for one in correct]), float_format="%.6f")
 
 
 def join_labels(given: torch.Tensor, names: list[str]) -> str:

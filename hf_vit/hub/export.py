@@ -10,6 +10,7 @@ from pathlib import Path
 
 import onnx
 import onnx_ir.passes.common
+import onnxruntime
 import onnxscript  # noqa: F401, torch.onnx writes with it
 import torch
 from onnxruntime.quantization import quantize_dynamic
@@ -54,6 +55,14 @@ def load_for_export(checkpoint: str) -> HFViTForImageClassification:
             f"{checkpoint} has no classifier; wanted one: fine-tune the model first, with {script_name('train')}"
         )
     return model.eval().requires_grad_(False)
+
+
+def onnx_model(file: Path):
+    """A function pixel_values (B, C, H, W) -> logits (B, L) that ONNX Runtime computes from a file."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    return lambda pixel_values: torch.from_numpy(session.run(["logits"], {"pixel_values": pixel_values.numpy()})[0])
 
 
 def takes_any_size(config) -> bool:

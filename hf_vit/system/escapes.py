@@ -54,6 +54,12 @@ def csv_cell(text: str) -> str:
     return ("'" if text.startswith(FORMULA) else "") + printable(text)
 
 
+def csv_text(table, **how) -> str:
+    """A pandas table as CSV whose texts, column names among them, are `csv_cell`s."""
+    cells = table.map(lambda value: csv_cell(value) if isinstance(value, str) else value)
+    return cells.rename(columns=csv_cell).to_csv(index=False, **how)
+
+
 def as_license(value: object) -> str | None:
     """What a card names as its licence, which YAML may have read as a date or a list, as one line; None for nothing."""
     parts = value if isinstance(value, list) else [value]

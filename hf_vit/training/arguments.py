@@ -78,9 +78,6 @@ class TrainArguments:
         False, "read the data while training, without a copy on this disk; needs max_train_steps"
     )
     shuffle_buffer: int = argument(2048, "rows of a stream that are shuffled at a time")
-    stream_lanes: int = argument(
-        4, "shards of a stream that are read at a time; as many processes or more share them out, one reads all"
-    )
 
     model_name_or_path: str | None = argument(None, "checkpoint to fine-tune; without it training starts from scratch")
     preset: str | None = argument(None, "architecture to train from scratch, such as tiny-patch16-224")
@@ -194,9 +191,7 @@ class TrainArguments:
     )
     shift: int = argument(0, "move the image by up to this many pixels in each direction")
     flip: bool = argument(True, "mirror half of the images")
-    auto_augment: Literal["none", "three", "trivial", "rand"] = argument(
-        "none", "three: grey, solarise or blur (DeiT III); trivial: TrivialAugment; rand: RandAugment"
-    )
+    auto_augment: Literal["none", "trivial", "rand"] = argument("none", "trivial: TrivialAugment; rand: RandAugment")
     rand_magnitude: int = argument(9, "auto_augment rand: strength, of 30")
     color_jitter: float = argument(0.0, "brightness, contrast and saturation change by up to this part")
     erase: float = argument(0.0, "probability to fill a random rectangle with noise")
@@ -204,7 +199,6 @@ class TrainArguments:
     cutmix: float = argument(
         0.0, "above 0: paste a rectangle of one image into another; with mixup, each in half of the batches"
     )
-    augment_repeats: int = argument(1, "times each image stands in its batch, augmented anew")
 
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = argument(
         "auto", "auto: bf16 where the hardware is fast at it"
@@ -230,7 +224,7 @@ class TrainArguments:
 AT_LEAST_ONE = (
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "max_train_steps",
     "log_steps", "eval_epochs", "eval_steps", "image_size", "first_image_size", "shots", "shuffle_buffer", "lr_stages",
-    "augment_repeats", "checkpoints_total_limit", "stream_lanes",
+    "checkpoints_total_limit",
 )  # fmt: skip
 POSITIVE = ("num_train_epochs", "learning_rate", "head_learning_rate", "lora_alpha", "distillation_temperature")
 NOT_NEGATIVE = (
@@ -273,7 +267,6 @@ def check_ranges(args: TrainArguments):
 NEEDED = {  # what has no effect without another flag
     "lora_alpha": "lora_rank", "lora_dropout": "lora_rank", "distillation_alpha": "teacher_name_or_path",
     "distillation_temperature": "teacher_name_or_path", "first_stage": "first_image_size", "shuffle_buffer": "streaming",
-    "stream_lanes": "streaming",
 }  # fmt: skip
 
 
@@ -286,7 +279,7 @@ def check_combinations(args: TrainArguments):
     def refuse(one, other, what_to_do):
         raise UserError(f"{one} does not go with {other}: {what_to_do}")
 
-    augments = args.shift or args.color_jitter or args.erase or args.mixup or args.cutmix or args.augment_repeats > 1
+    augments = args.shift or args.color_jitter or args.erase or args.mixup or args.cutmix
     augments = augments or args.auto_augment != "none"
     partial = args.freeze_backbone or args.freeze_layers > 0 or args.lora_rank > 0
     if args.eval_split is not None and args.eval_split == args.train_split:
@@ -312,15 +305,12 @@ def check_combinations(args: TrainArguments):
         refuse("--gradient_checkpointing", "--cache_features", what_to_do)
     if args.freeze_layers > 0 and args.lora_rank > 0:
         refuse("--freeze_layers", "--lora_rank", "give one of them")
-    if args.balance == "sampling" and args.augment_repeats > 1:
-        refuse("--balance sampling", "--augment_repeats", "give one of them")
     if partial and args.model_name_or_path is None:
         what_to_do = "name a checkpoint with --model_name_or_path"
         refuse("--freeze_backbone, --freeze_layers or --lora_rank", "training from scratch", what_to_do)
     if args.streaming:
-        if args.shots is not None or args.train_fraction < 1 or args.balance != "none" or args.augment_repeats > 1:
-            others = "--shots, --train_fraction, --balance or --augment_repeats"
-            refuse("--streaming", others, "they need the whole data set at hand")
+        if args.shots is not None or args.train_fraction < 1 or args.balance != "none":
+            refuse("--streaming", "--shots, --train_fraction or --balance", "they need the whole data set at hand")
         if args.max_train_steps is None:
             refuse("--streaming", "an open end", "a stream has no length: give --max_train_steps")
     if args.overwrite and args.resume not in ("auto", "never"):
@@ -344,7 +334,7 @@ DERIVED = (
 
 
 # Flags that earlier versions had, with their defaults: a configuration that was saved with these is read without them.
-RETIRED: dict[str, object] = {}
+RETIRED: dict[str, object] = {"augment_repeats": 1, "stream_lanes": 4}
 
 
 def build_parser(text: str | None = None, kind: type[TrainArguments] = TrainArguments) -> Parser:

@@ -13,6 +13,7 @@ from hf_vit.data.sampling import class_balanced_ids
 from hf_vit.data.splits import class_weights
 from hf_vit.evaluation.calibration import fit_temperature, folded_temperature
 from hf_vit.evaluation.classifiers import model_folder
+from hf_vit.evaluation.intervals import intervals
 from hf_vit.evaluation.multi_label import DEFAULT_THRESHOLD, choose_thresholds
 from hf_vit.evaluation.prediction_table import image_names, prediction_table
 from hf_vit.evaluation.scores import classification_report, compute_metrics, headline, surest_mistakes
@@ -184,6 +185,7 @@ class Classification:
             "temperature": temperature,
             "images": len(labels),
             "mistakes": image_names(*images.sources(rows[mistakes])),
+            "intervals": intervals(logits, labels, thresholds),
             **classification_report(logits, labels, data.labels, thresholds),
         }
         if thresholds is not None:

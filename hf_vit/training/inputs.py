@@ -121,9 +121,7 @@ def read_data(args: TrainArguments, task, accelerator, print_main):
     # What cannot be read is skipped until all is read: then all of it is named, and each class is judged as a whole.
     parts = [eval_images := ImageDataset(splits["eval"], spec, "skip")]
     if args.streaming:
-        train_images = ImageStream(
-            stream, labels, train_spec, args.seed, args.shuffle_buffer, args.on_bad_image, args.stream_lanes
-        )
+        train_images = ImageStream(stream, labels, train_spec, args.seed, args.shuffle_buffer, args.on_bad_image)
     else:
         parts.append(train_images := ImageDataset(train_rows, train_spec, "skip", keep_full=True, seed=args.seed))
     check_unreadable(parts, labels, args.on_bad_image)
@@ -222,7 +220,6 @@ class TrainBatches:
                     self.rank,
                     self.world,
                     shares,
-                    self.args.augment_repeats,
                 )
                 for ids in itertools.islice(steps, max(0, first_step - epoch * self.steps_per_epoch), None):
                     ids = [epoch * EPOCH_STRIDE + number for number in ids]

@@ -10,8 +10,9 @@ from hf_vit.data.columns import has_several_labels
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.sources import Source
+from hf_vit.data.splits import prepare_splits
 from hf_vit.data.summary import summary
-from hf_vit.data.unlabelled import load_unlabelled, prepare_unlabelled
+from hf_vit.data.unlabelled import as_one_class, load_unlabelled
 from hf_vit.evaluation.classifiers import model_folder
 from hf_vit.evaluation.prediction import gather_rows
 from hf_vit.evaluation.probes import knn_accuracy
@@ -65,11 +66,13 @@ class PreTraining:
         train = load_unlabelled(*source, None, args.image_column, "--train_split", default_split=args.train_split)
         if "split" not in train.source and (args.eval_split is not None or args.train_split != "train"):
             raise why  # a folder of images or a list of them, which is one split
-        scored = None
+        splits, scored = {"train": as_one_class(train.rows)}, None
         if args.eval_split is not None:
-            scored = load_unlabelled(*source, args.eval_split, args.image_column, "--eval_split").rows
+            rows = load_unlabelled(*source, args.eval_split, args.image_column, "--eval_split").rows
+            splits, scored = splits | {"eval": as_one_class(rows)}, "eval"
         print_main(f"labels are left out, and with them the k-NN accuracy: {str(why).splitlines()[0]}")
-        splits = prepare_unlabelled(train.rows, scored, args.eval_fraction, args.train_fraction, args.seed)
+        sizes = {name: getattr(args, name) for name in ("eval_fraction", "train_fraction", "seed")}
+        splits, _, _ = prepare_splits(splits, eval_split=scored, min_classes=1, **sizes)
         names = {"train": args.train_split, "eval": args.eval_split or f"part of {args.train_split}"}
         print_main("\n".join(summary(splits, names, [], Source(DatasetDict(), args.dataset_name))))
         return splits, None, [], names["eval"]

@@ -1,4 +1,8 @@
-"""Images a second from files to batches of tensors: hf_vit.data beside rows that are transformed one by one."""
+"""Images a second from files to batches of tensors: hf_vit.data beside rows that are transformed one by one.
+
+python recipes/benchmarks/loader.py
+python recipes/benchmarks/loader.py --repeats 3 --output_file model_cards/benchmark.json
+"""
 
 import itertools
 import json
@@ -8,12 +12,13 @@ from pathlib import Path
 
 import datasets
 import numpy as np
-from benchmarks.measuring import BATCH, median_ratio, square_spec, time_in_turns
-from benchmarks.reference import reference_loader, reference_rows
+import torch
 from datasets import ClassLabel, Dataset, Features
+from measuring import median_ratio, run_benchmark, square_spec, time_in_turns
 from PIL import Image
+from torch.utils.data import DataLoader
 
-from hf_vit.data import image_dataset
+from hf_vit.data import crops, image_dataset
 from hf_vit.data.columns import select_image_and_label
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_files import AllowedFiles, restrict_files
@@ -24,7 +29,7 @@ from hf_vit.data.sampling import EPOCH_STRIDE, epoch_batches
 from hf_vit.data.sources import load_splits
 
 
-WORKERS = 2
+WORKERS, BATCH = 2, 64
 
 
 def photos(folder: Path, width: int, height: int, count: int) -> Dataset:
@@ -40,6 +45,35 @@ def photos(folder: Path, width: int, height: int, count: int) -> Dataset:
     rows = {"image": [files[index % len(files)] for index in range(count)], "label": [0, 1] * (count // 2)}
     rows = Dataset.from_dict(rows, Features(image=datasets.Image(), label=ClassLabel(names=["a", "b"])))
     return restrict_files({"train": rows}, AllowedFiles(str(folder)))["train"]
+
+
+def reference_rows(rows: Dataset, spec: ImageSpec) -> Dataset:
+    """Rows whose images are decoded, converted, cropped where `spec` asks for it, resized and normalised one by one, on access."""
+    mean, std = (np.array(values, dtype=np.float32) for values in (spec.mean, spec.std))
+
+    def transform(batch):
+        images = [image.convert("RGB") for image in batch["image"]]
+        if spec.crop_scale is not None:
+            numbers = torch.rand(len(images), crops.NUM_PARAMS).tolist()
+            boxes = [
+                crops.crop_box(*image.size, some, spec.crop_scale) for image, some in zip(images, numbers, strict=True)
+            ]
+            images = [image.crop(box) for image, box in zip(images, boxes, strict=True)]
+        images = [image.resize((spec.width, spec.height), spec.resample) for image in images]
+        arrays = [(np.asarray(image, dtype=np.float32) / 255 - mean) / std for image in images]
+        batch["pixel_values"] = [torch.from_numpy(array).permute(2, 0, 1) for array in arrays]
+        return batch
+
+    return rows.cast_column("image", datasets.Image()).with_transform(transform)
+
+
+def collate(rows):
+    labels = torch.tensor([row["label"] for row in rows])
+    return {"pixel_values": torch.stack([row["pixel_values"] for row in rows]), "labels": labels}
+
+
+def reference_loader(rows: Dataset) -> DataLoader:
+    return DataLoader(rows, batch_size=BATCH, shuffle=True, num_workers=WORKERS, collate_fn=collate)
 
 
 def exhaust(batches):
@@ -62,7 +96,7 @@ def compare(rows: Dataset, spec: ImageSpec, repeats: int) -> dict:
         return (batch["images"] for batch in data_loader(images, numbers, WORKERS))
 
     contenders = {
-        "reference": lambda: exhaust(reference_loader(by_row, WORKERS)),
+        "reference": lambda: exhaust(reference_loader(by_row)),
         "hf_vit": lambda: exhaust(normalize(batch, spec) for batch in batches()),
         "hf_vit_bytes": lambda: exhaust(batches()),
     }
@@ -87,3 +121,7 @@ def measure(repeats: int) -> dict:
             print(json.dumps(kinds[-1]), flush=True)
     image_dataset.CACHE_BYTES = cache_bytes
     return {"kinds": kinds, "workers": WORKERS}
+
+
+if __name__ == "__main__":
+    run_benchmark("loader", measure, __doc__)

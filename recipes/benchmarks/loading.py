@@ -1,4 +1,8 @@
-"""Import, from_pretrained of ViT-B and its peak memory, each in a process of its own, beside native transformers."""
+"""Import, `from_pretrained` of ViT-B and its peak memory, each in a process of its own, beside native transformers.
+
+python recipes/benchmarks/loading.py
+python recipes/benchmarks/loading.py --output_file model_cards/benchmark.json
+"""
 
 import json
 import statistics
@@ -6,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 
-from benchmarks.measuring import median_ratio
+from measuring import median_ratio, run_benchmark
 from transformers import ViTConfig, ViTForImageClassification
 
 
@@ -69,3 +73,7 @@ def measure(repeats: int) -> dict:
     }
     loaded = {library: [turn["loaded"] for turn in seen] for library, seen in turns.items()}
     return {**medians, "loading_ratio": median_ratio(loaded["transformers"], loaded["hf_vit"])}
+
+
+if __name__ == "__main__":
+    run_benchmark("loading", measure, __doc__)

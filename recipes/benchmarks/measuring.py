@@ -1,26 +1,28 @@
-"""Timing in turns, and runs of train.py in processes of their own: what all parts of the benchmark share."""
+"""What the benchmarks share: timing in turns, and a command line that writes JSON."""
 
+import argparse
+import datetime
 import json
 import statistics
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import datasets
 import torch
+import transformers
 from PIL import Image
 
 from hf_vit.data.image_spec import ImageSpec
-from hf_vit.training.report import read_log
+from hf_vit.system import hardware
+from hf_vit.system.environment import environment_info
 
 
 RECIPES = Path(__file__).resolve().parents[1]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-BATCH = 64  # images of a batch, in the loaders and in the reference loop
-DEMO = RECIPES / "configs" / "demo.yaml"
 
 
-def seconds_of(function, times: int = 1) -> float:
+def seconds_of(function: Callable, times: int = 1) -> float:
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
     began = time.perf_counter()
@@ -31,7 +33,7 @@ def seconds_of(function, times: int = 1) -> float:
     return (time.perf_counter() - began) / times
 
 
-def time_in_turns(contenders: dict, repeats: int, times: int = 1) -> dict[str, list[float]]:
+def time_in_turns(contenders: dict[str, Callable], repeats: int, times: int = 1) -> dict[str, list[float]]:
     """Seconds of each contender in each round. Every other round runs in reverse; the first round is warm-up."""
     rounds = []
     for turn in range(repeats + 1):
@@ -45,26 +47,33 @@ def median_ratio(one: list[float], other: list[float]) -> float:
     return round(statistics.median(a / b for a, b in zip(one, other, strict=True)), 3)
 
 
-def run_training(folder: Path, **flags) -> dict:
-    """Run train.py in a process of its own; its results.json, and the lines of metrics.jsonl under "lines"."""
-    flags = {"output_dir": folder, **flags}
-    command = [sys.executable, str(RECIPES / "train.py"), *(f"--{name}={value}" for name, value in flags.items())]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
-    return {**json.loads((folder / "results.json").read_text()), "lines": read_log(folder)}
-
-
-def training_seconds(run: dict) -> float:
-    """Seconds of a whole run of train.py, without its evaluations."""
-    return [line["seconds"] for line in run["lines"] if "loss" in line][-1]
-
-
 def square_spec(side: int) -> ImageSpec:
     """Square RGB images of `side` pixels, normalised as most examples do."""
     return ImageSpec(side, side, 3, int(Image.Resampling.BILINEAR), (0.5,) * 3, (0.5,) * 3)
 
 
-def to_overrides(fields: dict) -> str:
-    """Config fields as the value of --config_overrides."""
-    return ",".join(f"{name}={value}".lower() for name, value in fields.items())
+def prepare_device():
+    """Quiet libraries, and on a CPU all of its cores."""
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+    if DEVICE.type == "cpu":
+        hardware.use_all_cores()
+        hardware.keep_memory()
+
+
+def run_benchmark(name: str, measure: Callable[[int], dict], description: str):
+    """Read the command line, measure, and write the result to --output_file under `name`; its other parts are kept."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--repeats", type=int, default=5, help="rounds that count; default: 5")
+    parser.add_argument("--output_file", type=Path, help="JSON file to add the result to; default: print only")
+    args = parser.parse_args()
+    prepare_device()
+    measured = measure(args.repeats)
+    environment = environment_info(DEVICE.type, 1, "bf16" if DEVICE.type == "cuda" else "no")
+    measured |= {"rounds": args.repeats, "date": datetime.date.today().isoformat(), **environment}
+    print(json.dumps(measured, indent=2))
+    if args.output_file is not None:
+        results = json.loads(args.output_file.read_text()) if args.output_file.is_file() else {}
+        args.output_file.write_text(json.dumps(results | {name: measured}, indent=2) + "\n")

@@ -19,7 +19,7 @@ def test_an_epoch_shows_every_image_once_and_depends_on_seed_and_epoch_alone():
     assert epoch not in (ids_of(12, 4, seed=1, epoch=4), ids_of(12, 4, seed=2, epoch=3))
 
 
-@pytest.mark.parametrize("how", [{}, {"repeats": 3}, {"labels": np.repeat([0, 1], (30, 6))}])
+@pytest.mark.parametrize("how", [{}, {"labels": np.repeat([0, 1], (30, 6))}])
 def test_two_processes_see_the_batches_of_one_however_images_are_drawn(how):
     whole = list(epoch_batches(36, 8, 0, 1, **how))
     halves = [list(epoch_batches(36, 4, 0, 1, rank, 2, **how)) for rank in range(2)]
@@ -42,18 +42,6 @@ def test_balanced_sampling_draws_each_class_as_often_within_one_and_each_time_as
         rows, times = np.unique(np.array(ids) % len(labels), return_counts=True)
         assert np.ptp(np.bincount(labels[rows], times, len(counts))) <= 1
         assert all(np.ptp(times[labels[rows] == label]) <= 1 for label in np.unique(labels[rows]) if label > 0)
-
-
-@pytest.mark.parametrize("repeats", [2, 4])
-def test_repeated_images_stand_in_their_batch_with_other_ids_and_apart(repeats):
-    batches = [np.array(ids) for ids in epoch_batches(50, 8, 0, 0, repeats=repeats)]
-    assert len(batches) == 6
-    for ids in batches:
-        assert len(set(ids.tolist())) == 8
-        assert np.unique(ids % 50, return_counts=True)[1].tolist() == [repeats] * (8 // repeats)
-        assert (ids[0::2] % 50 != ids[1::2] % 50).all()
-    seen = np.concatenate([np.unique(ids % 50) for ids in batches])
-    assert len(seen) == len(set(seen.tolist()))  # no image stands in two batches of an epoch
 
 
 @pytest.mark.parametrize("world", [1, 2])

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, DatasetDict, Features, Value
-from datasets import Image as ImageFeature
-from image_data import ANIMALS, dataset, encoded, picture, pictures, table_of, write_tar
+from image_data import ANIMALS, dataset, encoded, pictures, table_of, write_tar
 from PIL import Image
 
 from hf_vit.data.folders import TABLE_SUFFIXES
@@ -232,12 +231,6 @@ def write_other_classes(folder):
     dataset([0, 1], ["dog", "cat"]).to_parquet(folder / "test.parquet")
 
 
-def write_text_beside_class_label(folder):
-    text = Features(image=ImageFeature(), label=Value("string"))
-    rows = Dataset.from_dict({"image": [picture(0)], "label": ["cat"]}, text)
-    DatasetDict(train=dataset([0, 1]), test=rows).save_to_disk(folder)
-
-
 def write_parquet_beside_folders(folder):
     paint(folder, "cat/1.png r, dog/1.png g")
     table_of(range(4)).to_parquet(folder / "more.parquet")
@@ -262,13 +255,13 @@ REFUSED = {
     "a run among the images": (laid_out("cat/1.png r, dog/1.png g, runs/a/metrics.jsonl"), "runs/a"),
     "Parquet beside class folders": (write_parquet_beside_folders, "more.parquet"),
     "classes in another order": (write_other_classes, "test.parquet"),
-    "text beside a ClassLabel": (write_text_beside_class_label, "test string"),
     "metadata without file names": (laid_out("cat/1.png r, dog/1.png g, metadata.csv"), "file_name"),
     "a column that stands twice": (in_table("file,label,label\n1.png,a,b\n"), "label"),
     "files that are not there": (in_table("file,label\n1.png,a\n7.png,a\n8.png,b\n9.png,b\n10.png,b\n"), r"row 1 .*7.png.*row 3 has '9.png'$"),
     "rows without a path": (in_table("file,label\n,a\n1.png,a\n"), "row 0"),
     "rows without a label": (in_table("file,label\n1.png,a\n2.png,\n3.png,b\n"), "row 1"),
-    "rows of other lengths": (in_table("file,label\n1.png,a,b\n2.png\n"), "row 1"),
+    "a longer row": (in_table("file,label\n1.png,a,b\n2.png,a\n"), "line 2"),
+    "a shorter row": (in_table("file,label\n1.png,a\n2.png\n"), "row 1"),
     "no column of paths": (in_table("note,label\nhello,a\n"), r"note, label.*--image_column.*--label_column"),
     "two columns of paths": (in_table("file,path,label\n1.png,1.png,a\n"), r"file, path, label.*--image_column"),
     "no column of labels": (in_table("file,comment\n1.png,a\n"), r"--label_column.*comment"),

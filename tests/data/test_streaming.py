@@ -21,6 +21,7 @@ from image_data import (
     write_tar,
 )
 
+from hf_vit.data import streaming
 from hf_vit.data.crops import crop_params
 from hf_vit.data.decoding import decode_image
 from hf_vit.data.image_dataset import ImageDataset
@@ -39,6 +40,11 @@ def no_pause(monkeypatch):
     monkeypatch.setattr("datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN", 0, raising=False)
 
 
+@pytest.fixture(params=[1, 3])
+def lanes(request, monkeypatch):
+    monkeypatch.setattr(streaming, "LANES", request.param)
+
+
 @pytest.fixture(scope="module", params=["tar", "parquet"])
 def shards(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("shards")
@@ -55,9 +61,9 @@ def prepared(folder, **how):
     return prepare_stream(load_splits(str(folder), streaming=True), **{"label_names": list(ANIMALS), **how})
 
 
-def stream_of(folder, seed=0, on_bad_image="stop", buffer=6, lanes=4, spec=None, **how):
+def stream_of(folder, seed=0, on_bad_image="stop", buffer=6, spec=None, **how):
     rows, _, names, _ = prepared(folder, **how)
-    return ImageStream(rows, names, spec or spec_of(), seed, buffer, on_bad_image, lanes)
+    return ImageStream(rows, names, spec or spec_of(), seed, buffer, on_bad_image)
 
 
 def batches_of(stream, count, batch_size, rank=0, world=1, step=0):
@@ -95,23 +101,23 @@ def test_each_pass_shows_every_image_once_in_an_order_of_seed_and_epoch(shards):
 
 
 @pytest.mark.parametrize(("together", "world"), [(12, 2), (12, 4), (6, 3), (10, 2)])
-def test_any_number_of_processes_sees_together_what_one_sees_of_a_stream(shards, together, world):
+def test_any_number_of_processes_sees_together_what_one_sees_of_a_stream(shards, together, world, monkeypatch):
+    monkeypatch.setattr(streaming, "LANES", 3)
     steps = 2 * COUNT // together + 1
-    whole = ids_of(batches_of(stream_of(shards, lanes=3), steps, together))
-    streams = [stream_of(shards, lanes=3) for _ in range(world)]
+    whole = ids_of(batches_of(stream_of(shards), steps, together))
+    streams = [stream_of(shards) for _ in range(world)]
     parts = [ids_of(batches_of(stream, steps, together // world, rank, world)) for rank, stream in enumerate(streams)]
     assert [list(itertools.chain(*step)) for step in zip(*parts, strict=True)] == whole
     if world == 3:  # a process a shard
         assert [list(stream.lengths) for stream in streams] == [[0], [1], [2]]
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("knows", [True, False])
 def test_a_stream_goes_on_at_any_step_as_if_it_had_not_stopped(shards, knows, lanes):
-    stream = stream_of(shards, lanes=lanes)
+    stream = stream_of(shards)
     whole = ids_of(batches_of(stream, 24, 3))
     for step in range(24):
-        resumed = stream_of(shards, lanes=lanes)
+        resumed = stream_of(shards)
         resumed.lengths = dict(stream.lengths) if knows else {}
         assert ids_of(batches_of(resumed, 24 - step, 3, step=step)) == whole[step:]
 
@@ -156,7 +162,7 @@ def test_text_labels_of_a_stream_are_places_in_label_names_and_classes_need_none
     (batch,) = batches_of(stream_of(tmp_path / "text", label_names=["dog", "cat"]), 1, 4)
     assert batch["labels"].tolist() == [1 - index % 2 for index in batch["index"].tolist()]
     (tmp_path / "text").rename(tmp_path.with_name("elsewhere"))
-    assert stream_of(tmp_path, label_names=None).names == list(ANIMALS)
+    assert prepared(tmp_path, label_names=None)[2] == list(ANIMALS)
     with pytest.raises(UserError, match="--label_names"):
         stream_of(tmp_path, label_names=["dog", "cat"])
 
@@ -190,9 +196,13 @@ def test_a_stream_of_a_table_reads_the_files_it_names(photos):
 
 
 def test_numbers_of_a_stream_begin_at_0(photos):
-    (photos / "all.csv").write_text("image,label,split\ntrain/cat/0.png,1,train\ntrain/dog/1.png,2,val\n")
-    with pytest.raises(ValueError, match="wanted 2,"):
-        prepare_stream(load_splits(str(photos / "all.csv"), streaming=True), label_names=["a", "b"])
+    lines = ["image,label,split", "train/cat/0.png,1,train", "train/dog/1.png,1,val", "train/cat/2.png,2,val"]
+    for count in (3, 4):
+        (photos / "all.csv").write_text("\n".join(lines[:count]))
+        wrong = pytest.raises(UserError, match=r"row 1 .*'2'") if count == 4 else contextlib.nullcontext()
+        with wrong:
+            held = prepared(photos / "all.csv", label_names=["a", "b"])[1]
+    assert held["label"][:] == [1]
 
 
 def test_a_stream_of_class_folders_is_not_read_class_by_class(tmp_path):

@@ -126,7 +126,7 @@ def fixed_metrics() -> dict[str, float]:
     arguments = {"top_k_accuracy": {"predictions": top}, "calibration_error": {"confidences": confidences}}
     found = {}
     for name in ("accuracy", "top_k_accuracy", "balanced_accuracy", "macro_f1", "calibration_error"):
-        module = evaluate.load(str(next(HOUSE.glob(f"hf_vit/**/{name}.py"))))
+        module = evaluate.load(str(HOUSE / "hf_vit" / "evaluation" / "metrics.py"), name)
         found |= module.compute(**{"predictions": predictions, "references": references, **arguments.get(name, {})})
     return found
 
@@ -194,7 +194,7 @@ def observe(home: Path) -> dict:
         "predict.csv.unreadable.txt names": ["broken.png" in (home / "predict.csv.unreadable.txt").read_text()],
         "audit.duplicates.csv": table(home / "audit.duplicates.csv"),
         "audit.labels.csv": table(
-            home / "audit.labels.csv", leave_out=("probability",)
+            home / "audit.labels.csv", leave_out=("label_probability",)
         ),  # hangs on how folds are drawn
         "audit.html names": [name for name in ("broken.png", "copy.png", "larger.png", "wrong.png") if name in page],
         "files of a run": sorted(path.name for path in run.iterdir() if not path.name.startswith(".")),

@@ -15,7 +15,6 @@ import torch
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 
 from hf_vit.data.sources import load_splits
-from hf_vit.evaluation.onnx_classifier import onnx_model
 from hf_vit.system import environment
 
 
@@ -86,7 +85,7 @@ def command(*flags, cwd, env=None, fails=False):
 def test_onnx_and_program_give_torchs_logits(exported, pixels, dialect, batch):
     model, folder = exported(dialect)
     images = [pixels(batch, channels=model.config.num_channels)]
-    assert exporting.logit_difference(model, onnx_model(folder / "model.onnx"), images)["relative"] < 1e-5
+    assert exporting.logit_difference(model, exporting.onnx_model(folder / "model.onnx"), images)["relative"] < 1e-5
     assert exporting.logit_difference(model, exporting.torch_program(folder / "model.pt2"), images)["relative"] < 1e-5
 
 
@@ -95,14 +94,14 @@ def test_onnx_and_program_give_torchs_logits(exported, pixels, dialect, batch):
 def test_without_a_table_of_positions_other_sizes_give_torchs_logits(exported, pixels, dialect, size):
     model, folder = exported(dialect)
     images = [pixels(2, *size)]
-    assert exporting.logit_difference(model, onnx_model(folder / "model.onnx"), images)["relative"] < 1e-5
+    assert exporting.logit_difference(model, exporting.onnx_model(folder / "model.onnx"), images)["relative"] < 1e-5
     assert exporting.logit_difference(model, exporting.torch_program(folder / "model.pt2"), images)["relative"] < 1e-5
 
 
 def test_with_a_table_of_positions_another_size_is_refused(exported, pixels):
     _, folder = exported("class token, learned")
     with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument, match="pixel_values"):
-        onnx_model(folder / "model.onnx")(pixels(1, 16, 24))
+        exporting.onnx_model(folder / "model.onnx")(pixels(1, 16, 24))
     with pytest.raises(AssertionError, match="pixel_values"):
         exporting.torch_program(folder / "model.pt2")(pixels(1, 16, 24))
 
@@ -110,8 +109,8 @@ def test_with_a_table_of_positions_another_size_is_refused(exported, pixels):
 def test_what_fills_no_patch_is_cut_off_in_onnx_and_refused_in_the_program(exported, pixels):
     _, folder = exported("no positions")
     images = pixels(2, 18, 25)
-    inside = onnx_model(folder / "model.onnx")(images[:, :, :16, :24])
-    torch.testing.assert_close(onnx_model(folder / "model.onnx")(images), inside)
+    inside = exporting.onnx_model(folder / "model.onnx")(images[:, :, :16, :24])
+    torch.testing.assert_close(exporting.onnx_model(folder / "model.onnx")(images), inside)
     with pytest.raises(AssertionError, match="pixel_values"):
         exporting.torch_program(folder / "model.pt2")(images)
 
@@ -157,7 +156,7 @@ def test_every_product_with_a_weight_is_int8_and_the_answers_stay_near(exported,
     assert count(tmp_path / "small.onnx", "MatMulInteger") == dense
     images = pixels(4)
     expected = model(images).logits
-    found = onnx_model(tmp_path / "small.onnx")(images)
+    found = exporting.onnx_model(tmp_path / "small.onnx")(images)
     assert 0 < (found - expected).abs().max() < 0.1 * expected.abs().max()
 
 
@@ -167,8 +166,11 @@ def test_weights_beyond_one_files_size_lie_beside_it(exported, pixels, tmp_path,
     exporting.to_onnx(exporting.trace(model), model.config, tmp_path / "model.onnx")
     exporting.quantize(tmp_path / "model.onnx", tmp_path / "small.onnx")
     assert {file.name for file in tmp_path.iterdir()} == {"model.onnx", "model.onnx.data", "small.onnx"}
-    assert exporting.logit_difference(model, onnx_model(tmp_path / "model.onnx"), [pixels(2)])["relative"] < 1e-5
-    assert onnx_model(tmp_path / "small.onnx")(pixels(2)).shape == (2, 3)
+    assert (
+        exporting.logit_difference(model, exporting.onnx_model(tmp_path / "model.onnx"), [pixels(2)])["relative"]
+        < 1e-5
+    )
+    assert exporting.onnx_model(tmp_path / "small.onnx")(pixels(2)).shape == (2, 3)
 
 
 def test_another_computation_is_refused(tiny_model, pixels):
@@ -272,7 +274,7 @@ def test_an_earlier_export_is_replaced_as_a_whole_or_not_at_all(native, tmp_path
     assert files == {"out/export.json", "out/onnx/model.onnx", "out/model.pt2"}
     model, computed = (
         ViTForImageClassification.from_pretrained(native),
-        onnx_model(output / "onnx" / "model.onnx"),
+        exporting.onnx_model(output / "onnx" / "model.onnx"),
     )
     assert exporting.logit_difference(model, computed, [pixels(2)])["relative"] < 1e-5
 

@@ -84,4 +84,4 @@ def test_every_folder_of_the_package_is_in_the_wheel():
 
     listed = set(tomllib.loads((HOUSE / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     rooms = {".".join(file.relative_to(HOUSE).parts[:-1]) for file in (HOUSE / "hf_vit").rglob("*.py")}
-    assert listed == rooms | {"hf_vit_recipes", "hf_vit_recipes.benchmarks"}
+    assert listed == rooms | {"hf_vit_recipes"}

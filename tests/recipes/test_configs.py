@@ -22,9 +22,6 @@ FORMS = {
     "ylecun/mnist": ("image", "label", "L", 28, 10, ("train", "test")),
     "zalando-datasets/fashion_mnist": ("image", "label", "L", 28, 10, ("train", "test")),
     "uoft-cs/cifar10": ("img", "label", "RGB", 32, 10, ("train", "test")),
-    "AI-Lab-Makerere/beans": ("image", "labels", "RGB", 250, 3, ("train", "validation", "test")),
-    "timm/oxford-iiit-pet": ("image", "label", "RGB", 250, 37, ("train", "test")),
-    "dpdl-benchmark/oxford_flowers102": ("image", "label", "RGB", 250, 102, ("train", "validation", "test")),
     "ILSVRC/imagenet-1k": ("image", "label", "RGB", 250, 1000, ("train", "validation", "test")),
     "data/pizza_steak_sushi": ("image", "label", "RGB", 250, 3, ("train", "test")),
 }
@@ -51,8 +48,6 @@ def stand_in(name, folder):
             continue
         columns = {images: pictures, labels: [index % classes for index in range(12)]}
         features = Features({images: Image(), labels: ClassLabel(names=names)})
-        if name == "timm/oxford-iiit-pet":  # which has a second column of classes
-            columns["label_cat_dog"], features["label_cat_dog"] = [0] * 12, ClassLabel(names=["cat", "dog"])
         data[split] = Dataset.from_dict(columns, features)
     for split, rows in data.items():
         folder.mkdir(exist_ok=True)
@@ -72,12 +67,7 @@ def checkpoint(tmp_path_factory):
     return folder
 
 
-ALIKE = (
-    "imagenet",
-    "flowers",
-    "food3",
-    "mnist",
-)  # presets that take long, or are of the kind of another that runs by default
+ALIKE = ("imagenet", "food3", "mnist")  # presets that take long, or are of the kind of another that runs by default
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_a_preset_goes_by_its_name_from_anywhere(tmp_path, monkeypatch):
             "--config cifr10: no such file, and no preset of that name; did you mean --config cifar10?",
         ),
         (["--config", "elsewhere/demo.yaml"], "did you mean --config demo?"),
-        (["--config", "qqq"], "those in recipes/configs are beans, "),
+        (["--config", "qqq"], "those in recipes/configs are cifar10"),
         (["--config", "."], "--config . is a folder; wanted a YAML file"),
     ],
 )

@@ -190,7 +190,7 @@ def test_a_run_beside_another_program_says_once_how_many_threads_are_free(monkey
 FORM = types.SimpleNamespace(height=32, width=32, mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.25], processor=None)
 RECIPES = {
     "demo": dict(shift=2, flip=True),
-    "DeiT III": dict(crop="simple", flip=True, auto_augment="three", jitter=0.3),
+    "simple": dict(crop="simple", flip=True, jitter=0.3),
     "DeiT": dict(crop="resized", flip=True, auto_augment="rand", erase=0.25),
     "trivial": dict(crop="resized", auto_augment="trivial", erase=0.5),
 }

@@ -1,12 +1,14 @@
 """Claims about what a run chooses where its flags leave it open: length, batch size, rates and evaluations."""
 
+import json
 import math
+import sys
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import yaml
-from benchmarks.fine_tuning import fine_tune
 
 from hf_vit.data.sources import load_splits
 from hf_vit.training.arguments import DERIVED, changed_arguments, parse_args, to_yaml
@@ -23,7 +25,8 @@ from hf_vit.training.defaults import (
 )
 
 
-PRETRAINED = Path(__file__).parents[2] / "model_cards" / "transfer" / "pretrained"
+HOUSE = Path(__file__).parents[2]
+PRETRAINED = HOUSE / "model_cards" / "transfer" / "pretrained"
 METHODS = {"full": [], "lora": ["--lora_rank", "8"], "probe": ["--freeze_backbone", "true"]}
 SIZES = (10, 30, 54, 100, 1000, 2000, 5000, 20_000, 10**5, 10**6)
 
@@ -164,20 +167,30 @@ def test_a_line_says_what_was_chosen():
     assert describe_training(args, 9, 8) == "the head alone: 9 steps of 8 images, learning rate 0.001"
 
 
-def test_fine_tuning_30_images_by_default_is_no_worse_than_the_probe_where_ten_small_steps_are(tmp_path, monkeypatch):
+def test_fine_tuning_30_images_by_default_is_no_worse_than_the_probe_where_ten_small_steps_are(tmp_path):
     """A checkpoint of CIFAR-10, images of clothes. Ten steps of 64 images at 5e-5 with a head of zeros were the old defaults."""
     splits = load_splits("fashion-mnist-mini")
     labels = np.asarray(splits["train"]["label"])
     rows = [row for label in range(10) for row in np.flatnonzero(labels == label)[:3]]
-    splits["train"].select(rows).to_parquet(tmp_path / "train.parquet")
-    splits["test"].select(range(400)).to_parquet(tmp_path / "test.parquet")
-    flags = {"dataset_name": tmp_path, "model_name_or_path": PRETRAINED, "mixed_precision": "no"}
+    (tmp_path / "data").mkdir()
+    splits["train"].select(rows).to_parquet(tmp_path / "data" / "train.parquet")
+    splits["test"].select(range(400)).to_parquet(tmp_path / "data" / "test.parquet")
+
+    def accuracy_of(name, first="", **flags):
+        """That of the last weights."""
+        flags |= {"dataset_name": tmp_path / "data", "model_name_or_path": PRETRAINED, "output_dir": tmp_path / name}
+        flags |= {"mixed_precision": "no", "eval_epochs": 10_000, "num_workers": 0}
+        words = [f"--{flag}={value}" for flag, value in flags.items()]
+        code = [sys.executable, "-W", "ignore", "-c", first + forked.THEN_THE_SCRIPT, HOUSE / "recipes" / "train.py"]
+        forked.run([*code, *words], cwd=tmp_path, check=True)
+        return json.loads((tmp_path / name / "results.json").read_text())["metrics"]["accuracy"]
+
+    probe = accuracy_of("probe", freeze_backbone="true", cache_features="true")
+    assert accuracy_of("default") >= probe
     of_old = {"learning_rate": 5e-5, "max_train_steps": 10, "per_device_train_batch_size": 64, "crop_scale": 0.35}
-    probe = fine_tune(**flags, freeze_backbone="true", cache_features="true")["accuracy"]
-    assert fine_tune(**flags)["accuracy"] >= probe
-    monkeypatch.setattr("hf_vit.training.defaults.HEAD_FIRST_IMAGES", 0)
     noise = math.sqrt(probe * (1 - probe) / 400)  # one standard error
-    assert fine_tune(**flags, **of_old)["accuracy"] < probe - 2 * noise
+    no_head_first = "import hf_vit.training.defaults as defaults; defaults.HEAD_FIRST_IMAGES = 0\n"
+    assert accuracy_of("of_old", no_head_first, **of_old) < probe - 2 * noise
 
 
 def test_a_new_head_of_few_images_is_fitted_first():

@@ -142,7 +142,7 @@ def test_random_numbers_equal_those_of_the_cpu_to_the_bit(device):
 @pytest.mark.parametrize(
     "recipe",
     [
-        dict(shift=2, flip=True), dict(crop="simple", auto_augment="three", jitter=0.3), dict(crop="resized"),
+        dict(shift=2, flip=True), dict(crop="simple", jitter=0.3), dict(crop="resized"),
         dict(auto_augment="trivial"), dict(auto_augment="rand", erase=0.5),
     ],
 )  # fmt: skip

@@ -264,7 +264,7 @@ def test_images_in_no_class_folders_are_learned_from_too(run, capsys):
 
 
 def test_a_stream_is_learned_from_and_its_neighbours_are_not_asked(run):
-    folder = run("stream", "--streaming", "true", "--stream_lanes", "1")
+    folder = run("stream", "--streaming", "true")
     assert set(results_of(folder)["metrics"]) == {"loss", "step", "epoch"}
     assert len(lines_of(folder)) == 6
 

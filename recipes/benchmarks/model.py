@@ -1,4 +1,11 @@
-"""Forward pass and training step beside native transformers and timm."""
+"""Milliseconds of a forward pass and a training step, beside native transformers and, where installed, timm.
+
+    python recipes/benchmarks/model.py
+    python recipes/benchmarks/model.py --repeats 3 --output_file model_cards/benchmark.json
+
+Contenders run in turns (A B A B ...). Figures are medians of the rounds, and a ratio is the median of the ratios of each round.
+It takes half an hour on two cores.
+"""
 
 import importlib
 import importlib.util
@@ -8,7 +15,7 @@ from functools import partial
 
 import torch
 import yaml
-from benchmarks.measuring import DEMO, DEVICE, median_ratio, time_in_turns
+from measuring import DEVICE, RECIPES, median_ratio, run_benchmark, time_in_turns
 from transformers import ViTConfig, ViTForImageClassification
 
 from hf_vit import HFViTConfig, HFViTForImageClassification
@@ -83,7 +90,7 @@ def compare(config: HFViTConfig, batch: int, repeats: int, times: int) -> dict:
 
 
 def measure(repeats: int) -> dict:
-    demo = parse_overrides(yaml.safe_load(DEMO.read_text())["config_overrides"])
+    demo = parse_overrides(yaml.safe_load((RECIPES / "configs" / "demo.yaml").read_text())["config_overrides"])
     with_class_token = {**demo, "position_embedding": "learned", "pooling": "cls", "use_class_token": True}
     sizes = [
         ("the demo's", HFViTConfig(**demo, num_labels=10), 128, 10),
@@ -99,3 +106,7 @@ def measure(repeats: int) -> dict:
         print(json.dumps(rows[-1]), flush=True)
     peers = {name: importlib.import_module(name).__version__ for name in rows[0]["step"]["ratios"]}
     return {"sizes": rows, "peers": peers}
+
+
+if __name__ == "__main__":
+    run_benchmark("model", measure, __doc__)
