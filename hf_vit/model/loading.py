@@ -229,13 +229,10 @@ def check_loading_info(model, source, info: dict, ignored: str | None, ignore_mi
     tensors, ours, notes = model.state_dict(), is_ours(model), []
     parts = {part_of(name) for name in tensors}
     head = {name for name in tensors if not in_base_model(model, name)}
-    new = head & (missing | set(shapes))
-    classifier = {"classifier.weight", "classifier.bias"}
-    if not ours:
-        new &= missing
-    elif new not in (head, classifier & set(shapes)) or len(new & classifier) == 1:
-        new = set()
-    if new and new <= {*classifier, "pre_logits.weight", "pre_logits.bias"}:
+    new = head & (missing | set(shapes) if ours else missing)
+    if ours and new not in (head, {"classifier.weight", "classifier.bias"}):
+        new = set()  # half a head is a broken file
+    if ours and "classifier.weight" in new:
         found = shapes["classifier.weight"][0][0] if "classifier.weight" in shapes else "none"
         what = " and ".join(sorted({part_of(name) for name in new}))
         notes.append(f"{what} reset to {model.config.num_labels} labels (the checkpoint has {found})")
