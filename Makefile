@@ -47,6 +47,7 @@ peers: .venv/peers/installed
 style: .venv/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python tests/upstream/mlint.py
 
 clean:
 	rm -rf .venv build *.egg-info

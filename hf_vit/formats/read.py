@@ -26,7 +26,7 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from hf_vit.formats.family import Family, NativeFamily, RawFamily, Source, shape_of
 from hf_vit.formats.raw_files import read_tensors
-from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair
+from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair, check_counts
 from hf_vit.model.loading import check_index
 
 
@@ -165,6 +165,8 @@ def read_config_file(path, where: dict, others: list[str]) -> dict:
 def read_native(source: Source, family: NativeFamily) -> Checkpoint:
     """From a config.json of transformers."""
     said = source.said
+    for part in (said, said.get("vision_config")):
+        check_counts(part or {})
     native = AutoConfig.for_model(family.name, **{key: said[key] for key in said if key != "model_type"})
     if native.sub_configs:  # of image and text
         native = native.vision_config

@@ -1,29 +1,28 @@
 """Every architecture number of a plain Vision Transformer, with its checks. This file is copied to the Hub with the weights."""
 
+import dataclasses
 import difflib
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.backbone_utils import BackboneConfigMixin
-from transformers.utils import logging
 
-
-logger = logging.get_logger(__name__)
 
 # Sizes from "An Image is Worth 16x16 Words", arXiv 2010.11929, table 1; tiny and small from DeiT, arXiv 2012.12877, table 1.
 PRESETS = {
-    "tiny-patch16-224": dict(hidden_size=192, num_hidden_layers=12, num_attention_heads=3, intermediate_size=768),
-    "small-patch16-224": dict(hidden_size=384, num_hidden_layers=12, num_attention_heads=6, intermediate_size=1536),
-    "base-patch16-224": dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072),
-    "base-patch32-224": dict(
-        hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072, patch_size=32
-    ),
-    "large-patch16-224": dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096),
-    "huge-patch14-224": dict(
-        hidden_size=1280, num_hidden_layers=32, num_attention_heads=16, intermediate_size=5120, patch_size=14
-    ),
+    f"{name}-patch{P}-224": dict(
+        hidden_size=D, num_hidden_layers=layers, num_attention_heads=A, intermediate_size=4 * D, patch_size=P
+    )
+    for name, D, layers, A, P in (
+        ("tiny", 192, 12, 3, 16),
+        ("small", 384, 12, 6, 16),
+        ("base", 768, 12, 12, 16),
+        ("base", 768, 12, 12, 32),
+        ("large", 1024, 24, 16, 16),
+        ("huge", 1280, 32, 16, 14),
+    )
 }
 
 # What transformers itself hands to a config beside its fields (older config.json files carry some of them).
@@ -46,6 +45,47 @@ AUTOENCODER_FIELDS = (
     "decoder_hidden_size", "decoder_num_hidden_layers", "decoder_num_attention_heads", "decoder_intermediate_size", "mask_ratio",
     "norm_pix_loss",
 )  # fmt: skip
+
+# Far above anything published. A config.json that asks for more is a mistake or an attack: building it would fill the memory.
+MAX_SIZE, MAX_WIDTH, MAX_LAYERS, MAX_LABELS = 2**16, 2**20, 1000, 10**6
+
+
+def checked(default, holds: Callable[[Any], bool], wanted: str):
+    """A field whose value, where it is not None, must hold; transformers' own `interval` would take 1.4 s to import."""
+
+    def validate(value):
+        if value is not None and not holds(value):
+            raise ValueError(f"must be {wanted}, got {value}")
+
+    return dataclasses.field(default=default, metadata={"validator": validate})
+
+
+def count(default, least=1, most=MAX_SIZE):
+    return checked(default, lambda value: least <= value <= most, f"in [{least}, {most}]")
+
+
+def pair(default):
+    return checked(
+        default,
+        lambda value: all(1 <= side <= MAX_SIZE for side in as_pair(value)),
+        f"one or two sizes in [1, {MAX_SIZE}]",
+    )
+
+
+def rate(default=0.0):
+    return checked(default, lambda value: 0 <= value < 1, "in [0, 1)")
+
+
+def positive(default):
+    return checked(default, lambda value: value > 0, "above 0")
+
+
+def check_counts(config: dict):
+    """Raise ValueError for as many labels or layers as no model has: a config makes a name for each before it is checked."""
+    for name, most in (("num_labels", MAX_LABELS), ("num_hidden_layers", MAX_LAYERS)):
+        if isinstance(config.get(name), int) and config[name] > most:
+            raise ValueError(f"{name} in config.json must be at most {most}, got {config[name]}")
+
 
 # () -> the package hf_vit.formats, as hf_vit/__init__.py registers it; None in a copy of this file on the Hub, which does without.
 _load_formats: Callable | None = None
@@ -94,16 +134,14 @@ def labels_by_id(id2label: dict) -> dict[int, str]:
     return dict(sorted(zip(ids, id2label.values(), strict=True)))
 
 
-def closest_field(name: str, cutoff: float = 0.6) -> str | None:
-    """The field whose name is most like `name`; None where none is as much alike as `cutoff`, in [0, 1], asks."""
-    return next(iter(difflib.get_close_matches(name, HFViTConfig.__dataclass_fields__, n=1, cutoff=cutoff)), None)
+def closest_field(name: str) -> str | None:
+    """The field whose name is most like `name`, if one is much alike."""
+    return next(iter(difflib.get_close_matches(name, HFViTConfig.__dataclass_fields__, n=1, cutoff=0.8)), None)
 
 
 def no_such_field(name: str) -> str:
     """What to say of a misspelt field."""
-    close = closest_field(name)
-    hint = f"did you mean {close!r}?" if close else "see help(HFViTConfig) for the names it knows"
-    return f"HFViTConfig has no field {name!r}; {hint}"
+    return f"HFViTConfig has no field {name!r}; did you mean {closest_field(name)!r}? See help(HFViTConfig)"
 
 
 @strict
@@ -183,15 +221,15 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
 
     model_type = "hf_vit"
 
-    image_size: int | list[int] | tuple[int, int] = 224
-    patch_size: int | list[int] | tuple[int, int] = 16
-    num_channels: int = 3
+    image_size: int | list[int] | tuple[int, int] = pair(224)
+    patch_size: int | list[int] | tuple[int, int] = pair(16)
+    num_channels: int = count(3)
     patch_projection: Literal["conv", "norm_linear_norm"] = "conv"
     patch_bias: bool = True
-    hidden_size: int = 768
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
+    hidden_size: int = count(768)
+    num_hidden_layers: int = count(12, most=MAX_LAYERS)
+    num_attention_heads: int = count(12)
+    intermediate_size: int = count(3072, most=MAX_WIDTH)
     hidden_act: str = "gelu"
     gated_mlp: bool = False
     qkv_bias: bool = True
@@ -202,29 +240,29 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         "bicubic"
     )
     position_antialias: bool = True
-    rope_theta: float | int = 100.0
+    rope_theta: float | int = positive(100.0)
     use_class_token: bool = True
-    n_cls_tokens: int = 1
+    n_cls_tokens: int = count(1)
     use_distillation_token: bool = False
-    num_register_tokens: int = 0
+    num_register_tokens: int = count(0, least=0)
     embedding_norm: bool = False
     norm_first: bool = True
     final_norm: Literal["tokens", "pooled", "none"] = "tokens"
     pooling: Literal["cls", "mean", "cls_mean", "cls_distillation", "map"] = "cls"
     pooler_act: str | None = None
-    representation_size: int | None = None
+    representation_size: int | None = count(None, most=MAX_WIDTH)
     layerscale_value: float | int | None = None
-    drop_path_rate: float | int = 0.0
-    patch_dropout_rate: float | int = 0.0
-    hidden_dropout_prob: float | int = 0.0
-    attention_probs_dropout_prob: float | int = 0.0
-    layer_norm_eps: float = 1e-6
-    initializer_range: float = 0.02
-    decoder_hidden_size: int = 512
-    decoder_num_hidden_layers: int = 8
-    decoder_num_attention_heads: int = 16
-    decoder_intermediate_size: int = 2048
-    mask_ratio: float = 0.75
+    drop_path_rate: float | int = rate()
+    patch_dropout_rate: float | int = rate()
+    hidden_dropout_prob: float | int = rate()
+    attention_probs_dropout_prob: float | int = rate()
+    layer_norm_eps: float = positive(1e-6)
+    initializer_range: float = positive(0.02)
+    decoder_hidden_size: int = count(512)
+    decoder_num_hidden_layers: int = count(8, most=MAX_LAYERS)
+    decoder_num_attention_heads: int = count(16)
+    decoder_intermediate_size: int = count(2048, most=MAX_WIDTH)
+    mask_ratio: float = rate(0.75)  # at 0, a ViTMAEModel gives its features
     norm_pix_loss: bool = True
     _out_features: list[str] | None = None
     _out_indices: list[int] | None = None
@@ -255,28 +293,22 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         unknown = [key for key in kwargs if key not in TRANSFORMERS_KEYS and not key.startswith("_")]
         if unknown and "model_type" not in kwargs:
             raise ValueError(no_such_field(unknown[0]))
-        self.check_saved_keys(kwargs)
-        if self.id2label is not None:
-            self.id2label = labels_by_id(self.id2label)
-            if kwargs.get("num_labels") not in (None, len(self.id2label)):
-                raise ValueError(
-                    f"num_labels is {kwargs['num_labels']} but id2label names {len(self.id2label)} labels"
-                )
-            if self.label2id is None:
-                self.label2id = {label: index for index, label in self.id2label.items()}
-        super().__post_init__(**kwargs)
-        self.validate_architecture()
-
-    def check_saved_keys(self, keys):
-        """Raise ValueError for a key of a saved config that would hide a method or property; warn of one that looks misspelt."""
-        for key in sorted(set(keys) - TRANSFORMERS_KEYS):
+        for key in set(kwargs) - TRANSFORMERS_KEYS:  # of a saved config: others add keys, which are kept
             attribute = getattr(type(self), key, None)
             if callable(attribute) or (attribute is not None and not key.startswith("_")):
                 raise ValueError(
                     f"the saved config sets {key!r}, which is no field of HFViTConfig: is it to be trusted?"
                 )
-            if (close := closest_field(key, cutoff=0.85)) is not None:
-                logger.warning(f"the saved config has {key!r}, which is kept and not used; did you mean {close!r}?")
+        num_labels, names = kwargs.get("num_labels"), self.id2label
+        if names is not None:
+            self.id2label = labels_by_id(names)
+            self.label2id = self.label2id or {label: index for index, label in self.id2label.items()}
+        if num_labels is not None and not 1 <= num_labels <= MAX_LABELS:
+            raise ValueError(f"num_labels must be in [1, {MAX_LABELS}], got {num_labels}")
+        if None not in (num_labels, names) and num_labels != len(names):
+            raise ValueError(f"num_labels is {num_labels}, but id2label names {len(names)} labels")
+        super().__post_init__(**kwargs)
+        self.validate_architecture()
 
     def to_dict(self):
         """As in transformers; what few models read is left out where it is the default."""
@@ -302,6 +334,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         asked = dict(kwargs)
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
         if config_dict.get("model_type") == cls.model_type:
+            check_counts(config_dict)
             return config_dict, kwargs
         checkpoint = public_formats(f"read {pretrained_model_name_or_path}").read(
             pretrained_model_name_or_path, asked=asked
@@ -327,83 +360,56 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
             config_dict = {k: v for k, v in config_dict.items() if k not in ("id2label", "label2id")}
         if "id2label" in fields:
             config_dict.pop("num_labels", None)
-        misspelt = [key for key in kwargs if closest_field(key, cutoff=0.85) and not hasattr(cls, key)]
+        misspelt = [key for key in kwargs if closest_field(key) and not hasattr(cls, key)]
         if misspelt and not kwargs.get("return_unused_kwargs"):
             raise ValueError(no_such_field(misspelt[0]))
         return super().from_dict({**config_dict, **fields}, **kwargs)
 
     def validate_architecture(self):
-        """Raise ValueError for numbers that do not fit each other; models call it again before they are built."""
+        """Raise ValueError for fields that do not fit each other; models call it again before they are built."""
         from transformers.activations import ACT2FN  # here, because it makes transformers import accelerate
 
-        sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-        for name in ("num_channels", "n_cls_tokens", *sizes, *(f"decoder_{size}" for size in sizes), "num_labels"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("image_size", "patch_size"):
-            size = getattr(self, name)
-            if (not isinstance(size, int) and len(size) != 2) or min(as_pair(size)) < 1:
-                raise ValueError(f"{name} is {size}; give one positive int, or a pair (height, width)")
         (height, width), (patch_height, patch_width) = as_pair(self.image_size), as_pair(self.patch_size)
-        if height % patch_height or width % patch_width:
-            fitting = (max(1, height // patch_height) * patch_height, max(1, width // patch_width) * patch_width)
-            raise ValueError(
-                f"patch_size {self.patch_size} does not divide image_size {self.image_size}; "
-                f"use image_size {fitting} or another patch_size"
-            )
-        for part in ("", "decoder_"):
-            heads, width = (getattr(self, f"{part}{name}") for name in ("num_attention_heads", "hidden_size"))
-            if width % heads:
-                raise ValueError(
-                    f"{part}num_attention_heads {heads} does not divide {part}hidden_size {width}; change one of them"
-                )
-        if self.decoder_hidden_size % 4:
-            raise ValueError(
-                f"the decoder's positions need a decoder_hidden_size that 4 divides, not {self.decoder_hidden_size}"
-            )
-        if not 0 <= self.mask_ratio < 1:  # at 0, a ViTMAEModel gives its features
-            raise ValueError(f"mask_ratio is {self.mask_ratio}; a number in [0, 1) was wanted")
-        if self.position_embedding == "sincos2d" and self.hidden_size % 4:
-            raise ValueError(
-                f"sincos2d positions need a hidden_size that 4 divides, not {self.hidden_size} "
-                "(sine and cosine, for row and column)"
-            )
-        if self.position_embedding == "sincos1d" and self.hidden_size % 2:
-            raise ValueError(f"sincos1d positions need an even hidden_size, not {self.hidden_size}")
-        if self.position_embedding == "rotary" and self.hidden_size // self.num_attention_heads % 4:
-            raise ValueError(
-                f"rotary positions need heads whose size 4 divides, not {self.hidden_size // self.num_attention_heads} "
-                f"(hidden_size {self.hidden_size} over {self.num_attention_heads} heads)"
-            )
-        if self.pooling.startswith("cls") and not self.use_class_token:
-            raise ValueError(
-                f'pooling "{self.pooling}" needs use_class_token=True; without a class token use pooling="mean" or "map"'
-            )
-        if self.pooling == "cls_distillation" and not self.use_distillation_token:
-            raise ValueError('pooling "cls_distillation" needs use_distillation_token=True')
-        if self.use_distillation_token and not self.use_class_token:
-            raise ValueError("use_distillation_token needs use_class_token=True: it stands behind the class token")
-        if self.pooled_size != self.hidden_size and self.final_norm == "pooled":
-            raise ValueError(
-                f'pooling "{self.pooling}" gives {self.pooled_size} channels, but final_norm "pooled" takes '
-                f'{self.hidden_size}: use final_norm "tokens", or another pooling'
-            )
-        if self.patch_projection != "conv" and not self.patch_bias:
-            raise ValueError('patch_bias=False needs patch_projection="conv"')
-        if self.num_register_tokens < 0:
-            raise ValueError(f"num_register_tokens is {self.num_register_tokens}; it must be 0 or more")
-        if self.representation_size is not None and self.representation_size < 1:
-            raise ValueError(f"representation_size is {self.representation_size}; it must be at least 1, or None")
-        for name in ("hidden_act", "pooler_act"):
-            act = getattr(self, name)
-            if act is not None and act not in ACT2FN:
-                raise ValueError(f"{name} {act!r} is unknown; transformers knows {', '.join(sorted(ACT2FN))}")
-        for name in ("drop_path_rate", "patch_dropout_rate", "hidden_dropout_prob", "attention_probs_dropout_prob"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; a probability in [0, 1) was wanted")
-        for name in ("layer_norm_eps", "initializer_range", "rope_theta"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+        D, A, positions, pooling = self.hidden_size, self.num_attention_heads, self.position_embedding, self.pooling
+        decoder, heads = self.decoder_hidden_size, self.decoder_num_attention_heads
+        pools_class_token = pooling.startswith("cls")
+        for holds, rule in (
+            (
+                height % patch_height == 0 and width % patch_width == 0,
+                f"patch_size {self.patch_size} does not divide image_size {self.image_size}",
+            ),
+            (D % A == 0, f"num_attention_heads {A} must divide hidden_size {D}"),
+            (decoder % heads == 0, f"decoder_num_attention_heads {heads} must divide decoder_hidden_size {decoder}"),
+            (
+                decoder % 4 == 0,
+                f"decoder_hidden_size must be a multiple of 4 for its sincos2d positions, got {decoder}",
+            ),
+            (positions != "sincos2d" or D % 4 == 0, f"sincos2d positions need a hidden_size that 4 divides, got {D}"),
+            (positions != "sincos1d" or D % 2 == 0, f"sincos1d positions need an even hidden_size, got {D}"),
+            (
+                positions != "rotary" or D // A % 4 == 0,
+                f"rotary positions need heads whose size 4 divides, got {D // A}",
+            ),
+            (
+                self.use_class_token or not (pools_class_token or self.use_distillation_token),
+                f'pooling "{pooling}" and a distillation token need use_class_token=True: use pooling="mean" or "map"',
+            ),
+            (
+                self.use_distillation_token or pooling != "cls_distillation",
+                'pooling "cls_distillation" needs use_distillation_token=True',
+            ),
+            (
+                self.pooled_size == D or self.final_norm != "pooled",
+                f'final_norm "pooled" takes {D} channels, but pooling "{pooling}" gives {self.pooled_size}',
+            ),
+            (self.patch_bias or self.patch_projection == "conv", 'patch_bias=False needs patch_projection="conv"'),
+            (
+                {self.hidden_act, self.pooler_act} - {None} <= set(ACT2FN),
+                f"hidden_act {self.hidden_act!r} and pooler_act {self.pooler_act!r} must be of {', '.join(sorted(ACT2FN))}",
+            ),
+        ):
+            if not holds:
+                raise ValueError(rule)
 
     @property
     def stage_names(self) -> list[str]:

@@ -3,10 +3,14 @@
 import json
 import os
 import pickle
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageClassification, ViTForImageClassification
 
@@ -100,6 +104,47 @@ def test_an_index_that_points_outside_is_refused(place, repo):
     index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(names, place)}
     (repo / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match="outside"):
+        HFViTForImageClassification.from_pretrained(repo)
+
+
+HUGE = [
+    dict(num_hidden_layers=10**7), dict(hidden_size=10**9), dict(hidden_size=2**15, intermediate_size=2**17), dict(intermediate_size=10**12),
+    dict(num_labels=10**10, id2label=None, label2id=None), dict(image_size=[10**7, 10**7]),
+    dict(num_channels=10**8), dict(num_register_tokens=10**9), dict(representation_size=10**10), dict(patch_size=10**5, image_size=10**5),
+]  # fmt: skip
+
+
+LOAD_EACH = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, 8 * 2**30))
+from hf_vit import HFViTForImageClassification
+for folder in sys.argv[1:]:
+    try:
+        HFViTForImageClassification.from_pretrained(folder)
+    except Exception as error:  # of a field, or of two that do not fit each other
+        print(str(error).replace("\\n", " "))
+"""
+
+
+def test_a_huge_config_is_refused_before_it_fills_the_memory(repo):
+    """a config.json that asks for a model too large for any memory | refused before it is built"""
+    folders = []
+    for number, fields in enumerate(HUGE):
+        folders.append(shutil.copytree(repo, repo.parent / str(number)))
+        change_config(folders[-1], **fields)
+    command = [sys.executable, "-c", LOAD_EACH, *folders]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    refused = result.stdout.splitlines()
+    assert len(refused) == len(HUGE), result.stdout
+    for line, fields in zip(refused, HUGE, strict=True):
+        assert any(name in line for name in fields) or "do not belong together" in line
+
+
+@pytest.mark.parametrize("kind", ["vit", "clip_vision_model", "dinov2"])
+@pytest.mark.parametrize("field", ["num_hidden_layers", "hidden_size", "image_size", "num_labels"])
+def test_a_huge_config_of_another_family_is_refused(kind, field, repo):
+    (repo / "config.json").write_text(json.dumps({"model_type": kind, field: 10**9}))
+    with pytest.raises((ValueError, StrictDataclassError), match=field):
         HFViTForImageClassification.from_pretrained(repo)
 
 

@@ -64,14 +64,6 @@ def test_keys_of_others_in_a_saved_config_are_kept_and_saved_again(tiny_model, p
     assert caplog.messages == []
 
 
-def test_a_saved_key_that_looks_misspelt_is_said_in_one_line(tiny_model, tmp_path, caplog):
-    tiny_model().save_pretrained(tmp_path)
-    edit_config(tmp_path, drop_path_rates=0.5)
-    assert HFViTConfig.from_pretrained(tmp_path).drop_path_rate == 0
-    [message] = caplog.messages
-    assert "'drop_path_rates', which is kept and not used; did you mean 'drop_path_rate'?" in message
-
-
 @pytest.mark.parametrize(
     "load", [HFViTConfig.from_pretrained, HFViTForImageClassification.from_pretrained, AutoModel.from_pretrained]
 )
