@@ -51,11 +51,6 @@ def native_fields(config) -> dict:
     return dict(mlp_ratio=find_mlp_ratio(config))
 
 
-def native_scale(config) -> dict:
-    value = config.layerscale_value
-    return native_fields(config) | dict(layerscale_value=1.0 if value is None else float(value))
-
-
 def unsupported(config) -> list[str]:
     if (config.gated_mlp and config.hidden_act != "silu") or find_mlp_ratio(config) is None:
         return [f"intermediate_size={config.intermediate_size} with hidden_act={config.hidden_act!r}"]
@@ -83,7 +78,7 @@ def dinov2(name: str, native_class: str, resampling: dict, registers: bool = Fal
         resampling=resampling,
         fields=fields,
         read_fields=read_fields,
-        native_fields=native_scale,
+        native_fields=native_fields,
         base=(f"{native_class}Model", supports),
         classifier=(f"{native_class}ForImageClassification", pooled) if classifier else None,
         square_only=True,

@@ -40,12 +40,8 @@ def read_fields(native, classifier: str) -> dict:
 
 
 def native_fields(config) -> dict:
-    value = config.layerscale_value
     return dict(
-        rope_theta=float(config.rope_theta),
-        key_bias=config.qkv_bias and config.key_bias,
-        value_bias=config.qkv_bias,
-        layerscale_value=1.0 if value is None else float(value),
+        rope_theta=float(config.rope_theta), key_bias=config.qkv_bias and config.key_bias, value_bias=config.qkv_bias
     ) | {name: getattr(config, name, None) for name in AUGMENTATIONS}
 
 

@@ -24,10 +24,7 @@ def read_fields(native, classifier: str) -> dict:
 
 
 def native_fields(config) -> dict:
-    value = config.layerscale_value
-    return dict(
-        use_mean_pooling=config.pooling == "mean", layer_scale_init_value=1.0 if value is None else float(value)
-    )
+    return dict(use_mean_pooling=config.pooling == "mean")
 
 
 def unsupported(config) -> list[str]:

@@ -16,6 +16,8 @@ from hf_vit.model.loading import silence_load_report
 
 # Never read: the mask of pre-training, and the norm behind which a CLIP classifier takes its tokens.
 UNUSED = r"(.*\.)?(mask_token|post_layernorm\.(weight|bias))"
+# What a native config says where ours has None.
+NEUTRAL = dict(layerscale_value=1.0, pooler_act="tanh")
 # Fields that native configs take over, or that change no output at the model's own size. Of the others a native class supports
 # what it says, else the default alone: a new field is refused until somebody has thought of it.
 CARRIED = {
@@ -100,7 +102,9 @@ def native_config(config, family: NativeFamily, model_class):
     known = AutoConfig.for_model(family.name)
     known = known.vision_config if known.sub_configs else known
     fields = {field: getattr(config, field) for field in COMMON_FIELDS if hasattr(known, field)}
-    fields |= {theirs: getattr(config, ours) for theirs, ours in family.fields.items()}
+    for theirs, ours in family.fields.items():
+        value = getattr(config, ours)
+        fields[theirs] = NEUTRAL.get(ours) if value is None else value
     if family.square_only:
         fields |= {field: as_pair(fields[field])[0] for field in ("image_size", "patch_size")}
     fields |= dict(family.native_fields(config))

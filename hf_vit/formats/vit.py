@@ -36,14 +36,10 @@ def read_ijepa(native, classifier: str) -> dict:
     return WITHOUT_CLASS
 
 
-def native_pooler(config) -> dict:
-    return dict(pooler_act=config.pooler_act or "tanh")
-
-
 WITHOUT_CLASS = dict(use_class_token=False, pooling="mean")
 DISTILLED = dict(use_distillation_token=(True,))
 ENCODER = dict(use_class_token=(False,), pooling=("mean",))
-POOLER = dict(fields=dict(pooler_act="pooler_act"), native_fields=native_pooler)
+POOLER = dict(pooler_act="pooler_act")
 FAMILIES = [
     NativeFamily(
         name="vit",
@@ -52,7 +48,7 @@ FAMILIES = [
         read_fields=read_vit,
         base=("ViTModel", dict(pooler_act=ANY)),
         classifier=("ViTForImageClassification", dict(final_norm=("tokens", "pooled"))),
-        **POOLER,
+        fields=POOLER,
     ),
     NativeFamily(
         name="deit",
@@ -62,7 +58,7 @@ FAMILIES = [
         base=("DeiTModel", dict(DISTILLED, pooler_act=ANY)),
         classifier=("DeiTForImageClassification", dict(DISTILLED, pooling=("cls", "cls_distillation"))),
         two_headed="DeiTForImageClassificationWithTeacher",
-        **POOLER,
+        fields=POOLER,
     ),
     NativeFamily(
         name="ijepa",

@@ -11,8 +11,6 @@ import transformers
 from safetensors.torch import save_file
 
 from hf_vit import HFViTForImageClassification, HFViTModel
-from hf_vit.formats.family import Source
-from hf_vit.formats.timm import infer_heads
 
 
 ROUNDING = 1e-5  # of the largest output
@@ -227,11 +225,6 @@ def test_what_a_raw_dinov3_cannot_tell_is_assumed_and_said_unless_it_is_given(re
     assert difference(model, native, images) <= ROUNDING
 
 
-@pytest.mark.parametrize(("width", "heads"), [(384, 6), (1280, 20), (4096, 32)])
-def test_dinov3_has_the_heads_of_its_published_sizes(width, heads):
-    assert infer_heads(Source("", dict, False, {}), width, "", dinov3=True) == heads
-
-
 def test_metas_dinov3_tells_its_rotary_base_by_its_periods(reference, images, tmp_path):
     native = reference(transformers.DINOv3ViTModel, rope_theta=7.0, key_bias=False, layer_norm_eps=1e-5)
     file = parity.dinov3_file(native, tmp_path)
@@ -349,11 +342,3 @@ def test_a_rectangular_grid_needs_its_image_size_and_a_timm_repo_says_it(referen
     said = dict(pretrained_cfg={"input_size": [3, 16, 40]})
     folder = timm_repo(tmp_path / "repo", parity.to_timm(native), **said)
     assert difference(CLASSIFIER.from_pretrained(folder), native, images) <= ROUNDING
-
-
-def test_image_size_of_a_square_checkpoint_resamples_also_when_it_has_as_many_patches(reference, tmp_path):
-    file, images = save(parity.to_timm(reference(image_size=64)), tmp_path / "vit.pth"), torch.randn(2, 3, 32, 128)
-    square, wide = CLASSIFIER.from_checkpoint(file), CLASSIFIER.from_checkpoint(file, image_size=(32, 128))
-    assert wide.config.grid_size == (4, 16)
-    square.resize_input(image_size=(32, 128))
-    assert difference(wide, square, images) == 0
