@@ -8,7 +8,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.backbone_utils import BackboneConfigMixin
 
-from .fields import MAX_LABELS, MAX_LAYERS, MAX_WIDTH, as_pair, check_counts, count, pair, positive, rate
+from .fields import MAX_LABELS, MAX_LAYERS, MAX_WIDTH, as_pair, check_counts, count, labels_by_id, pair, positive, rate
 
 
 # Sizes from "An Image is Worth 16x16 Words", arXiv 2010.11929, table 1; tiny and small from DeiT, arXiv 2012.12877, table 1.
@@ -67,25 +67,6 @@ def public_formats(purpose: str):
 def read_public(path, is_classifier: bool | None, asked: dict):
     """The public checkpoint at a path (`hf_vit.formats.read`); None if it is in our own format, or nobody could read it."""
     return None if _load_formats is None else _load_formats().read(path, is_classifier, asked)
-
-
-def labels_by_id(id2label: dict) -> dict[int, str]:
-    """Class names in the order of their ids, whatever the order in a file and whether its ids are text or numbers.
-
-    Raises:
-        ValueError: unless the ids are 0, 1, 2, ..., each once.
-    """
-    try:
-        ids = [int(index) for index in id2label]
-    except (TypeError, ValueError):
-        ids = []
-    if sorted(ids) != list(range(len(id2label))):
-        shown = ", ".join(repr(index) for index in list(id2label)[:5]) + (", ..." if len(id2label) > 5 else "")
-        raise ValueError(
-            f"id2label has the ids {shown}; wanted each of 0 to {len(id2label) - 1} once, for the {len(id2label)} rows of the "
-            "head: give every row a name in config.json"
-        )
-    return dict(sorted(zip(ids, id2label.values(), strict=True)))
 
 
 def closest_field(name: str) -> str | None:

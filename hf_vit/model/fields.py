@@ -50,3 +50,22 @@ def as_pair(size) -> tuple[int, int]:
     """`16` or `[16, 8]` -> (height, width)."""
     height, width = (size, size) if isinstance(size, int) else size
     return height, width
+
+
+def labels_by_id(id2label: dict) -> dict[int, str]:
+    """Class names in the order of their ids, whatever the order in a file and whether its ids are text or numbers.
+
+    Raises:
+        ValueError: unless the ids are 0, 1, 2, ..., each once.
+    """
+    try:
+        ids = [int(index) for index in id2label]
+    except (TypeError, ValueError):
+        ids = []
+    if sorted(ids) != list(range(len(id2label))):
+        shown = ", ".join(repr(index) for index in list(id2label)[:5]) + (", ..." if len(id2label) > 5 else "")
+        raise ValueError(
+            f"id2label has the ids {shown}; wanted each of 0 to {len(id2label) - 1} once, for the {len(id2label)} rows of the "
+            "head: give every row a name in config.json"
+        )
+    return dict(sorted(zip(ids, id2label.values(), strict=True)))
