@@ -1,22 +1,37 @@
-"""Values to pictures: how a run went, what is taken for what, what the model says of single images, and what it looks at.
+"""Values to pictures: how a run went, the confusion matrix, what the model says of single images, and what it looks at.
 
 Each function takes values and returns a `matplotlib.figure.Figure`; `save` writes it. Colours are those of Okabe and Ito,
 which colour-blind readers tell apart ("Color Universal Design", 2008); pictures are readable at the 700 pixels of a model card.
 """
 
 import unicodedata
+import warnings
 from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib import rcParams
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.font_manager import fontManager
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from hf_vit.evaluation.prediction_table import answers_and_truths
 from hf_vit.system.escapes import printable
-from hf_vit.system.fonts import legible_names, legible_text
 
+
+# Class names of any script: matplotlib falls back along this list.
+INSTALLED = {font.name for font in fontManager.ttflist}
+FALLBACKS = (
+    "Noto Sans CJK JP",
+    "Noto Sans CJK SC",
+    "WenQuanYi Zen Hei",
+    "Hiragino Sans",
+    "Noto Sans",
+    "Noto Sans Arabic",
+    "Noto Sans Devanagari",
+)
+rcParams["font.family"] = [*rcParams["font.family"], *(name for name in FALLBACKS if name in INSTALLED)]
 
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#999999"
 WIDTH = 7.0  # inches
@@ -35,8 +50,10 @@ METHODS = {  # those of `attention_maps` with one map an image
 
 
 def save(figure: Figure, file: Path):
-    """Write a figure as PNG, the same bytes for the same values."""
-    figure.savefig(file, dpi=150, metadata={"Software": None})
+    """Write a figure as PNG, the same bytes for the same values. A character that no font has is a box."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        figure.savefig(file, dpi=150, metadata={"Software": None})
 
 
 def shorten(name: str, longest: int = LONGEST) -> str:
@@ -143,7 +160,7 @@ def confusion(matrix: np.ndarray, names: list[str]) -> Figure:
         matrix: (L, L) counts.
         names: L class names.
     """
-    counts, names = np.asarray(matrix, dtype=float), legible_names(names)
+    counts = np.asarray(matrix, dtype=float)
     shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))  # (L, L)
     classes = len(names)
     listed = classes > NAMED
@@ -205,10 +222,10 @@ def predictions(
         sources: n names of the images, such as "cat/1.jpg".
         thresholds: (L,) where an image has several labels, else None.
     """
-    columns, names = 4, legible_names(names)
+    columns = 4
     rows = -(-len(images) // columns)
     figure = Figure(
-        figsize=(WIDTH, rows * (WIDTH / columns + 0.32 + 0.12 * bool(sources)) + 0.2), layout="constrained"
+        figsize=(WIDTH, rows * (WIDTH / columns + 0.32 + 0.18 * bool(sources)) + 0.2), layout="constrained"
     )
     said = "class and its probability; red where it is wrong, with the true class" if thresholds is None else "labels"
     figure.supxlabel(f"predicted {said}", fontsize=7)
@@ -228,7 +245,7 @@ def predictions(
         said = answer if right else f"{answer}\nis {truth}"
         panel.set_title(said, fontsize=7.5, color=GREEN if right else RED, y=1)
         if sources:
-            panel.text(0.5, -0.04, shorten(legible_text(sources[number]), 27), fontsize=6, ha="center", va="top", transform=panel.transAxes)  # fmt: skip
+            panel.text(0.5, -0.04, shorten(sources[number], 20), fontsize=6, ha="center", va="top", transform=panel.transAxes)  # fmt: skip
     return figure
 
 
@@ -236,7 +253,7 @@ def calibration(bins: list[dict]) -> Figure:
     """How often the model is right when it is so sure, and how often it is.
 
     Args:
-        bins: as `hf_vit.evaluation.metrics.calibration_bins` makes them.
+        bins: as `hf_vit.evaluation.scores.calibration_bins` makes them.
     """
     figure = Figure(figsize=(WIDTH * 0.6, 4.6), layout="constrained")
     panel, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -333,7 +350,7 @@ def attention(images: torch.Tensor, maps: torch.Tensor, columns: list[str], rows
 
 def prediction_captions(logits: torch.Tensor, names: list[str], several: bool = False) -> list[str]:
     """The likeliest class of each image, logits (n, L), such as "Coat 98%"; empty if all classes are equal."""
-    best, names = (logits.sigmoid() if several else logits.softmax(dim=1)).max(dim=1), legible_names(names)
+    best = (logits.sigmoid() if several else logits.softmax(dim=1)).max(dim=1)
     return [
         f"{shorten(names[index], 14)} {chance:.0%}" if row.std() > 0 else ""
         for row, chance, index in zip(logits, best.values.tolist(), best.indices.tolist(), strict=True)
@@ -446,7 +463,7 @@ def positions(table: torch.Tensor, name: str) -> Figure:
 
 def target_captions(targets: torch.Tensor, names: list[str]) -> list[str]:
     """The target of each image, (n, L), such as "Coat", or "70% Coat" and "30% Bag" in two lines."""
-    texts, names = [], legible_names(names)
+    texts = []
     for target in targets:
         best = target.topk(min(2, len(target)))
         first, second = best.values[0].item(), best.values[1].item() if len(target) > 1 else 0.0

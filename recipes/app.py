@@ -57,12 +57,12 @@ from transformers.utils import logging
 
 from hf_vit import HFViTForImageClassification, figures
 from hf_vit.data.decoding import decode_image, stack_images
-from hf_vit.data.image_files import open_pillow, read_file
+from hf_vit.data.image_files import read_file
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.normalization import denormalize, normalize
 from hf_vit.evaluation.classifiers import load_processor, model_folder
 from hf_vit.evaluation.multi_label import MULTI_LABEL
-from hf_vit.hub.run_results import write_examples
+from hf_vit.hub.finished_run import write_examples
 from hf_vit.system.errors import UserError, as_user_errors, run_script
 from hf_vit.system.escapes import inline, printable
 from hf_vit.system.hub_names import name_of_path
@@ -86,21 +86,9 @@ FLAT = "**This map is flat**: all patches count alike, so nothing is orange."
 MAX_UPLOAD = "50mb"  # more than a photo takes; without a limit a visitor could fill the disk
 
 
-def unreadable(error: Exception) -> gradio.Error:
-    """The sentence that the page shows for a file that cannot be read."""
-    why, wanted = str(error).rstrip("."), "Wanted a whole JPEG, PNG, WebP or the like."
-    return gradio.Error(f"This file cannot be read as an image: {why}. {wanted}", print_exception=False)
-
-
 def uploaded(payload) -> str | None:
-    """The file of an image component, if it is an image. Gradio itself would open any format, and URLs that hold data."""
-    if payload is None:
-        return None
-    try:
-        with open_pillow(read_file(payload.path)):
-            return payload.path
-    except Exception as error:  # a payload may hold anything
-        raise unreadable(error) from error
+    """The file of an image component, unopened: Gradio itself would open any format, and URLs that hold data."""
+    return None if payload is None else payload.path
 
 
 def choose_number(count: int, value: int, **options):
@@ -133,8 +121,8 @@ class Viewer:
             return None, None, COLOURS
         try:
             pixels = stack_images([decode_image({"bytes": read_file(file), "path": file}, self.image_spec)])
-        except Exception as error:
-            raise unreadable(error) from error
+        except Exception as error:  # a file may hold anything
+            return None, None, f"**This file cannot be read as an image:** {inline(error)}"
         pixel_values = normalize(pixels, self.image_spec)  # (1, C, H, W)
         with self.lock, torch.no_grad():
             logits = self.model(pixel_values).logits[0]
@@ -169,9 +157,9 @@ class Viewer:
 def example_files(source: str, folder: Path) -> list[str]:
     """Images that the model was evaluated on: those in `examples/` of a Space, else samples of its run, written to `folder`."""
     files = sorted(map(str, (HERE / "examples").glob("*.png")))
-    samples = Path(model_folder(source)).parent / SAMPLES
-    if not files and samples.is_file():
-        files = [str(file) for file in write_examples(samples, folder)]
+    run = Path(model_folder(source)).parent
+    if not files and (run / SAMPLES).is_file():
+        files = [str(file) for file in write_examples(run, folder)]
     return files
 
 

@@ -39,7 +39,10 @@ def main():
     if name in ("--help", "-h", "help"):
         width = max(map(len, COMMANDS))
         lines = "\n".join(f"    {name:<{width}}  {text}" for name, text in COMMANDS.items())
-        print(f"usage: hf-vit COMMAND [--flag value ...]\n\n{__doc__.strip()}\n\ncommands:\n{lines}")
+        try:
+            print(f"usage: hf-vit COMMAND [--flag value ...]\n\n{__doc__.strip()}\n\ncommands:\n{lines}", flush=True)
+        except BrokenPipeError:  # of `hf-vit --help | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     elif name == "--version":
         from importlib import metadata
 
@@ -59,9 +62,9 @@ def main():
 def run(name: str, flags: list[str]):
     """The script of that name, as `python recipes/NAME.py` runs it."""
     sys.path.insert(0, str(RECIPES))
-    from command_line import import_light
+    from hf_vit.system import command_line
 
-    import_light("hf_vit.system.command_line").command = "hf-vit"
+    command_line.command = "hf-vit"
     sys.argv[:] = [f"{name}.py", *flags]
     runpy.run_path(str(RECIPES / f"{name}.py"), run_name="__main__")
 

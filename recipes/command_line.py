@@ -1,11 +1,10 @@
 """What a script needs to read its command line, before the imports that take seconds."""
 
-import importlib
 import os
 import signal
 import sys
-from importlib.util import find_spec
-from types import ModuleType
+
+from hf_vit.system.command_line import Parser
 
 
 SWITCH = dict(type=bool, nargs="?", const=True, default=False, metavar="true|false")
@@ -22,33 +21,15 @@ def answer_signals():
         signal.signal(number, leave)
 
 
-def import_light(name: str) -> ModuleType:
-    """A module of hf_vit that needs neither torch nor transformers, which `import hf_vit` itself imports.
+def training_arguments(text: str, kind: type):
+    """The flags of a script that trains, before the imports that take seconds; a path that is not there ends it here."""
+    from hf_vit.training.arguments import parse_args
 
-    Until the package is imported, an empty one stands in for it, which makes room again.
-    """
-    if "hf_vit" in sys.modules:
-        return importlib.import_module(name)
-    found = find_spec("hf_vit")
-    if found is None:
-        sys.exit(
-            f"error: hf_vit is not installed for {sys.executable}: activate its environment (. .venv/bin/activate), or set it up as "
-            "README.md says"
-        )
-    package = ModuleType("hf_vit")
-    package.__path__ = found.submodule_search_locations
-    sys.modules["hf_vit"] = package
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        sys.exit(
-            f"error: {error.name} cannot be imported, which the recipes need: pip install -e '.[recipes]' ({error})"
-        )
-    finally:
-        del sys.modules["hf_vit"]
-
-
-Parser = import_light("hf_vit.system.command_line").Parser
+    answer_signals()
+    args = parse_args(sys.argv[1:], text, kind)
+    names = ("dataset_name", "model_name_or_path", "teacher_name_or_path")
+    Parser.refuse_mistyped_paths(**{name: getattr(args, name) for name in names})
+    return args
 
 
 def add_column_flags(group):

@@ -5,8 +5,8 @@
     python recipes/publish.py runs/mine --repo USER/NAME --space    (its page, recipes/app.py, as a Space of that name; with --push)
     python recipes/publish.py --verify USER/NAME                    (whether a repository gives what was saved)
 
-The token is that of `hf auth login`, or HF_TOKEN; HF_ENDPOINT names another Hub. The run's folder is only read. After an
-interruption or a failure, the same command goes on. Exit codes: 0, 1 after an error, 2 for a flag that is wrong.
+The run is one of train.py or pretrain.py; its folder is only read. The token is that of `hf auth login`, or HF_TOKEN; HF_ENDPOINT
+names another Hub. After an interruption or a failure, the same command goes on.
 """
 
 import argparse
@@ -16,10 +16,9 @@ import re
 import shutil
 import sys
 import tempfile
-import warnings
 from pathlib import Path
 
-from command_line import Parser, import_light
+from command_line import Parser
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -29,42 +28,30 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     flag("--repo", metavar="USER/NAME", help="destination: USER/NAME or ORGANISATION/NAME")
     flag("--push", action="store_true", help="send it; without this flag it is only shown")
     flag("--public", action="store_true", help="everybody may see the images of the run; a new repository is public")
-    flag("--revision", help="branch to commit to, created if it does not exist; main by default")
+    flag("--revision", help="branch to commit to, created if it does not exist; default: main")
     flag("--create_pr", action="store_true", help="open a pull request instead of committing to main")
-    flag("--timeout", type=float, default=60, help="seconds that the Hub may be silent")
+    flag("--overwrite_card", action="store_true", help="replace the README.md that is there; default: keep its text")
     flag = parser.add_argument_group("content").add_argument
-    layout = "native: as a model of transformers, which loads without trust_remote_code; code: with the model's code beside the "
-    flag("--layout", choices=("native", "code"), help=f"{layout}weights. Native where possible by default")
-    flag("--license", help="of the weights, as the Hub calls it: apache-2.0, mit, cc-by-4.0, ...; none by default")
-    flag("--data_license", help="of the images, if their own card does not say it")
-    private = "publish no sample images of the run; what an earlier push sent stays in the repository's history"
-    flag("--without_images", action="store_true", help=private)
-    flag("--output_dir", type=Path, help="keep the folder that would be pushed, to look at; must be new")
-    space = (
-        "not the model, which should be there already, but a Space: a page that shows its predictions and attention"
+    layout = (
+        "native: a model of transformers, without code; code: with the model's code; default: native where possible"
     )
-    flag("--space", action="store_true", help=space)
+    flag("--layout", choices=("native", "code"), help=layout)
+    flag("--license", help="of the weights, as the Hub calls it: apache-2.0, mit, cc-by-4.0, ...; default: none")
+    flag("--data_license", help="of the images, if their own card does not say it")
+    flag("--without_images", action="store_true", help="publish no sample images of the run")
+    flag("--output_dir", type=Path, help="keep the folder that would be pushed, to look at; must be new")
+    flag("--space", action="store_true", help="not the model, but a Space: a page that shows its predictions")
     flag = parser.add_argument_group("afterwards").add_argument
     flag("--verify", metavar="REPO", help="check a repository (or folder) against the probes in it")
     args = parser.parse_args(argv)
-    for name, given in (("RUN", args.run), ("--repo", args.repo)):
-        if args.verify is None and given is None:
-            parser.error(f"{name} is missing: wanted RUN and --repo USER/NAME, or --verify USER/NAME")
+    if args.verify is None and None in (args.run, args.repo):
+        parser.error("RUN and --repo USER/NAME are needed, or --verify USER/NAME")
     if args.verify is not None and (args.run is not None or args.repo is not None or args.push):
         parser.error("--verify goes alone, or with --revision")
-    if args.space and (args.verify is not None or args.data_license is not None):
-        parser.error("--space has nothing to verify and no data: leave --verify and --data_license out")
     if args.space and (args.revision is not None or args.create_pr or args.layout is not None):
         parser.error("--space has no branch and no layout: leave --revision, --create_pr and --layout out")
     if args.create_pr and args.revision is not None:
         parser.error("--create_pr asks for a merge into main: leave --revision out")
-    escapes = import_light("hf_vit.system.escapes")
-    for name in ("license", "data_license"):
-        given = getattr(args, name)
-        if given is not None and given != escapes.as_license(given):
-            parser.error(f"--{name} {given!r}: wanted one line of up to {escapes.LONGEST_LICENSE} characters")
-    if args.timeout <= 0:
-        parser.error(f"--timeout is {args.timeout:g}; wanted seconds above 0")
     return args
 
 
@@ -74,107 +61,68 @@ if __name__ == "__main__":  # a wrong flag is answered before the imports, which
 if "HF_ENDPOINT" in os.environ:  # Xet is a protocol of the one Hub; every other speaks that of git LFS
     os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
 
-from huggingface_hub import constants, errors, get_token
+from huggingface_hub import HfApi, constants, get_token
+from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 from transformers.utils import logging as transformers_logging
 
-from hf_vit.hub.card import merge_cards, replaced_title, split_card, validate_card
 from hf_vit.hub.package import build_package
-from hf_vit.hub.push import inspect_repo, list_files, push_model, remote_files, stale_files
+from hf_vit.hub.push import list_files, push_model, remote_files, stale_files
 from hf_vit.hub.retry import REQUEST_ERRORS, explain_error, set_http_timeout
 from hf_vit.hub.space import build_space, push_space
 from hf_vit.hub.verification import verify
-from hf_vit.system.command_line import shell_line
 from hf_vit.system.errors import UserError, run_script
 
 
-TEMPLATE = Path(__file__).resolve().with_name("model_card.md")
-APP = Path(__file__).resolve().with_name("app.py")
+RECIPES = Path(__file__).resolve().parent
 
 
 def show(folder: Path):
     """Print the card, and every file with its size."""
     print((folder / "README.md").read_text(encoding="utf-8"))
-    sizes = {name: (folder / name).stat().st_size for name in list_files(folder)}
-    for name, size in sizes.items():
-        print(f"{size:>13,}  {name}")
-    print(f"{sum(sizes.values()):>13,}  bytes in {len(sizes)} files\n")
+    for name in list_files(folder):
+        print(f"{(folder / name).stat().st_size:>13,}  {name}")
 
 
-def remarks(folder: Path, args, reason: str) -> str:
-    """What the user should know before the folder is sent."""
-    lines = [reason]
-    if not split_card((folder / "README.md").read_text(encoding="utf-8"))[0].get("license"):
-        lines.append(
-            "The card names no licence of the weights: --license apache-2.0 (or another) lets others use them."
-        )
-    if not args.without_images:
-        published = "A few images of the data set are published (example.png, probes.safetensors, some figures)"
-        lines.append(f"{published}: --without_images keeps them here.")
-    lines.append("The run's command and configuration are published too, with names in place of this machine's paths.")
-    return "\n".join(lines)
-
-
-def merge_into(folder: Path, args) -> str:
-    """Merge the README.md of the repository into that of `folder`, as a push would; a sentence on the repository."""
-    card = (folder / "README.md").read_text(encoding="utf-8")
+def describe_repo(folder: Path, args) -> str:
+    """What a push would meet: whether the repository is there, and which of its files would go."""
     try:
-        validate_card(card)
-        try:
-            info, existing = inspect_repo(args.repo, args.revision)
-        except errors.RevisionNotFoundError:  # the new branch begins as main is
-            info, existing = inspect_repo(args.repo)
-    except errors.RepositoryNotFoundError:
-        return f"not there yet, or not shown to this token: it will be {'public' if args.public else 'private'}"
+        info = HfApi().model_info(args.repo)
+    except RepositoryNotFoundError:
+        return f"is not there yet: it will be {'public' if args.public else 'private'}"
     except REQUEST_ERRORS as error:
-        return f"perhaps there already, but the Hub could not be asked: {explain_error(error, args.repo)}"
-    (folder / "README.md").write_text(merge_cards(card, existing, args.license), encoding="utf-8")
-    files = list_files(folder)
-    replaced = ", ".join(sorted(set(remote_files(info)) & set(files))) or "none"
-    deleted = ", ".join(stale_files(info, files)) or "none"
+        return f"could not be asked for: {explain_error(error)}"
+    deleted = ", ".join(stale_files(info, list_files(folder))) or "none"
+    card = "replaced" if args.overwrite_card or "README.md" not in remote_files(info) else "kept, but for its metadata"
+    refused = not (args.public or args.without_images or info.private)
+    warning = "; --push needs --public or --without_images" * refused
     visibility = "private" if info.private else "PUBLIC"
-    other = replaced_title(card, existing)
-    sentence = f"there, {visibility}, and stays so" + (f"; its {other} is replaced" if other else "")
-    sentence += (
-        f". Its README.md is merged; replaced if they differ: {replaced}; deleted, of an earlier push: {deleted}"
-    )
-    sentence += "; all others are kept"
-    if not (args.public or args.without_images or info.private):
-        sentence += "; --push refuses to show the run's images there without --public, or --without_images"
-    return sentence
-
-
-def push_line(args) -> str:
-    """The command that sends what was shown."""
-    words = [args.run]
-    for name, value in vars(args).items():
-        if name not in ("run", "verify", "output_dir", "timeout") and value not in (None, False):
-            words += [f"--{name}"] if value is True else [f"--{name}", value]
-    return shell_line(Path(__file__).resolve(), *words, "--push")
+    return f"is there and {visibility}; its README.md is {card}; deleted of an earlier push: {deleted}{warning}"
 
 
 def publish_model(args, folder: Path):
     about = dict(revision=args.revision, license=args.license, with_images=not args.without_images)
-    package = dict(layout=args.layout, data_license=args.data_license)
-    reason = build_package(args.run, folder, TEMPLATE, args.repo, **about, **package)
+    package = dict(layout=args.layout, data_license=args.data_license, pinned=not args.create_pr)
+    print(build_package(args.run, folder, RECIPES, args.repo, **about, **package))
+    if args.license is None:
+        print("The card names no licence of the weights: --license apache-2.0 (or another) lets others use them.")
+    if not args.without_images:
+        print("A few images of the data set are published: --without_images keeps them here.")
     if not args.push:
-        repository = merge_into(folder, args)
         show(folder)
-        print(remarks(folder, args, reason))
         branch = "a new pull request" if args.create_pr else f"branch {args.revision or 'main'}"
-        print(f"To: {constants.ENDPOINT}/{args.repo}, {branch}, in one commit; the repository is {repository}.")
-        print(f"Nothing was sent; --push sends it.\n  {push_line(args)}")
+        print(f"To: {constants.ENDPOINT}/{args.repo}, {branch}, in one commit. It {describe_repo(folder, args)}")
         return
-    print(remarks(folder, args, reason))
-    commit, changed = push_model(folder, args.repo, public=args.public, create_pr=args.create_pr, **about)
+    options = dict(public=args.public, create_pr=args.create_pr, overwrite_card=args.overwrite_card)
+    commit, changed = push_model(folder, args.repo, **options, **about)
     done = "pushed as" if changed else "nothing has changed since"
     address = commit.pr_url or f"{constants.ENDPOINT}/{args.repo}"
-    print(f"{done} {commit.oid[:12]} at {address}; read back, it has the same bytes and gives the same logits")
+    print(f"{done} {commit.oid[:12]} at {address}; read back, it has the same bytes and gives the same outputs")
 
 
 def publish_space(args, folder: Path):
     with_images = not args.without_images
-    build_space(args.run, folder, APP, args.repo, args.license, with_images=with_images)
+    build_space(args.run, folder, RECIPES / "app.py", args.repo, args.license, with_images=with_images)
     address = f"{constants.ENDPOINT}/spaces/{args.repo}"
     if args.push:
         commit = push_space(folder, args.repo, public=args.public, with_images=with_images)
@@ -185,16 +133,17 @@ def publish_space(args, folder: Path):
         print("A few of the evaluated images are published (examples/): --without_images keeps them here.")
     kind = "public" if args.public else "private"
     print(f"To: {address}, in one commit; a new Space will be {kind}. It loads the model {args.repo}: push it first.")
-    print(f"Nothing was sent; --push sends it.\n  {push_line(args)}")
 
 
 def check_copy(args):
     """--verify: what the Hub or a folder holds, against its probes."""
     try:
         difference = verify(args.verify, args.revision)
-    except (errors.HTTPError, ConnectionError, errors.LocalEntryNotFoundError) as error:
-        raise UserError(explain_error(error, args.verify)) from error
-    given = f"{args.verify} gives the logits that were saved with it (largest difference {difference:.1e})"
+    except UserError:
+        raise
+    except REQUEST_ERRORS as error:
+        raise UserError(explain_error(error)) from error
+    given = f"{args.verify} gives the outputs that were saved with it (largest difference {difference:.1e})"
     print(f"{given}: nothing was damaged on its way; who wrote it this cannot tell")
 
 
@@ -208,12 +157,12 @@ def main(args: argparse.Namespace):
     transformers_logging.disable_progress_bar()
     if not sys.stderr.isatty():
         disable_progress_bars()
-    set_http_timeout(args.timeout)
+    set_http_timeout()
     if args.verify is not None:
         check_copy(args)
         return
     if args.repo.count("/") != 1:
-        raise UserError(f"--repo {args.repo}: wanted USER/NAME, USER being you or an organisation of yours")
+        raise UserError(f"--repo must be USER/NAME, got {args.repo}")
     validate_repo_id(args.repo)
     if args.push and constants.HF_HUB_OFFLINE:
         raise UserError("HF_HUB_OFFLINE is set: unset it to push")
@@ -224,14 +173,12 @@ def main(args: argparse.Namespace):
     with tempfile.TemporaryDirectory(prefix="hf_vit-") as temporary:
         folder = Path(temporary) / "repository"
         (publish_space if args.space else publish_model)(args, folder)
+        if not args.push:
+            print("Nothing was sent; the same command with --push sends it.")
         if args.output_dir is not None:
             shutil.copytree(folder, args.output_dir)
 
 
 if __name__ == "__main__":
-    warnings.formatwarning = lambda message, *_, **__: f"{message}\n"
     logging.getLogger("huggingface_hub.utils._http").addFilter(hide_queries)
-    try:
-        run_script(lambda: main(ARGUMENTS))
-    except KeyboardInterrupt:
-        sys.exit("stopped: nothing on this disk has changed; the same command goes on")
+    run_script(lambda: main(ARGUMENTS))

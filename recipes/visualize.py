@@ -20,6 +20,7 @@ from pathlib import Path
 from command_line import Parser, add_bad_image_flag, add_column_flags, refuse_less
 
 
+MOST_IMAGES = 16  # a row each, in pictures that people can open
 METHODS = ("mean", "rollout", "gradient_rollout", "grad_cam")  # those of `attention_maps` with one map a layer
 
 
@@ -41,7 +42,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     group.add_argument("--method", choices=METHODS, default="mean", help="of layers.png")
     group.add_argument("--layers", type=int, nargs="+", help="from 0, or negative from the end; by default all")
     group.add_argument("--label", help="class whose gradient is followed; by default the model's answer")
-    where = "by default figures/ of a run, else runs/figures/MODEL"
+    where = "default: figures/ of the run or the model folder, runs/figures/USER--NAME of a Hub id"
     group.add_argument("--output_dir", type=Path, help=where)
     args = parser.parse_args(argv)
     refuse_less(parser, args, count=1)
@@ -165,6 +166,15 @@ def draw_attention(model, pixels: torch.Tensor, args, image_spec) -> dict:
     return drawn
 
 
+def default_folder(source: str) -> Path:
+    """figures/ of the run that a model belongs to, or of its own folder; of a model of the Hub, runs/figures/USER--NAME."""
+    model = Path(source).resolve()
+    if not model.is_dir():
+        return Path("runs/figures") / source.replace("/", "--")
+    is_of_run = model.name in ("model", "last") and (model.parent / "config.yaml").is_file()
+    return (model.parent if is_of_run else model) / "figures"
+
+
 def main(args: argparse.Namespace):
     datasets.disable_progress_bars()
     logging.disable_progress_bar()
@@ -175,7 +185,9 @@ def main(args: argparse.Namespace):
     image_spec = image_spec_of(load_processor(source), model.config)
     drawn = {}
     if args.images:
-        pixels = read_images(args.images, image_spec)
+        if len(args.images) > MOST_IMAGES:
+            print(f"drawing the first {MOST_IMAGES} of {len(args.images)} images")
+        pixels = read_images(args.images[:MOST_IMAGES], image_spec)
     else:
         images, labels, split = load_images(args, image_spec)
         drawn = draw_evaluation(model, images, labels, split, image_spec)
@@ -183,8 +195,7 @@ def main(args: argparse.Namespace):
         pixels = images.__getitems__(order.tolist())["images"]
     drawn |= draw_attention(model, pixels, args, image_spec)
 
-    of_run = Path(args.model) / "figures" if source != args.model else Path("runs/figures") / Path(args.model).name
-    folder = args.output_dir or of_run
+    folder = args.output_dir or default_folder(source)
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in drawn.items():
         figures.save(figure, folder / f"{name}.png")

@@ -231,12 +231,13 @@ class Repo:
     private: bool = False
     branches: dict[str, list[str]] = field(default_factory=lambda: {"main": []})
     pull_requests: dict[str, list[str]] = field(default_factory=dict)
+    tags: dict[str, list[str]] = field(default_factory=dict)  # each of one commit
     trees: dict[str, dict[str, bytes]] = field(default_factory=dict)  # commit -> path -> content
     messages: dict[str, str] = field(default_factory=dict)  # commit -> summary, or summary, blank line, description
 
     def commits(self, revision: str) -> list[str]:
         """The commits of a branch or pull request, oldest first; of a commit, itself."""
-        refs = {**self.branches, **self.pull_requests}
+        refs = {**self.tags, **self.branches, **self.pull_requests}
         if revision in refs:
             return refs[revision]
         if revision in self.trees:
@@ -620,6 +621,13 @@ class Hub:
         found.branches[branch] = list(found.commits(request.json().get("startingPoint", "main")))
         return json_reply({"success": True})
 
+    def tag(self, request: Request, repo: str, rev: str) -> Reply:
+        found, name = self._writable(request, repo), request.json()["tag"]
+        if name in found.tags:
+            raise Refusal(409, f"Reference already exists: refs/tags/{name}")
+        found.tags[name] = [found.head(rev)]
+        return json_reply({"success": True})
+
     def validate_yaml(self, request: Request) -> Reply:
         self.validated.append(request.json()["content"])
         space = request.json().get("repoType") == "space"
@@ -797,6 +805,7 @@ ROUTES = (
     ("POST", f"{API}/paths-info/{REV}", Hub.paths_info),
     ("GET", f"{API}/refs", Hub.refs),
     ("POST", f"{API}/branch/(?P<branch>[^/]+)", Hub.branch),
+    ("POST", f"{API}/tag/{REV}", Hub.tag),
     ("POST", f"{API}/preupload/{REV}", Hub.preupload),
     ("POST", f"{API}/commit/{REV}", Hub.commit),
     ("POST", rf"/{REPO}\.git/info/lfs/objects/batch", Hub.lfs_batch),

@@ -13,7 +13,7 @@ FLOORS = [
     {"formats"},
     {"data"},
     {"evaluation"},
-    {"figures"},
+    {"figures", "card"},
     {"training"},
     {"hub"},
     {"recipes"},

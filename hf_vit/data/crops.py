@@ -104,7 +104,7 @@ def resize_as_processor(image: Image.Image, spec) -> np.ndarray:
 
 
 def check_elongation(size: tuple[int, int], shorter: float):
-    """Raises ValueError if an image of this width and height has more than `MAX_PIXELS` when its shorter side is resized to
+    """Raises UserError if an image of this width and height has more than `MAX_PIXELS` when its shorter side is resized to
     `shorter`: a file of 200 bytes could fill the memory."""
     pixels = shorter**2 * max(size) / min(size)
     if pixels > MAX_PIXELS:

@@ -51,7 +51,7 @@ class AllowedFiles:
         """The location of a file named by a row: a local path (relative paths start at `folder`) or an address for `xopen`.
 
         Raises:
-            ValueError: if the data set may not name this file; it says what may be named.
+            UserError: if the data set may not name this file; it says what may be named.
         """
         member, chain, archive = path.partition("::")
         if not chain:

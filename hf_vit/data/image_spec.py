@@ -123,19 +123,17 @@ def pixels_agree(made: list[np.ndarray], images: list[Image.Image], spec: ImageS
 def training_image_spec(spec: ImageSpec, images: Dataset | None, crop: str, crop_scale: float = 0.35) -> ImageSpec:
     """How training images are decoded: as the model wants them or, with `crop` "resized", as random crops of the photos.
 
-    If most of 32 images are no larger than the model's and have its aspect ratio, images are decoded whole instead (once, if
-    memory allows), and `augment` crops each batch. A stream, `images` None, is assumed to hold photos.
+    If the first image is no larger than the model's and has its aspect ratio, images are decoded whole instead (once, if memory
+    allows), and `augment` crops each batch. A stream, `images` None, is assumed to hold photos.
     """
     if crop != "resized":
         return spec
-    is_small = []
-    for item in [] if images is None else images[:: max(1, len(images) // 32)]["image"]:
+    if images is not None:
         with contextlib.suppress(ValueError, OSError):  # unreadable images are reported when they are decoded
-            with open_pillow(read_image_bytes(item, allowed_files(images))) as image:
+            with open_pillow(read_image_bytes(images[0]["image"], allowed_files(images))) as image:
                 width, height = image.size
-            is_small.append(width <= spec.width and width * spec.height == height * spec.width)
-    if 2 * sum(is_small) > len(is_small):
-        return replace(spec, resize=None, fast_resize=True)
+            if width <= spec.width and width * spec.height == height * spec.width:
+                return replace(spec, resize=None, fast_resize=True)
     return replace(spec, resize=None, crop_scale=crop_scale)
 
 
@@ -146,21 +144,12 @@ def eval_resize(spec: ImageSpec, height: int, width: int, eval_crop: float | Non
         spec: of the checkpoint's own image processor. What it does is done in the new size, too.
         eval_crop: the share of the shorter side that is kept, timm's `crop_pct`: 0.875 resizes to 256 for 224. None follows
             `spec`. For a model that is not square the longer side counts, so that the crop never leaves the image.
-
-    Raises:
-        UserError: if the image processor keeps another share.
     """
-    own, side = spec.resize, max(spec.height, spec.width)
+    own = spec.resize
     if eval_crop is not None:
-        resized = own if isinstance(own, int) else max(own or (0,))
-        if own is not None and int(side / eval_crop) != resized:
-            raise UserError(
-                f"--eval_crop {eval_crop} contradicts the checkpoint's image processor, which keeps {side} of {resized} pixels "
-                f"({side / resized:.4g}): leave it out to score as that does"
-            )
         return int(max(height, width) / eval_crop)
     if isinstance(own, int):
-        return int(own * max(height, width) / side)
+        return int(own * max(height, width) / max(spec.height, spec.width))
     return own and (int(own[0] * height / spec.height), int(own[1] * width / spec.width))
 
 

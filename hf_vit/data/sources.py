@@ -246,11 +246,7 @@ def dataset_license(name: str) -> str | None:
     path = EMBEDDED.get(name, Path(name).expanduser())
     try:
         card = DatasetCard.load(path / "README.md" if path.exists() else name)
-    except (
-        OSError,
-        ValueError,
-        YAMLError,
-    ):  # no such data set, no card, an unreadable one, or no connection to the Hub
+    except (OSError, ValueError, YAMLError):  # no data set, no card, one that cannot be read, or no connection
         return None
     return as_license(card.data.to_dict().get("license"))
 

@@ -72,8 +72,6 @@ def prepare_splits(
         held_out = stratified_holdout(labels, eval_fraction, seed)
         kept = np.setdiff1d(np.arange(len(labels)), held_out)
         chosen = DatasetDict(train=chosen["train"].select(kept), eval=chosen["train"].select(held_out))
-    else:
-        refuse_untrained_labels(chosen, names, split_names)
     if train_fraction < 1 or shots is not None:
         kept = stratified_subset(label_tensor(chosen["train"]).numpy(), names, train_fraction, shots, seed)
         chosen["train"] = chosen["train"].select(kept)
@@ -162,14 +160,14 @@ def stratified_holdout(labels: np.ndarray, fraction: float, seed: int) -> np.nda
     Raises:
         UserError: if no class has two images.
     """
-    classes, counts = _class_counts(labels)
-    if counts.max() == 1:
+    wanted = lambda count: min(max(1, round(fraction * count)), count - 1)
+    held_out = _sample_per_class(labels, wanted, np.random.default_rng(seed))
+    if len(held_out) == 0:
         raise UserError(
-            f"no image can be held out to score: none of the {len(classes)} classes has more than one of the "
-            f"{len(labels)} training images; add images, or name --eval_split"
+            f"no image can be held out to score: no class has more than one of the {len(labels)} training images; add images, or name "
+            "--eval_split"
         )
-    wanted = [min(max(1, round(fraction * count)), count - 1) if count else 0 for count in counts.tolist()]
-    return _sample_per_class(labels, wanted, np.random.default_rng(seed))
+    return held_out
 
 
 def stratified_subset(
@@ -181,35 +179,24 @@ def stratified_subset(
     Raises:
         UserError: if a class has fewer than `shots` images.
     """
-    classes, counts = _class_counts(labels)
-    if few := [
-        f"{names[label]} {count}" for label, count in zip(classes, counts, strict=True) if 0 < count < (shots or 0)
-    ]:
+    counts = count_labels(torch.from_numpy(labels), len(names)).tolist()
+    if few := [f"{name} {count}" for name, count in zip(names, counts, strict=True) if 0 < count < (shots or 0)]:
         raise UserError(f"--shots {shots}: there are fewer training images of {listed(few)}; take fewer shots")
-    wanted = [shots or max(1, round(fraction * count)) for count in counts.tolist()]
-    wanted = np.minimum(wanted, counts).tolist()  # of a label of several that no image has, 0
+    wanted = lambda count: shots or max(1, round(fraction * count))
     return _sample_per_class(labels, wanted, np.random.default_rng([seed, 1]))
 
 
-def _class_counts(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The classes that occur, and the images of each; of several labels an image (n, L) all of these."""
-    if labels.ndim == 1:
-        return np.unique(labels, return_counts=True)
-    return np.arange(labels.shape[1]), labels.sum(axis=0).astype(int)
-
-
-def _sample_per_class(labels: np.ndarray, wanted: list[int], rng: np.random.Generator) -> np.ndarray:
-    """Sorted row numbers of `wanted` random images of each class."""
+def _sample_per_class(labels: np.ndarray, wanted, rng: np.random.Generator) -> np.ndarray:
+    """Sorted row numbers of random images, `wanted(count)` of each class of `count` images."""
     if labels.ndim == 2:
-        return stratified_sample(labels, np.array(wanted), rng)
-    rows = [
-        rng.permutation(np.flatnonzero(labels == label))[:number]
-        for label, number in zip(np.unique(labels), wanted, strict=True)
-    ]
-    return np.sort(np.concatenate(rows))
+        return stratified_sample(
+            labels, [count and min(count, wanted(count)) for count in labels.sum(axis=0).astype(int).tolist()], rng
+        )
+    of_class = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+    return np.sort(np.concatenate([rows[: wanted(len(rows))] for rows in of_class]))
 
 
-def stratified_sample(labels: np.ndarray, wanted: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def stratified_sample(labels: np.ndarray, wanted: list[int], rng: np.random.Generator) -> np.ndarray:
     """Sorted row numbers of about `wanted` images of each label, and of as many of the images without a label.
 
     Labels are served in turn, the rarest first, by images whose other labels still lack some. No image is taken that is the last
@@ -220,7 +207,7 @@ def stratified_sample(labels: np.ndarray, wanted: np.ndarray, rng: np.random.Gen
         wanted: (L,) images of each.
     """
     unlabelled = labels.max(axis=1) == 0
-    wanted = np.append(wanted, round(unlabelled.sum() * wanted.sum() / max(1, labels.sum())))
+    wanted = np.append(wanted, round(unlabelled.sum() * sum(wanted) / max(1, labels.sum())))
     labels = np.column_stack([labels, unlabelled]).astype(int)  # (n, L + 1)
     counts = labels.sum(axis=0)
     most, have, taken = (
@@ -235,15 +222,6 @@ def stratified_sample(labels: np.ndarray, wanted: np.ndarray, rng: np.random.Gen
                 taken[row] = True
                 have += labels[row]
     return np.flatnonzero(taken)
-
-
-def refuse_untrained_labels(chosen: DatasetDict, names: list[str], split_names: dict[str, str]):
-    """Raises UserError if images to evaluate on have labels that no training image has."""
-    counts = [count_labels(label_tensor(chosen[key]), len(names)).tolist() for key in ("train", "eval")]
-    if unknown := [name for name, trained, evaluated in zip(names, *counts, strict=True) if evaluated and not trained]:
-        raise UserError(
-            f"the split {split_names['train']!r} has no image of classes of {split_names['eval']!r}: {listed(unknown)}"
-        )
 
 
 def class_weights(labels: torch.Tensor, num_labels: int) -> torch.Tensor:

@@ -46,10 +46,6 @@ def read_json(file: Path) -> pa.Table:
 READERS = {".csv": read_csv, ".tsv": read_csv, ".json": read_json, ".jsonl": read_json, ".parquet": pq.read_table}
 
 
-def is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
-
-
 def read_table(file: Path, image_column: str | None = None) -> Dataset:
     """The rows of a table, its column of paths as undecoded images, restricted to the table's folder.
 
@@ -69,14 +65,15 @@ def read_table(file: Path, image_column: str | None = None) -> Dataset:
     if len(table) == 0:
         raise UserError(f"{file} has no rows")
     found = [image_column] if image_column else [name for name in columns if name.lower() in PATH_COLUMNS]
-    if len(found) != 1 or found[0] not in columns or not is_text(table[found[0]].type):
+    if len(found) != 1 or found[0] not in columns:
         raise UserError(
             f"{file} must have one column of paths of images ({', '.join(PATH_COLUMNS)}), got the columns {', '.join(columns)}: "
             "name that of the paths with --image_column, and that of the labels with --label_column"
         )
-    names = [name and name.replace("\\", "/") for name in table[found[0]].to_pylist()]
-    folder = str(file.parent)
-    wrong = [row for row, name in enumerate(names) if not (name and os.path.exists(os.path.join(folder, name)))]
+    names, folder = table[found[0]].to_pylist(), str(file.parent)
+    names = [name.replace("\\", "/") if isinstance(name, str) else name for name in names]
+    is_file = lambda name: isinstance(name, str) and os.path.isfile(os.path.join(folder, name))
+    wrong = [row for row, name in enumerate(names) if not is_file(name)]
     refuse_rows(f"{file}: the column {found[0]} must name files in {folder}", wrong, names)
     others = {name: table[name] for name in columns if name != found[0]}
     return rows_of_files(names, AllowedFiles(str(file.parent.resolve())), others, found[0])

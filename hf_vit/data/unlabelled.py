@@ -21,7 +21,7 @@ class NamedFiles(AllowedFiles):
     """Files that the user named, or that were found by listing a folder of the user's: they may be anywhere on this machine."""
 
     def resolve(self, path: str) -> str:
-        """The location of a file; relative paths start at `folder`. ValueError for an address."""
+        """The location of a file; relative paths start at `folder`. UserError for an address."""
         if "://" in path:
             raise UserError("it is an address; wanted a file on this machine: download it first")
         return os.path.join(self.folder, path)

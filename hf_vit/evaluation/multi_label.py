@@ -121,29 +121,36 @@ def multi_label_report(logits: torch.Tensor, labels: torch.Tensor, names: list[s
     false positives, false negatives and true negatives, "labels_without_images": count}."""
     truth, given = labels.numpy().astype(bool), given_labels(logits, thresholds).numpy()
     precisions = average_precisions(logits.sigmoid().numpy(), truth)
-    ratio = lambda part, whole: part / whole if whole else None
-    cells = (truth & given, ~truth & given, truth & ~given, ~truth & ~given)
-    rows, counts = [], np.stack([cell.sum(axis=0) for cell in cells], axis=1).tolist()
-    for name, precision, (true_positives, false_positives, false_negatives, _) in zip(
-        names, precisions, counts, strict=True
-    ):
-        support, predicted = true_positives + false_negatives, true_positives + false_positives
-        rows.append(
-            {
-                "label": name,
-                "images": support,
-                "average_precision": float(precision) if support else None,
-                "precision": ratio(true_positives, predicted),
-                "recall": ratio(true_positives, support),
-                "f1": ratio(2 * true_positives, support + predicted),
-            }
-        )
+    cells = [cell.sum(axis=0) for cell in (truth & given, ~truth & given, truth & ~given, ~truth & ~given)]
+    scores = label_scores(cells[0], truth.sum(axis=0), given.sum(axis=0))
     return {
-        "per_class": rows,
-        "confusion_matrix": counts,
+        "per_class": label_rows(names, truth.sum(axis=0), {"average_precision": precisions, **scores}),
+        "confusion_matrix": np.stack(cells, axis=1).tolist(),
         "thresholds": thresholds.tolist(),
         "labels_without_images": int((~truth.any(axis=0)).sum()),
     }
+
+
+def label_scores(true_positives: np.ndarray, support: np.ndarray, predicted: np.ndarray) -> dict[str, np.ndarray]:
+    """precision, recall and f1 (L,) of counts of images, NaN where there is nothing to divide by.
+
+    scikit-learn gives the same from predictions, in 2.7 ms; the bootstrap takes a thousand of them.
+    """
+    with np.errstate(invalid="ignore"):
+        return {
+            "precision": true_positives / predicted,
+            "recall": true_positives / support,
+            "f1": 2 * true_positives / (support + predicted),
+        }
+
+
+def label_rows(names: list[str], support: np.ndarray, scores: dict[str, np.ndarray]) -> list[dict]:
+    """A row a label: its name, images and scores, None for NaN."""
+    values = {key: [None if np.isnan(value) else float(value) for value in column] for key, column in scores.items()}
+    return [
+        {"label": label, "images": int(images), **{key: column[index] for key, column in values.items()}}
+        for index, (label, images) in enumerate(zip(names, support, strict=True))
+    ]
 
 
 def worst_images(labels: torch.Tensor, logits: torch.Tensor, thresholds: torch.Tensor, count: int) -> torch.Tensor:

@@ -1,12 +1,16 @@
 """Logits or features of a data set, on any number of processes."""
 
 import torch
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import nn
 
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import sequential_batches
 from hf_vit.system.errors import UserError
+
+
+REDUCED_ROWS = 2**14  # that are added up over the processes at a time
 
 
 def classification_head(model) -> nn.Linear:
@@ -129,28 +133,52 @@ def gather_rows(
     Raises:
         ValueError: if no image can be read, or if an answer is not finite.
     """
-    table, seen = None, torch.zeros(count, device=accelerator.device)
+    table, seen = None, torch.zeros(count, 1)  # on the CPU, where n x K numbers have room
+    answer = halve_where_memory_is_short(answer)
     for batch in batches:
         if stopped():
             break
-        values = answer(batch)  # (b, K)
+        values = answer(batch).cpu()  # (b, K)
         if table is None:
-            table = torch.zeros(count, values.shape[1], device=accelerator.device)
-        index = batch["index"].to(accelerator.device)
-        table[index], seen[index] = values, 1.0
-    if accelerator.reduce(torch.tensor(float(stopped()), device=accelerator.device), reduction="sum") > 0:
+            table = torch.zeros(count, values.shape[1])
+        table[batch["index"]], seen[batch["index"]] = values, 1.0
+    device = accelerator.device
+    if accelerator.reduce(torch.tensor(float(stopped()), device=device), reduction="sum") > 0:
         return None
     if accelerator.num_processes > 1:
-        width = torch.tensor(0 if table is None else table.shape[1], device=accelerator.device)
-        width = int(accelerator.gather(width.view(1)).max())
-        table = torch.zeros(count, width, device=accelerator.device) if table is None else table
-        table, seen = accelerator.reduce(table, reduction="sum"), accelerator.reduce(seen, reduction="sum")
+        width = torch.tensor([0 if table is None else table.shape[1]], device=device)
+        width = int(accelerator.gather(width).max())
+        table = torch.zeros(count, width) if table is None else table
+        for part in (*table.split(REDUCED_ROWS), *seen.split(REDUCED_ROWS)):
+            part.copy_(accelerator.reduce(part.to(device), reduction="sum"))
     if not seen.any():
         raise UserError(f"none of the {count} images to score can be read")
-    rows = seen.nonzero().flatten()
-    values = table[rows].cpu()
+    rows = seen[:, 0].nonzero().flatten()
+    values = table[rows]
     check_finite(values, split)
-    return values, rows.cpu()
+    return values, rows
+
+
+def halve_where_memory_is_short(answer):
+    """`answer` that is asked about a part of a batch at a time, from the first batch on that does not fit into memory."""
+    most = None
+
+    def answer_in_parts(batch):
+        nonlocal most
+        count = len(batch["images"])
+        if most is not None and count > most:
+            parts = [{key: batch[key][at : at + most] for key in ("images", "index")} for at in range(0, count, most)]
+            return torch.cat([answer_in_parts(part).cpu() for part in parts])
+        try:
+            return answer(batch)
+        except Exception as error:
+            if count == 1 or not should_reduce_batch_size(error):
+                raise
+        clear_device_cache(garbage_collection=True)  # outside of `except`, whose traceback holds the tensors
+        most = count // 2
+        return answer_in_parts(batch)
+
+    return answer_in_parts
 
 
 def check_finite(values: torch.Tensor, split: str = ""):

@@ -61,7 +61,7 @@ def finish_output(parts: Parts, output: Path, write: Callable[[Path, int], None]
         sync(file)
         os.replace(file, output.with_name(file.name))
     parts.remove()
-    text = f"{count:,} images are in {output}"
+    text = f"{count:,} image{'s are' if count > 1 else ' is'} in {output}"
     return text + (f"; {len(errors):,} cannot be read, see {listed}: {errors[0]}" if errors else "")
 
 

@@ -21,7 +21,6 @@ class Results:
         labels_without_images: how many labels no evaluated image has; of several labels an image.
         seconds: of reading, input, model, scoring and report.
         skipped_steps, resumed_at_steps: numbers of steps.
-        lives: what each start of the run ran on.
         image_size: [height, width] in pixels.
         attention_query: the token or vector whose attention the figures show.
         answer: the prediction for model/example.png.
@@ -48,7 +47,6 @@ class Results:
     images_per_step: int
     skipped_steps: list[int]
     resumed_at_steps: list[int]
-    lives: list[dict] | None = None
     image_size: list[int]
     parameters: int
     trained_parameters: int

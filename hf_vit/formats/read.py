@@ -26,7 +26,8 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from hf_vit.formats.family import Family, NativeFamily, RawFamily, Source, shape_of
 from hf_vit.formats.raw_files import read_tensors
-from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair, check_counts
+from hf_vit.model.configuration_hf_vit import HFViTConfig
+from hf_vit.model.fields import as_pair, check_counts
 from hf_vit.model.loading import check_index
 
 

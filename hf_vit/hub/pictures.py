@@ -10,7 +10,6 @@ from hf_vit import figures
 from hf_vit.data.normalization import denormalize, normalize
 from hf_vit.evaluation.prediction_table import join_labels
 from hf_vit.model.attention_maps import GRADIENT_METHODS
-from hf_vit.system.fonts import legible_names
 
 
 def draw_run(
@@ -48,9 +47,9 @@ def draw_average_precision(per_class: list[dict], most: int = 40) -> Figure:
     """
     rows = sorted((row for row in per_class if row["images"]), key=lambda row: row["average_precision"])[:most]
     figure = Figure(figsize=(figures.WIDTH, 1.0 + 0.2 * len(rows)), layout="constrained")
-    panel, names = figure.subplots(), legible_names([row["label"] for row in rows])
+    panel = figure.subplots()
     panel.barh(range(len(rows)), [row["average_precision"] for row in rows], color=figures.BLUE)
-    said = [f"{figures.shorten(name)} ({row['images']:,})" for name, row in zip(names, rows, strict=True)]
+    said = [f"{figures.shorten(row['label'])} ({row['images']:,})" for row in rows]
     panel.set_yticks(range(len(rows)), said, fontsize=7)
     panel.set(xlim=(0, 1), ylim=(len(rows) - 0.4, -0.6))
     panel.tick_params(axis="x", labelsize=7)
@@ -77,9 +76,8 @@ def run_pictures(log, scores, samples, labels, spec, model, examples) -> Iterato
         yield "mistakes", draw_mistakes(samples, labels, spec, scores.get("mistakes", ()), thresholds)
     if examples is not None:
         images, classes, versions = examples()
-        legible = legible_names(labels)
-        names = join_labels if thresholds is not None else lambda label, legible: legible[label]
-        titles = [[figures.shorten(names(label, legible), 14) for label in classes]]
+        name_of = lambda label: labels[label] if thresholds is None else join_labels(label, labels)
+        titles = [[figures.shorten(name_of(label), 14) for label in classes]]
         titles += [figures.target_captions(targets, labels) for _, targets in versions]
         yield (
             "augmentations",

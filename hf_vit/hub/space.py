@@ -9,14 +9,13 @@ from pathlib import Path
 from huggingface_hub import HfApi, SpaceCardData
 from packaging.requirements import Requirement
 
-from hf_vit.hub.card import validate_card
-from hf_vit.hub.push import commit_files, list_files, read_back, refuse_public_images, remote_files
-from hf_vit.hub.retry import explain_error, retry
-from hf_vit.hub.run_results import num_channels, read_run, write_examples
+from hf_vit.card import num_channels
+from hf_vit.hub.finished_run import read_run, write_examples
+from hf_vit.hub.push import check_card, commit_files, list_files, read_back, refuse_public_images, remote_files
+from hf_vit.hub.retry import retry
 from hf_vit.system.errors import UserError
 from hf_vit.system.escapes import as_license, inline
 from hf_vit.system.hub_names import name_of_path
-from hf_vit.system.run_files import SAMPLES
 
 
 MANAGED_FILES = re.compile(r"hf_vit/.*|examples/\d+\.png")  # what an earlier push may have left
@@ -35,8 +34,8 @@ def build_space(run: Path, folder: Path, app: Path, repo: str, license: str | No
         ValueError: if the run is not finished, the page cannot show its model, or Gradio is not installed.
     """
     results, _ = read_run(run)
-    if (channels := num_channels(run / "model")) not in (1, 3):
-        raise UserError(f"{run / 'model'} takes {channels} channels; the page shows images of 1 or 3")
+    if (channels := num_channels(run / "model")) not in (1, 3) or results.per_class is None:
+        raise UserError(f"{run / 'model'}: the page shows classifiers of images with 1 or 3 channels, got {channels}")
     try:
         gradio = version("gradio")
     except PackageNotFoundError as error:
@@ -50,7 +49,7 @@ def build_space(run: Path, folder: Path, app: Path, repo: str, license: str | No
     needed = [each for each in requirements if each.marker is None or each.marker.evaluate({"extra": "recipes"})]
     (folder / "requirements.txt").write_text("".join(f"{each.name}{each.specifier}\n" for each in needed))
     if with_images:
-        write_examples(run / SAMPLES, folder / "examples")
+        write_examples(run, folder / "examples")
     title = f"What a Vision Transformer sees: {name_of_path(results.data['name'])}"
     metadata = SpaceCardData(
         title=title,
@@ -78,23 +77,20 @@ def push_space(folder: Path, repo: str, *, public: bool = False, with_images: bo
         with_images: the folder shows images of the run, which never go to a public Space unless `public`.
 
     Raises:
-        ValueError: if images would become public, or the Hub refuses the README.md.
-        OSError: if the Hub refuses, cannot be reached, or returns other files than were sent.
+        ValueError: if images would become public, or the Hub refuses, cannot be reached, or returns other files than were sent.
     """
     card, files = (folder / "README.md").read_text(encoding="utf-8"), list_files(folder)
 
     def attempt():
-        validate_card(card, "space")
+        check_card(card, "space")
         if with_images and not public:
             refuse_public_images(repo, "space")
         HfApi().create_repo(repo, repo_type="space", space_sdk="gradio", private=not public, exist_ok=True)
         info = HfApi().space_info(repo)
-        if not public and not info.private:
-            log(f"{repo} is PUBLIC and stays so")
         stale = [name for name in remote_files(info) if MANAGED_FILES.fullmatch(name) and name not in files]
         message = f"The page of a Vision Transformer, pushed by hf_vit {version('hf_vit')}"
         return commit_files(repo, folder, files, stale, repo_type="space", commit_message=message)
 
-    commit = retry(attempt, lambda error, attempts: explain_error(error, repo, attempts, folder), log)
+    commit = retry(attempt, log)
     read_back(folder, repo, commit, log, repo_type="space")
     return commit

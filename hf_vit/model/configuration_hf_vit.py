@@ -1,13 +1,14 @@
 """Every architecture number of a plain Vision Transformer, with its checks. This file is copied to the Hub with the weights."""
 
-import dataclasses
 import difflib
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.backbone_utils import BackboneConfigMixin
+
+from .fields import MAX_LABELS, MAX_LAYERS, MAX_WIDTH, as_pair, check_counts, count, pair, positive, rate
 
 
 # Sizes from "An Image is Worth 16x16 Words", arXiv 2010.11929, table 1; tiny and small from DeiT, arXiv 2012.12877, table 1.
@@ -46,47 +47,6 @@ AUTOENCODER_FIELDS = (
     "norm_pix_loss",
 )  # fmt: skip
 
-# Far above anything published. A config.json that asks for more is a mistake or an attack: building it would fill the memory.
-MAX_SIZE, MAX_WIDTH, MAX_LAYERS, MAX_LABELS = 2**16, 2**20, 1000, 10**6
-
-
-def checked(default, holds: Callable[[Any], bool], wanted: str):
-    """A field whose value, where it is not None, must hold; transformers' own `interval` would take 1.4 s to import."""
-
-    def validate(value):
-        if value is not None and not holds(value):
-            raise ValueError(f"must be {wanted}, got {value}")
-
-    return dataclasses.field(default=default, metadata={"validator": validate})
-
-
-def count(default, least=1, most=MAX_SIZE):
-    return checked(default, lambda value: least <= value <= most, f"in [{least}, {most}]")
-
-
-def pair(default):
-    return checked(
-        default,
-        lambda value: all(1 <= side <= MAX_SIZE for side in as_pair(value)),
-        f"one or two sizes in [1, {MAX_SIZE}]",
-    )
-
-
-def rate(default=0.0):
-    return checked(default, lambda value: 0 <= value < 1, "in [0, 1)")
-
-
-def positive(default):
-    return checked(default, lambda value: value > 0, "above 0")
-
-
-def check_counts(config: dict):
-    """Raise ValueError for as many labels or layers as no model has: a config makes a name for each before it is checked."""
-    for name, most in (("num_labels", MAX_LABELS), ("num_hidden_layers", MAX_LAYERS)):
-        if isinstance(config.get(name), int) and config[name] > most:
-            raise ValueError(f"{name} in config.json must be at most {most}, got {config[name]}")
-
-
 # () -> the package hf_vit.formats, as hf_vit/__init__.py registers it; None in a copy of this file on the Hub, which does without.
 _load_formats: Callable | None = None
 
@@ -107,12 +67,6 @@ def public_formats(purpose: str):
 def read_public(path, is_classifier: bool | None, asked: dict):
     """The public checkpoint at a path (`hf_vit.formats.read`); None if it is in our own format, or nobody could read it."""
     return None if _load_formats is None else _load_formats().read(path, is_classifier, asked)
-
-
-def as_pair(size) -> tuple[int, int]:
-    """`16` or `[16, 8]` -> (height, width)."""
-    height, width = (size, size) if isinstance(size, int) else size
-    return height, width
 
 
 def labels_by_id(id2label: dict) -> dict[int, str]:
@@ -210,13 +164,12 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         reshape_hidden_states: True for maps (B, D, h, w) of the patches; False for all tokens (B, T, D), as DPT and Depth
             Anything want them.
 
-    Arguments are checked by name: an unknown one is an error. A saved config is not: libraries and later versions of transformers
-    add keys of their own to config.json, and these are kept and saved again. What tells them apart is `model_type`, which
-    every saved config has.
+    An unknown argument is an error. Unknown keys of a saved config, which has a `model_type`, are kept and saved again: libraries
+    and later versions of transformers add keys of their own to config.json.
 
     Raises:
-        ValueError: for a value, or two values together, that no model can be built from, and for an unknown name.
-        StrictDataclassFieldValidationError: (of huggingface_hub) for a value of another type than the field's.
+        ValueError: for values that do not fit each other, and for an unknown name.
+        StrictDataclassFieldValidationError: (of huggingface_hub) for a value that the field cannot have.
     """
 
     model_type = "hf_vit"
@@ -315,13 +268,8 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         fields = super().to_dict()
         if fields["out_indices"] in (None, [self.num_hidden_layers]):
             del fields["out_indices"], fields["out_features"]
-        for name in (
-            "n_cls_tokens",
-            "position_interpolation",
-            "apply_layernorm",
-            "reshape_hidden_states",
-            *AUTOENCODER_FIELDS,
-        ):
+        rare = ("n_cls_tokens", "position_interpolation", "apply_layernorm", "reshape_hidden_states")
+        for name in (*rare, *AUTOENCODER_FIELDS):
             if fields[name] == getattr(type(self), name):
                 del fields[name]
         return fields

@@ -25,7 +25,8 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .attention_maps import attention_distances, attention_maps, attention_query
 from .branches import HFViTDropPath, HFViTGatedMLP, HFViTLayerScale
-from .configuration_hf_vit import HFViTConfig, as_pair
+from .configuration_hf_vit import HFViTConfig
+from .fields import as_pair
 from .loading import LoadingMixin
 from .patches import keep_patches, patchify, random_patches
 from .pooled_queries import num_pooled_tokens
@@ -362,8 +363,7 @@ class HFViTModel(HFViTPreTrainedModel):
             raise ValueError("attention_mask: every patch is attended to; leave it out, or pass None")
         config, pooled_too = self.config, kept is None
         hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)  # (B, C, H, W) -> (B, T, D)
-        # CODEPATH: a choice of training, which no checkpoint depends on.
-        if kept is None and self.training and config.patch_dropout_rate > 0:
+        if kept is None and self.training and config.patch_dropout_rate > 0:  # CODEPATH: a choice of each training
             kept = random_patches(hidden_states, config.num_prefix_tokens, config.patch_dropout_rate)  # (B, M)
         if kept is not None:
             hidden_states = keep_patches(hidden_states, config.num_prefix_tokens, kept)  # (B, T, D) -> (B, R + M, D)

@@ -1,17 +1,23 @@
-"""The command line of every script: help in groups, hyphens or underscores, and a sentence for a flag that is wrong.
+"""The command line of every script: a dataclass or single flags, YAML presets, and an error that names the flag that was meant.
 
-It imports the standard library alone, so that a script can answer before the imports that take seconds.
+It imports the standard library and PyYAML alone, so that a script answers before the imports that take seconds.
 """
 
 import argparse
-import contextlib
+import dataclasses
 import difflib
 import math
+import os
 import re
 import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import Literal, get_args, get_origin
+
+import yaml
+
+from hf_vit.system.errors import UserError
 
 
 # What a flag is called elsewhere: by transformers, timm, Keras, or people in a hurry. Of several flags with the same other name,
@@ -72,12 +78,35 @@ ACCELERATED = (
     "picks a GPU, and several take `accelerate launch`"
 )
 command: str | None = None  # "hf-vit", if recipes/cli.py called the script
-ON_CPU = "it computes on the CPU"
-IMAGE_FILES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".heif", ".avif")
+
+
+def number(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError
+    return value
+
+
+def boolean(text: str) -> bool:
+    return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
+
+
+def checked(convert, wanted: str):
+    """A conversion whose failure says what was wanted."""
+
+    def convert_or_raise(text):
+        try:
+            return convert(text)
+        except (KeyError, ValueError):
+            raise argparse.ArgumentTypeError(f"must be {wanted}, got {text!r}") from None
+
+    return convert_or_raise
+
+
+TYPES = {int: checked(int, "an integer"), float: checked(number, "a number"), bool: checked(boolean, "true or false")}
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Shows the text as it is written, each flag with the default that it has, and a value by the last word of its flag."""
+    """Shows the text as it is written, each flag with its default, and a value by the last word of its flag."""
 
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=32)
@@ -89,72 +118,99 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         default = action.default
         if default in (None, argparse.SUPPRESS) or not action.option_strings or action.nargs == 0:
             return action.help  # of a default None, the help says what it means
-        if isinstance(default, bool):
-            default = str(default).lower()
         shown = " ".join(map(str, default)) if isinstance(default, list) else default
-        return f"{action.help} (default: {shown})"
+        return f"{action.help} (default: {str(shown).lower() if isinstance(shown, bool) else shown})"
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` that takes `--num-workers` for `--num_workers`, and names the flag that was meant by a wrong one.
+    """An `ArgumentParser` with `-` for `_`, `--no-flag`, and suggestions; of several processes only the first prints an error.
 
     Args:
         text: the docstring of the script, which --help shows.
         usage: what goes behind the script's name.
         accelerated: whether the script computes on a GPU where there is one, through Accelerate.
+        raises: whether an error is a ValueError, for a call from Python, and not the end of the process.
     """
 
-    def __init__(self, text: str | None, usage: str, accelerated: bool = False):
+    def __init__(self, text: str | None, usage: str, accelerated: bool = False, raises: bool = False):
+        if command and text:
+            text = re.sub(r"python recipes/(\w+)\.py", rf"{command} \1", text)
         super().__init__(
             prog=command and f"{command} {Path(sys.argv[0]).stem}",
             usage=f"%(prog)s {usage}",
-            description=text
-            and (re.sub(r"python recipes/(\w+)\.py", rf"{command} \1", text) if command else text).strip(),
+            description=text and text.strip(),
             formatter_class=HelpFormatter,
             allow_abbrev=False,
         )
-        self.accelerated = accelerated
-        self.register("type", int, whole_number)
-        self.register("type", float, number)
-        self.register("type", bool, true_or_false)
+        self.accelerated, self.raises = accelerated, raises
+        for kind, convert in TYPES.items():
+            self.register("type", kind, convert)
+
+    def add_fields(self, kind: type):
+        """A flag for each field of a dataclass; its metadata holds `help`, and `group` where one begins."""
+        group = self
+        for field in dataclasses.fields(kind):
+            if field.name in kind.hidden:
+                continue
+            if "group" in field.metadata:
+                group = self.add_argument_group(field.metadata["group"])
+            kinds = (field.type, *get_args(field.type))  # `int | None`, or `int`
+            literal = next((part for part in kinds if get_origin(part) is Literal), None)
+            if literal is not None:
+                options = dict(choices=get_args(literal))
+            elif field.type is bool:
+                options = dict(type=bool, nargs="?", const=True, metavar="true|false")
+            else:
+                options = dict(type=kinds[1] if len(kinds) > 1 else kinds[0])
+            group.add_argument(f"--{field.name}", default=field.default, help=field.metadata["help"], **options)
+
+    @property
+    def flags(self) -> dict[str, argparse.Action]:
+        return {action.dest: action for action in self._actions if action.dest != "help"}
 
     def parse_known_args(self, args=None, namespace=None):
-        args = self.with_underscores(sys.argv[1:] if args is None else args)
-        known = self._option_string_actions
-        for flag in (word.partition("=")[0] for word in args):
-            if re.match("--?[a-zA-Z]", flag) and flag not in known:
-                self.error(f"{flag} is not a flag of {self.prog}{self.meant_by(flag) or '; --help lists them'}")
-        found, extra = super().parse_known_args(args, namespace)
+        words = [self.normalized(word) for word in (sys.argv[1:] if args is None else args)]
+        for flag in (word.partition("=")[0] for word in words):
+            if re.match("--?[a-zA-Z]", flag) and flag not in self._option_string_actions:
+                self.error(f"unknown argument {flag}{self.meant_by(flag) or '; --help lists them'}")
+        found, extra = super().parse_known_args(words, namespace)
         if extra:
-            self.error(f"{extra[0]!r} belongs to no flag; wanted {self.format_usage().partition(': ')[2].strip()}")
+            self.error(f"{extra[0]!r} belongs to no flag; usage: {self.format_usage().partition(': ')[2].strip()}")
         return found, extra
 
-    def with_underscores(self, words: list[str]) -> list[str]:
-        """`words` with flags as this parser knows them: `--num-workers=2` -> `--num_workers=2`."""
-        spelt = []
-        for word in words:
-            flag, equals, value = word.partition("=")
-            flag = flag[:2] + flag[2:].replace("-", "_")
-            spelt.append(f"{flag}{equals}{value}" if flag in self._option_string_actions else word)
-        return spelt
+    def normalized(self, word: str) -> str:
+        """`--num-workers=2` -> `--num_workers=2`, `--no-flip` -> `--flip=false`."""
+        flag, equals, value = word.partition("=")
+        name = flag[2:].replace("-", "_")
+        if flag.startswith("--") and f"--{name}" in self._option_string_actions:
+            return f"--{name}{equals}{value}"
+        negated = self.flags.get(name.removeprefix("no_"))
+        if flag.startswith("--no") and negated is not None and negated.type is bool:
+            return f"--{negated.dest}=false"
+        return word
 
     def meant_by(self, flag: str) -> str:
         """`: did you mean --learning_rate?` for `--lr`, as the end of a sentence; "" for what is like no flag."""
-        name = flag.lstrip("-").replace("-", "_").lower()
+        name, flags = flag.lstrip("-").replace("-", "_").lower(), self.flags
         if name in DEVICE_NAMES:
-            return f": {ACCELERATED if self.accelerated else ON_CPU}"
-        actions = {action.dest: action for action in self._actions if action.help != argparse.SUPPRESS}
-        others = {
-            other: dest for dest in reversed(OTHER_NAMES) if dest in actions for other in OTHER_NAMES[dest].split()
-        } | {dest: dest for dest in actions}
-        close = difflib.get_close_matches(name, others, n=1, cutoff=0.75)
+            return f": {ACCELERATED if self.accelerated else 'it computes on the CPU'}"
+        names = {other: dest for dest in reversed(OTHER_NAMES) for other in OTHER_NAMES[dest].split() if dest in flags}
+        names |= {dest: dest for dest in flags}
+        close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
         if not close:
             return ""
-        action = actions[others[close[0]]]
+        action = flags[names[close[0]]]
         if not action.option_strings:
             return f": {action.metavar} goes without a flag"
         value = f" {name}" if action.dest == "mixed_precision" and name in ("bf16", "fp16") else ""
         return f": did you mean {action.option_strings[0]}{value}?"
+
+    def error(self, message):
+        if self.raises:
+            raise UserError(message)
+        if os.environ.get("RANK", "0") != "0":
+            sys.exit(2)
+        super().error(message)
 
     @staticmethod
     def refuse_mistyped_paths(**names: str | None):
@@ -171,72 +227,73 @@ class Parser(argparse.ArgumentParser):
     def check_output_file(file: str | Path | None):
         """End with exit code 1 and a sentence if a file cannot be written there, before there is anything to write."""
         if file is not None and (Path(file).is_dir() or not Path(file).parent.is_dir()):
-            what = "is a folder" if Path(file).is_dir() else f"lies in no folder that is there ({Path(file).parent})"
-            sys.exit(f"error: --output_file {file} {what}; wanted the name of a new file")
+            sys.exit(f"error: --output_file {file}: must be a file in a folder that exists")
 
     @staticmethod
     def check_images(names: list[str], or_data: bool = False):
-        """End with exit code 1 and a sentence if a name is that of no image which can be read here.
+        """End with exit code 1 and a sentence if a name is not that of a file.
 
         Args:
-            or_data: a single name may also be that of a data set, or of a folder of class folders.
+            or_data: a single name may also be that of a data set.
         """
-        may_be_data = or_data and len(names) == 1
         for name in names:
-            path, wrong = Path(name), None
-            if "://" in name:
-                wrong = "is an address: download the image, and name its file"
-            elif path.is_dir() and not (may_be_data and any(path.iterdir()) and not holds_only_images(path)):
-                wrong = f"is a folder, not an image{' and no data set' * may_be_data}: name its images, such as "
-                wrong += f"{shlex.quote(name.rstrip('/'))}/*.jpg"
-            elif not path.exists() and not (may_be_data and path.name == name and not path.suffix):
-                wrong = f"cannot be read as an image: No such file here ({Path.cwd()})"
-            if wrong is not None:
-                sys.exit(f"error: {name} {wrong}")
+            if not (Path(name).is_file() or (or_data and len(names) == 1 and "://" not in name)):
+                sys.exit(f"error: {name}: no such image file here ({Path.cwd()})")
 
 
-class RefusedFlag(argparse.Action):
-    """A flag of another script: an error, whose reason is `const`."""
+def read_yaml(parser: Parser, name: str, presets: Path, retired: dict) -> list[str]:
+    """A flat YAML mapping, of a file or a preset, as flags; null leaves the default.
 
-    def __call__(self, parser, namespace, values, option_string=None):
-        parser.error(f"{option_string} {self.const}")
+    Args:
+        retired: flags that earlier versions had, with their defaults, as which alone a file may hold them.
+    """
+    file = Path(name)
+    if not file.is_file() and name in (file.stem, f"{file.stem}.yaml"):
+        file = presets / f"{file.stem}.yaml"
+    if not file.is_file():
+        known = [path.stem for path in sorted(presets.glob("*.yaml"))]
+        close = difflib.get_close_matches(Path(name).stem, known, n=1)
+        meant = f"did you mean --config {close[0]}?" if close else f"presets are {', '.join(known)}"
+        parser.error(f"--config {name}: no such file or preset; {meant}")
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        parser.error(f"--config {file} is not YAML: {error}")
+    if not isinstance(values, dict) or any(isinstance(value, dict | list) for value in values.values()):
+        parser.error(f"--config {file}: must hold flat `key: value` lines, got {values!r}")
+    values = {key: value for key, value in values.items() if key not in retired or value != retired[key]}
+    for key in map(str, values):
+        if key.replace("-", "_") not in parser.flags:
+            parser.error(f"--config {file}: unknown key {key!r}{parser.meant_by(key)}")
+    return [f"--{key}={value}" for key, value in values.items() if value is not None]
 
 
-def number(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if math.isfinite(value := float(text)):
-            return value
-    raise argparse.ArgumentTypeError(f"{text!r} was given, a number was wanted")
+def parse_fields(kind: type, argv: list[str], text: str | None, presets: Path, raises: bool = False):
+    """Flags -> an instance of the dataclass; a flag overrides its line of --config.
 
-
-def whole_number(text: str) -> int:
-    with contextlib.suppress(ValueError):
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} was given, a whole number was wanted")
-
-
-def true_or_false(text: str) -> bool:
-    if text.lower() in ("true", "t", "yes", "y", "1"):
-        return True
-    if text.lower() in ("false", "f", "no", "n", "0"):
-        return False
-    raise argparse.ArgumentTypeError(f"{text!r} was given, true or false was wanted")
-
-
-def holds_only_images(folder: Path) -> bool:
-    """Whether a folder holds images and no folders."""
-    inside = list(folder.iterdir())
-    return any(path.suffix.lower() in IMAGE_FILES for path in inside) and not any(path.is_dir() for path in inside)
+    Raises:
+        SystemExit, or ValueError if it `raises`: with a message that names the flag or key, for an unknown or ill-typed one.
+    """
+    parser = Parser(text, "[--config PRESET] [--flag value ...]; --help lists the flags", True, raises)
+    parser.add_argument("--config", metavar="PRESET", help="preset of recipes/configs, or YAML file of flags")
+    parser.add_fields(kind)
+    config = parser.parse_args(argv).config
+    given = {word.partition("=")[0].removeprefix("--") for word in map(parser.normalized, argv)}
+    words = [] if config is None else read_yaml(parser, config, presets, kind.retired)
+    values = vars(parser.parse_args([*words, *argv]))
+    del values["config"]
+    try:
+        return kind.from_flags(values, given)
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def shell_line(script: Path, *words) -> str:
     """What runs a script of recipes/ if it is typed in the working directory."""
     if command is not None:
         return shlex.join([command, script.stem, *map(str, words)])
-    python = sys.executable
-    if shutil.which("python") == python:
-        python = "python"
-    return shlex.join([from_here(python), from_here(script), *map(str, words)])
+    python = "python" if shutil.which("python") == sys.executable else from_here(sys.executable)
+    return shlex.join([python, from_here(script), *map(str, words)])
 
 
 def own_line(processes: int, launch_file: str) -> str:

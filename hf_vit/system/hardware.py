@@ -1,12 +1,13 @@
 """What this machine can do, and what is chosen for it: device, precision, compilation, threads, workers, memory."""
 
-import contextlib
 import ctypes
 import importlib.util
+import math
 import os
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import psutil
 import torch
@@ -90,9 +91,16 @@ def pick_compile(asked: str, device_type: str, steps: int) -> bool:
 def own_cores() -> int:
     """The cores that this process may use: of those that the system leaves to it, its share beside the other processes."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = min(cores, container_quota())
     if cores <= int(os.environ.get("SLURM_CPUS_PER_TASK", "0")):  # srun has bound each process to cores of its own
         return cores
     return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def container_quota(file: Path = Path("/sys/fs/cgroup/cpu.max")) -> float:
+    """The cores that a container may keep busy (cgroup v2), at least 1; infinite without a limit."""
+    quota, _, period = file.read_text().strip().partition(" ") if file.is_file() else ("max", "", "")
+    return math.inf if quota == "max" else max(1, int(quota) // int(period))
 
 
 def peak_memory(device: torch.device) -> dict[str, str]:
@@ -112,27 +120,7 @@ def use_all_cores():
     """
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if launched() and torch.get_num_threads() == 1:
-        torch.set_num_threads(max(1, (psutil.cpu_count(logical=False) or 1) // processes))
-
-
-def cpu_seconds_of_others() -> float:
-    """CPU time that this machine has spent on all but this process and its children."""
-    times = psutil.cpu_times()
-    spent = sum(getattr(times, kind, 0) for kind in ("user", "nice", "system", "irq", "softirq"))
-    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
-        with contextlib.suppress(psutil.Error):  # it has just ended
-            spent -= sum(process.cpu_times()[:4])  # its own and its ended children's
-    return spent
-
-
-def fewer_threads(busy: float) -> int | None:
-    """The threads that would not meet other programs, which keep `busy` cores busy; None if these leave enough cores.
-
-    Threads that share a core with a program make all others wait, and actively so: two may be slower than one.
-    """
-    threads, cores = torch.get_num_threads(), psutil.cpu_count() or 1
-    free = max(1, round(cores - busy))
-    return free if threads + busy > cores + 0.5 and free < threads else None
+        torch.set_num_threads(max(1, min((psutil.cpu_count(logical=False) or 1) // processes, own_cores())))
 
 
 def keep_memory() -> bool:

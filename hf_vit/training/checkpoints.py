@@ -4,9 +4,9 @@ The rest of a run is decided by its weights, their average, the optimizers' stat
 random numbers of a step are functions of (seed, step) and need not be saved.
 """
 
+import hashlib
 import json
 import shutil
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.utils import logging
 
-from hf_vit.system import run_files
 from hf_vit.system.errors import UserError
 from hf_vit.system.escapes import printable
 from hf_vit.system.files import checksummed_dir, sync, verify_checksums
@@ -24,7 +23,7 @@ from hf_vit.system.files import checksummed_dir, sync, verify_checksums
 
 logger = logging.get_logger(__name__)
 
-LARGEST_LOG = 2**30  # bytes of metrics.jsonl, and of scores.json with its confusion matrix
+TENSORS = ("average", "model", "optimizer")  # the files of a checkpoint, beside state.json
 
 
 def list_checkpoints(run: Path) -> list[Path]:
@@ -80,12 +79,31 @@ def named_parameters(optimizer) -> Iterator[tuple[str, torch.Tensor]]:
         yield from zip(group["names"], group["params"], strict=True)
 
 
+def saved_weights(model) -> dict[str, torch.Tensor]:
+    """The weights that a checkpoint holds: all but the frozen ones, which the base model has."""
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
+
+
+def frozen_digest(model) -> str | None:
+    """SHA-256 of the frozen weights, by the order of their names; None if all are trained. Embeddings are left out: where they were
+    resampled, the last bit is the machine's."""
+    named = {name: weight for name, weight in model.named_parameters() if not weight.requires_grad}
+    if not named:
+        return None
+    found = hashlib.sha256()
+    for name in sorted(name for name in named if "embeddings" not in name):
+        found.update(name.encode())
+        found.update(named[name].detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return found.hexdigest()
+
+
 def gather_state(model, optimizers, average=None, wanted: bool = True) -> dict[str, dict[str, torch.Tensor]]:
     """{"model": ..., "optimizer": ..., "average": ...}: tensors by name, unsharded, on CPU; all processes must call it.
 
     The optimizers' state is named `parameter.key`, such as `classifier.weight.exp_avg`, whatever the number of processes.
     """
-    tensors = {"model": gather_weights(model, wanted)}
+    tensors = {"model": full_tensors(saved_weights(model).items(), wanted)}
     states = (
         (f"{name}.{key}", value)
         for optimizer in optimizers
@@ -96,7 +114,8 @@ def gather_state(model, optimizers, average=None, wanted: bool = True) -> dict[s
     if average is not None:
         with average.applied(model):
             # Copies: on CPU these tensors are the model's own, which go back to what they were.
-            tensors["average"] = {name: value.clone() for name, value in gather_weights(model, wanted).items()}
+            averaged = full_tensors(saved_weights(model).items(), wanted)
+            tensors["average"] = {name: value.clone() for name, value in averaged.items()}
     return tensors
 
 
@@ -106,7 +125,7 @@ def restore_state(tensors: dict | None, model, optimizers, average, accelerator)
     ValueError on the main process if the tensors are not those of this model.
     """
     if tensors is not None:
-        _check_tensors(tensors, model, average is not None, optimizers)
+        _check_tensors(tensors, model, average is not None)
     shapes = [tensors and {file: shapes_and_types(part) for file, part in tensors.items()}]
     broadcast_object_list(shapes)
     if tensors is None:  # not the main process: what is received has the shape and type of this
@@ -123,7 +142,7 @@ def restore_state(tensors: dict | None, model, optimizers, average, accelerator)
 
     @torch.no_grad()
     def fill(part):
-        for name, like in model.state_dict().items():
+        for name, like in saved_weights(model).items():
             like.copy_(received(part[name], like))
 
     if average is not None:
@@ -142,8 +161,8 @@ def shapes_and_types(tensors: dict[str, torch.Tensor]) -> dict[str, tuple]:
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
 
-def _check_tensors(tensors: dict, model, averaged: bool, optimizers):
-    own = shapes_and_types(model.state_dict())
+def _check_tensors(tensors: dict, model, averaged: bool):
+    own = shapes_and_types(saved_weights(model))
     for part in ("model", "average") if averaged else ("model",):
         found = shapes_and_types(tensors.get(part, {}))
         if found != own:
@@ -152,24 +171,16 @@ def _check_tensors(tensors: dict, model, averaged: bool, optimizers):
                 f"{part}.safetensors of the checkpoint is not of this model: {printable(other)} is {found.get(other)} there, and "
                 f"{own.get(other)} here"
             )
-    # By the names of the optimizers, which may be of a larger model than the head that is trained.
-    parameters = {name: value for optimizer in optimizers for name, value in named_parameters(optimizer)}
-    keys = defaultdict(set)
-    for name, value in tensors["optimizer"].items():
-        parameter, _, key = name.rpartition(".")
-        keys[parameter].add(key)
-        if parameter not in parameters or tuple(value.shape) not in ((), tuple(parameters[parameter].shape)):
-            raise UserError(f"optimizer.safetensors of the checkpoint is not of this model: {printable(name)}")
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        wanted = set().union(*(keys[name] for name in group["names"]))
-        for name in group["names"]:
-            if keys[name] and keys[name] != wanted:  # a parameter without a gradient has none
-                lacking = ", ".join(sorted(wanted - keys[name]))
-                raise UserError(f"optimizer.safetensors of the checkpoint lacks {printable(lacking)} of {name}")
 
 
-def save_checkpoint(run: Path, tensors: dict, state: dict, keep: int):
-    """Write `checkpoints/step-N`, N being `state["step"]`, and delete all but the last `keep`; OSError on a full disk."""
+def save_checkpoint(run: Path, state: dict, keep: int):
+    """Write `checkpoints/step-N`, N being `state["step"]`, and delete all but the last `keep`; OSError on a full disk.
+
+    Args:
+        state: as `TrainState.state_dict` returns it.
+    """
+    tensors = {name: state[name] for name in TENSORS if name in state}
+    counters = {name: value for name, value in state.items() if name not in tensors}
     folder = run / "checkpoints" / f"step-{state['step']:06d}"
     needed = sum(value.nbytes for part in tensors.values() for value in part.values())
     if (run / "metrics.jsonl").exists():
@@ -177,7 +188,7 @@ def save_checkpoint(run: Path, tensors: dict, state: dict, keep: int):
     with checksummed_dir(folder, needed) as aside:
         for name, part in tensors.items():
             save_file(part, aside / f"{name}.safetensors")
-        (aside / "state.json").write_text(json.dumps(state))
+        (aside / "state.json").write_text(json.dumps(counters))
     earlier = [other for other in list_checkpoints(run) if step_of(other) < state["step"]]
     for old in earlier[: max(0, len(earlier) - keep + 1)]:
         shutil.rmtree(old, ignore_errors=True)
@@ -202,7 +213,7 @@ def load_best(run: Path) -> tuple[Path, dict] | None:
     for folder in reversed(numbered_folders(run, "best")):
         try:
             verify_checksums(folder)
-            return folder, run_files.read_json(folder / "scores.json", {}, LARGEST_LOG)
+            return folder, json.loads((folder / "scores.json").read_text())
         except ValueError as error:
             logger.warning(f"the best weights so far are lost, {folder}: {error}")
     return None

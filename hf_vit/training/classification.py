@@ -1,30 +1,44 @@
-"""The task of train.py: data, model, targets and loss of a classifier, and how it is evaluated."""
+"""The task of train.py: data, model, targets and loss of a classifier, how it is evaluated, and what it leaves."""
 
-from dataclasses import dataclass
+import csv
+import io
+import math
+import statistics
+import sys
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from PIL import Image
 
+from hf_vit.card import write_card
 from hf_vit.data.augment import mix
 from hf_vit.data.columns import has_several_labels
 from hf_vit.data.sampling import class_balanced_ids
 from hf_vit.data.splits import class_weights
-from hf_vit.evaluation.calibration import fit_temperature, folded_temperature
-from hf_vit.evaluation.classifiers import model_folder
+from hf_vit.evaluation.calibration import fit_temperature
+from hf_vit.evaluation.classifiers import load_classifier, model_folder
 from hf_vit.evaluation.intervals import intervals
 from hf_vit.evaluation.multi_label import DEFAULT_THRESHOLD, choose_thresholds
+from hf_vit.evaluation.prediction import LOGITS_TOLERANCE, logits_difference
 from hf_vit.evaluation.prediction_table import image_names, prediction_table
-from hf_vit.evaluation.scores import classification_report, compute_metrics, headline, surest_mistakes
-from hf_vit.system.run_files import NUM_SAMPLES, NUMBER, PREDICTIONS, SAMPLES
-from hf_vit.training.arguments import TrainArguments, parse_overrides
-from hf_vit.training.checkpoints import save_best
-from hf_vit.training.defaults import HEAD_STEPS, default_rates
-from hf_vit.training.inputs import Batch, RunData, load_rows
+from hf_vit.evaluation.results import Results
+from hf_vit.evaluation.scores import (
+    classification_report,
+    compute_metrics,
+    format_prediction,
+    headline,
+    surest_mistakes,
+)
+from hf_vit.system.command_line import shell_line
+from hf_vit.system.escapes import csv_cell
+from hf_vit.system.files import write_text
+from hf_vit.system.recipes_folder import RECIPES
+from hf_vit.system.run_files import NUM_SAMPLES, PREDICTIONS
+from hf_vit.training.arguments import parse_overrides
+from hf_vit.training.inputs import Batch, RunData
 from hf_vit.training.losses import (
     Teacher,
-    choose_loss,
     classification_loss,
     count_correct,
     distillation_loss,
@@ -32,53 +46,40 @@ from hf_vit.training.losses import (
     soft_targets,
 )
 from hf_vit.training.model import build_model
-from hf_vit.training.task import Scored
+from hf_vit.training.plan import choose_loss, default_rates
+from hf_vit.training.predictor import SplitPredictor
+from hf_vit.training.task import Evaluation, Task
 
 
-SCORES_SHAPE = {"metrics": {"accuracy": NUMBER, "loss": NUMBER}, "images": int, "confusion_matrix": list}
-MULTI_LABEL_SHAPE = {
-    **SCORES_SHAPE,
-    "metrics": {"mean_average_precision": NUMBER, "loss": NUMBER},
-    "thresholds": [NUMBER],
-}
+HEAD_STEPS = 150  # of a new head that is fitted first
+COUNTS = ("label", "true positives", "false positives", "false negatives", "true negatives")
+# A run that learns nothing stays within a few percent of the loss of equal probabilities; a rate that is too large by ten gives
+# many times as much. It is the median of the last lines of the log: a single bad batch is no divergence.
+DIVERGED, LAST_LINES = 1.5, 5
 
 
-@dataclass
-class ScoredLogits(Scored):
-    """With logits (n, L), and labels (n,) or (n, L)."""
-
-    logits: torch.Tensor
-    labels: torch.Tensor
-
-
-class Classification:
-    """A `Task`: one label an image, or several; with a teacher, distillation of its answers."""
+class Classification(Task):
+    """One label an image, or several; with a teacher, distillation of its answers."""
 
     has_accuracy = True
 
-    def __init__(self, args: TrainArguments, accelerator):
-        self.args, self.accelerator = args, accelerator
-        self.teacher = self.weights = self.data = None
-
-    def load_rows(self, print_main):
-        return load_rows(self.args, print_main)
+    weights = None  # of the classes
 
     def build_model(self, labels: list[str], eval_rows):
         """(model, image processor)."""
-        args, several = self.args, has_several_labels(eval_rows)
+        args, multi_label = self.args, has_several_labels(eval_rows)
+        self.loss_kind = choose_loss(args, multi_label)
         overrides = parse_overrides(args.config_overrides)
-        choose_loss(args, several)
-        checkpoint, preset = args.model_name_or_path and model_folder(args.model_name_or_path), args.preset
-        return build_model(labels, checkpoint, preset, args.image_size, overrides, args.eval_crop, several)
+        checkpoint = args.model_name_or_path and model_folder(args.model_name_or_path)
+        return build_model(labels, checkpoint, args.preset, args.image_size, overrides, args.eval_crop, multi_label)
 
-    def set_up(self, data: RunData, _backbone):
+    def set_up(self, data: RunData, backbone, accelerator):
         """The class weights (L,) and the teacher, if they are asked for."""
-        args, device = self.args, self.accelerator.device
-        self.data = data
-        if args.teacher_name_or_path is not None:
-            self.teacher = Teacher(args.teacher_name_or_path, data.labels, data.spec, device)
-        if args.balance == "weights":
-            self.weights = class_weights(data.train_images.labels, len(data.labels)).to(device)
+        if self.args.teacher_name_or_path is not None:
+            self.teacher = Teacher(self.args.teacher_name_or_path, data.labels, data.spec)
+        super().set_up(data, backbone, accelerator)
+        if self.args.balance == "weights":
+            self.weights = class_weights(data.train_images.labels, len(data.labels)).to(self.device)
 
     def fit_head(self, head, features, labels):
         """Train the head alone, in place, at the rate of a probe, which falls to zero; each step is on all images, or on as many
@@ -104,8 +105,9 @@ class Classification:
 
     def loss_of_logits(self, logits, targets) -> torch.Tensor:
         """The loss () of logits and targets (B, L), without a teacher."""
-        kind = multi_label_loss if self.data.several_labels else classification_loss
-        return kind(logits, targets, self.args.loss, self.weights)
+        if self.data.multi_label:
+            return multi_label_loss(logits, targets, self.weights)
+        return classification_loss(logits, targets, self.loss_kind, self.weights)
 
     def with_targets(self, inputs, labels, epoch: int, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets (B, L), mixed if that is asked for: all micro-batches of a step alike, as one large batch would be."""
@@ -113,13 +115,13 @@ class Classification:
         targets = soft_targets(labels, len(self.data.labels), args.label_smoothing)
         return mix(inputs, targets, args.mixup, args.cutmix, args.seed, epoch, batch)
 
-    def loss(self, model, batch: Batch, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss(self, model, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """The loss (), and the logits (B, L)."""
-        args, outputs = self.args, model(batch.inputs, **kwargs)
+        args, outputs = self.args, model(batch.inputs)
         logits = outputs if args.cache_features else outputs.logits
         loss = self.loss_of_logits(logits, batch.targets)
         if self.teacher is not None:
-            with self.accelerator.autocast():
+            with self.autocast():
                 teacher_logits = self.teacher(batch.inputs)
             distillation = distillation_loss(logits, teacher_logits, args.distillation_temperature)
             loss = (1 - args.distillation_alpha) * loss + args.distillation_alpha * distillation
@@ -134,54 +136,47 @@ class Classification:
         targets = torch.full((len(pixel_values), num_labels), 1 / num_labels, device=pixel_values.device)
         return Batch(0, pixel_values, targets, {})
 
-    @property
-    def scores_shape(self) -> dict:
-        """Of the scores.json that `keep_best` writes."""
-        return MULTI_LABEL_SHAPE if self.data.several_labels else SCORES_SHAPE
-
-    def score(self, run, model) -> ScoredLogits | None:
+    def evaluate(self, model, predictor: SplitPredictor) -> Evaluation | None:
         """An evaluation; None if a signal interrupted it."""
         images = self.data.eval_images
-        stopped = lambda: run.signals.asked is not None
-        predictions = run.predict(model, images, self.data.scored, stopped=stopped)
+        predictions = predictor.predict(model, images, self.data.spec, self.data.scored)
         if predictions is None:
             return None
         logits, rows = predictions  # (n, L), (n,)
         labels = images.labels[rows]
         metrics = compute_metrics(logits, labels, self.choose_thresholds(logits, labels))
-        return ScoredLogits(metrics, rows, logits, labels)
+        return Evaluation(metrics, rows, logits, labels)
 
-    def merit(self, metrics: dict) -> tuple[float, float]:
+    def selection_score(self, metrics: dict) -> tuple[float, float]:
         """By accuracy, or mean average precision; if equal by loss."""
         return headline(metrics)[1], -metrics["loss"]
 
-    def describe(self, metrics: dict, scored: str) -> str:
+    def describe(self, metrics: dict, split: str) -> str:
         name, value = headline(metrics)
-        return f"{name.replace('_', ' ')} on {scored} {value:.2%}, loss {metrics['loss']:.4f}"
+        return f"{name.replace('_', ' ')} on {split} {value:.2%}, loss {metrics['loss']:.4f}"
 
     def choose_thresholds(self, logits, labels) -> torch.Tensor | None:
         """The thresholds (L,) of several labels an image; a test split chooses none."""
-        if not self.data.several_labels:
+        if not self.data.multi_label:
             return None
         if self.data.selects_best:
             return choose_thresholds(logits, labels)
         return torch.full((labels.shape[1],), DEFAULT_THRESHOLD)
 
-    def keep_best(self, run, model, metrics: dict, scored: ScoredLogits):
-        """Write `checkpoints/best-N`: the model, its scores, all predictions, and samples of the images with labels and logits.
+    def artifacts(self, model, evaluation: Evaluation) -> tuple[dict, dict, dict]:
+        """Scores, samples of the images with labels and logits, and all predictions.
 
         The model that is written is calibrated on these images, unless they are for testing; which weights are the best is
         decided without that.
         """
-        data, labels, rows = self.data, scored.labels, scored.rows
+        data, labels, rows = self.data, evaluation.labels, evaluation.rows
         calibrates = self.args.calibrate and data.selects_best
-        temperature = fit_temperature(scored.logits, labels) if calibrates else 1.0
-        logits = scored.logits / temperature
+        temperature = fit_temperature(evaluation.logits, labels) if calibrates else 1.0
+        logits = evaluation.logits / temperature
         thresholds = self.choose_thresholds(logits, labels)
         images, mistakes = data.eval_images, surest_mistakes(labels, logits, thresholds=thresholds)
         scores = {
-            "metrics": metrics,
-            "calibrated_metrics": {**metrics, **compute_metrics(logits, labels, thresholds)},
+            "calibrated_metrics": compute_metrics(logits, labels, thresholds),
             "temperature": temperature,
             "images": len(labels),
             "mistakes": image_names(*images.sources(rows[mistakes])),
@@ -195,17 +190,66 @@ class Classification:
             if len(indices):
                 samples[f"{prefix}images"] = images.__getitems__(rows[indices].tolist())["images"]
                 samples |= {f"{prefix}labels": labels[indices], f"{prefix}logits": logits[indices]}
+        table = prediction_table(*images.sources(rows), labels, logits, data.labels, thresholds)
+        return scores, samples, {PREDICTIONS: table}
 
-        def write(folder: Path):
-            with folded_temperature(model, temperature):
-                run.write_model(model, folder)
-            save_file(samples, folder / SAMPLES)
-            table = prediction_table(*images.sources(rows), labels, logits, data.labels, thresholds)
-            (folder / PREDICTIONS).write_text(table, encoding="utf-8", newline="")
+    def report(self, folder: Path, scores: dict, samples: dict, accelerator) -> dict:
+        """Write the confusion matrix and example.png, and compare the model as a stranger would load it with the evaluated one."""
+        labels, spec = self.data.labels, self.data.spec
+        table, names = io.StringIO(), [csv_cell(label) for label in labels]
+        rows = [[name, *counts] for name, counts in zip(names, scores["confusion_matrix"], strict=True)]
+        csv.writer(table).writerows([COUNTS if self.data.multi_label else ["true class", *names], *rows])
+        write_text(folder.parent / "confusion_matrix.csv", table.getvalue())
+        if spec.channels in (1, 3):
+            example = samples["images"][0].permute(1, 2, 0).squeeze(2)  # (C, H, W) -> (H, W, 3) or (H, W)
+            Image.fromarray(example.numpy()).save(folder / "example.png")
+        model = load_classifier(str(folder))
+        thresholds = torch.tensor(scores["thresholds"]) if self.data.multi_label else None
+        return {
+            "attention_query": self.backbone.attention_query,
+            "answer": format_prediction(samples["logits"][0], labels, thresholds),  # to example.png
+            "saved_logits_apart": logits_difference(model, samples["images"], samples["logits"], spec, accelerator),
+        }
 
-        save_best(run.folder, metrics["step"], scores, sum(p.nbytes for p in model.parameters()), write)
+    def faults(self, results: Results, log: list[dict]) -> list[str]:
+        """A sentence for each reason not to trust the model: it diverged, or is no better than chance."""
+        found, (name, value) = [], headline(results.metrics)
+        losses = [line["loss"] for line in log if line.get("loss") is not None][-LAST_LINES:]
+        # Equal probabilities for all labels, or for yes and no of each, whatever is smoothed or mixed; a teacher and weights change it.
+        uninformed = math.log(2 if self.loss_kind == "binary_cross_entropy" else len(self.data.labels))
+        largest = DIVERGED * uninformed if self.teacher is None and self.weights is None else sys.float_info.max
+        if losses and not (last := statistics.median(losses)) <= largest:
+            found.append(
+                f"The run diverged: its training loss is {last:.3g} at the end, and {uninformed:.3g} for a model that knows nothing. "
+                "Train again with a smaller --learning_rate."
+            )
+        evaluated, low = results.data["scored_images"], results.intervals[name][0]
+        counts = [row["images"] for row in results.per_class if row["images"]]
+        chance = (statistics.mean(counts) if self.data.multi_label else max(counts)) / evaluated
+        if low <= chance:
+            found.append(
+                f"No better than chance: {name.replace('_', ' ')} {value:.2%}, at least {low:.2%} with 95% confidence, and chance "
+                f"gives {chance:.2%} of {evaluated:,} images. Train for longer, on more images, or evaluate more (--eval_fraction)."
+            )
+        if not results.saved_logits_apart <= (tolerance := LOGITS_TOLERANCE[results.mixed_precision]):
+            found.append(
+                f"The saved model does not give the logits that were evaluated: they differ by {results.saved_logits_apart:.2g} of "
+                f"the largest, at most {tolerance:g} was expected. Do not trust these scores, and report it."
+            )
+        return found
+
+    def write_card(self, folder: Path, results: Results, config: str):
+        write_card(folder, RECIPES / "model_card.md", results, config)
+
+    def next_command(self, run_folder: Path) -> str:
+        """Classify an image of the data; evaluate, where there is no image file to classify."""
+        model = run_folder / "model"
+        if (model / "example.png").is_file():
+            return shell_line(RECIPES / "classify.py", model, model / "example.png")
+        words = ["--model_name_or_path", model, "--dataset_name", self.args.dataset_name]
+        return shell_line(RECIPES / "eval.py", *words)
 
 
 def draw_samples(count: int, seed: int) -> torch.Tensor:
-    """Which of the scored images are kept to look at, at random."""
+    """Which of the evaluated images are kept to look at, at random."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:NUM_SAMPLES]

@@ -37,11 +37,12 @@ class FeatureTeacher:
     """
 
     @as_user_errors()
-    def __init__(self, checkpoint: str, spec: ImageSpec, device):
-        self.model = (
-            HFViTModel.from_pretrained(checkpoint, dtype=torch.float32).to(device).eval().requires_grad_(False)
-        )
+    def __init__(self, checkpoint: str, spec: ImageSpec):
+        self.model = HFViTModel.from_pretrained(checkpoint, dtype=torch.float32).eval().requires_grad_(False)
         self.images = TeacherImages(checkpoint, self.model.config, spec)
+
+    def to(self, device):
+        self.model.to(device)
 
     @torch.no_grad()
     def __call__(self, pixel_values):

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 
 from hf_vit.data.augment import augment
 from hf_vit.data.columns import column_arguments, count_labels
@@ -25,9 +24,9 @@ from hf_vit.data.summary import summary
 from hf_vit.system.command_line import script_name
 from hf_vit.system.errors import UserError
 from hf_vit.system.escapes import as_license
-from hf_vit.system.progress import warn
 from hf_vit.system.recipes_folder import EMBEDDED
 from hf_vit.training.arguments import TrainArguments
+from hf_vit.training.plan import Plan
 
 
 MAX_PAIRS = 10**9  # of a scored image and one to train on, that are compared before a run
@@ -63,9 +62,14 @@ class RunData:
     scored_duplicates: int | None = None
 
     @property
-    def several_labels(self) -> bool:
+    def multi_label(self) -> bool:
         """Whether an image has any number of labels."""
-        return self.eval_images.labels.ndim == 2
+        return self.eval_images.labels is not None and self.eval_images.labels.ndim == 2
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the training images need not be waited for."""
+        return getattr(self.train_images, "cache", None) is not None
 
     @property
     def selects_best(self) -> bool:
@@ -102,8 +106,6 @@ def load_rows(args: TrainArguments, print_main):
         splits, labels, scored = prepare_splits(source.splits, **columns, **sizes)
     read = {"train": stream, **splits}
     print_main("\n".join(summary(read, {"train": args.train_split, "eval": scored}, labels, source)))
-    if not args.streaming and args.eval_fraction != type(args).eval_fraction and not scored.startswith("part of"):
-        warn(f"--eval_fraction is not used: the split {scored} is scored")
     return splits, stream, labels, scored
 
 
@@ -126,14 +128,10 @@ def read_data(args: TrainArguments, task, accelerator, print_main):
         parts.append(train_images := ImageDataset(train_rows, train_spec, "skip", keep_full=True, seed=args.seed))
     check_unreadable(parts, labels, args.on_bad_image)
     seconds = time.monotonic() - began
-    counts = count_labels(eval_images.labels, len(labels)).tolist()
-    if labels and not any(counts):
+    if labels and not count_labels(eval_images.labels, len(labels)).any():
         raise UserError(
             f"none of the {len(eval_images):,} images of {scored} has a label: wanted images with labels to score"
         )
-    if unscored := [label for label, count in zip(labels, counts, strict=bool(labels)) if count == 0]:
-        more = " ..." if len(unscored) > 5 else ""
-        print_main(f"no image of {', '.join(unscored[:5])}{more} is among those that are scored")
     data = RunData(
         labels, scored, train_images, eval_images, spec, train_spec, splits, args.streaming, data_license, seconds
     )
@@ -156,11 +154,6 @@ def find_scored_duplicates(data: RunData, print_main):
         )
 
 
-def resize(pixel_values: torch.Tensor, side: int) -> torch.Tensor:
-    """Images (B, C, H, W) -> (B, C, side, side), bilinear and antialiased."""
-    return nn.functional.interpolate(pixel_values, size=(side, side), mode="bilinear", antialias=True)
-
-
 def seed_micro_batch(seed: int, step: int, number: int, rank: int):
     """Seed what is random inside the network (dropout, drop path, patch dropout) for one micro-batch of one process."""
     torch.manual_seed(int(np.random.SeedSequence([seed, step, number, rank]).generate_state(1)[0]))
@@ -170,69 +163,42 @@ class TrainBatches:
     """The micro-batches of one process, in an order that is a function of seed and step.
 
     Args:
-        args, data, task: of the run.
+        plan, data, task: of the run.
+        rank: of this process.
         batch_size, accumulation: images of a micro-batch, and micro-batches of a step.
-        steps_per_epoch: None for a stream.
-        first_stage_steps: steps that are trained at `args.first_image_size`.
     """
 
-    def __init__(
-        self,
-        args,
-        data: RunData,
-        task,
-        accelerator,
-        batch_size,
-        accumulation,
-        steps_per_epoch,
-        total_steps,
-        first_stage_steps,
-    ):
-        self.args, self.data, self.task, self.device = args, data, task, accelerator.device
-        self.rank, self.world = accelerator.process_index, accelerator.num_processes
-        self.batch_size, self.accumulation = batch_size, accumulation
-        self.steps_per_epoch, self.total_steps = steps_per_epoch, total_steps
-        self.first_stage_steps = first_stage_steps
-
-    @property
-    def per_process(self) -> int:
-        """Images of one process in a step."""
-        return self.batch_size * self.accumulation
+    def __init__(self, plan: Plan, data: RunData, task, device, rank: int, batch_size: int, accumulation: int):
+        self.plan, self.args, self.data, self.task = plan, plan.args, data, task
+        self.device, self.rank, self.batch_size, self.accumulation = device, rank, batch_size, accumulation
 
     def rows(self, first_step: int) -> Iterator[tuple[int, dict]]:
         """(epoch, rows) of each micro-batch from step `first_step` on, without an end."""
-        images, size = self.data.train_images, self.batch_size
-        starts = range(0, self.per_process, size)
+        images, size, plan = self.data.train_images, self.batch_size, self.plan
+        per_process = size * self.accumulation
+        starts, place = range(0, per_process, size), (self.rank, plan.processes)
         if self.data.is_stream:
-            for epoch, rows in images.batches(first_step, self.per_process, self.rank, self.world):
+            for epoch, rows in images.batches(first_step, per_process, *place):
                 for start in starts:
                     yield epoch, {key: value[start : start + size] for key, value in rows.items()}
             return
 
         def order():
             shares = images.labels.numpy() if self.args.balance == "sampling" else None
-            for epoch in itertools.count(first_step // self.steps_per_epoch):
-                steps = epoch_batches(
-                    len(images),
-                    self.per_process,
-                    self.args.seed,
-                    epoch,
-                    self.rank,
-                    self.world,
-                    shares,
-                )
-                for ids in itertools.islice(steps, max(0, first_step - epoch * self.steps_per_epoch), None):
+            for epoch in itertools.count(first_step // plan.steps_per_epoch):
+                steps = epoch_batches(len(images), per_process, self.args.seed, epoch, *place, shares)
+                for ids in itertools.islice(steps, max(0, first_step - epoch * plan.steps_per_epoch), None):
                     ids = [epoch * EPOCH_STRIDE + number for number in ids]
                     yield from (ids[start : start + size] for start in starts)
 
         for number, rows in enumerate(data_loader(images, order(), self.args.num_workers)):
-            yield (first_step + number // self.accumulation) // self.steps_per_epoch, rows
+            yield (first_step + number // self.accumulation) // plan.steps_per_epoch, rows
 
     def augmented(self, rows: dict, epoch: int, step: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Inputs and targets of these rows, see `Batch`."""
         args, data = self.args, self.data
         # The ids of a stream's images differ in each epoch.
-        epoch, batch = (0, step) if data.is_stream else (epoch, step % self.steps_per_epoch)
+        epoch, batch = (0, step) if data.is_stream else (epoch, step % self.plan.steps_per_epoch)
         inputs = rows["images"]
         if not args.cache_features:
             inputs = augment(
@@ -254,15 +220,12 @@ class TrainBatches:
 
     def prepared(self, first_step: int) -> Iterator[Batch]:
         """Each micro-batch up to the last step."""
-        count = (self.total_steps - first_step) * self.accumulation
+        count = (self.plan.total_steps - first_step) * self.accumulation
         for number, (epoch, rows) in enumerate(itertools.islice(self.rows(first_step), count)):
-            step = first_step + number // self.accumulation
             on_device = {key: rows[key].to(self.device, non_blocking=True) for key in ("images", "labels")}
             rows = {**rows, **on_device}  # the ids stay on the CPU, where random numbers are drawn from them
-            inputs, targets = self.augmented(rows, epoch, step)
+            inputs, targets = self.augmented(rows, epoch, first_step + number // self.accumulation)
             del rows["images"]
-            if step < self.first_stage_steps:
-                inputs = resize(inputs, self.args.first_image_size)
             yield Batch(epoch, inputs, targets, rows)
 
     def examples(self, num_images: int = 4, num_epochs: int = 5):
@@ -276,7 +239,9 @@ class TrainBatches:
         epochs = [
             images.__getitems__([epoch * EPOCH_STRIDE + place for place in places]) for epoch in range(num_epochs)
         ]
-        versions = [self.augmented(rows, epoch, epoch * self.steps_per_epoch) for epoch, rows in enumerate(epochs)]
+        versions = [
+            self.augmented(rows, epoch, epoch * self.plan.steps_per_epoch) for epoch, rows in enumerate(epochs)
+        ]
         rows = images.rows.select((epochs[0]["index"] % len(images)).tolist())
         whole = ImageDataset(rows, replace(self.data.train_spec, crop_scale=None)).cache
         return whole, epochs[0]["labels"], versions

@@ -9,11 +9,6 @@ from hf_vit.evaluation.classifiers import load_classifier, load_processor
 from hf_vit.system.errors import UserError
 
 
-# "Asymmetric Loss For Multi-Label Classification", arXiv 2009.14119, section 2: positives keep their cross-entropy, and a negative
-# below the margin counts nothing.
-GAMMA_NEGATIVE, MARGIN = 4, 0.05
-
-
 def soft_targets(labels: torch.Tensor, num_labels: int, smoothing: float) -> torch.Tensor:
     """Class indices (B,) -> probabilities (B, L): 1 - smoothing for the class, and smoothing spread over all L classes.
 
@@ -46,22 +41,16 @@ def classification_loss(
     return (each if weights is None else each * (targets * weights).sum(dim=1)).mean()
 
 
-def multi_label_loss(logits, targets, kind: str, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Mean over the labels, then over the images, of each label's yes or no, in float32.
+def multi_label_loss(logits, targets, weights: torch.Tensor | None = None) -> torch.Tensor:
+    """Mean over the labels, then over the images, of each label's binary cross-entropy, in float32.
 
     Args:
         logits, targets: (B, L); each target is a probability of its own.
-        kind: "binary_cross_entropy", or "asymmetric" (arXiv 2009.14119, equations 5 to 7).
         weights: (L,), of the images that have the label; those without it count 1, and smoothed targets what lies between.
     """
-    logits = logits.float()
     counts = 1.0 if weights is None else 1 + (weights - 1) * targets
-    if kind == "binary_cross_entropy":
-        return (counts * nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")).mean()
-    probabilities = logits.sigmoid()
-    shifted = (probabilities - MARGIN).clamp(min=0)
-    negative = shifted**GAMMA_NEGATIVE * (1 - shifted).log()  # 1 - shifted is at least the margin
-    return -(counts * (targets * nn.functional.logsigmoid(logits) + (1 - targets) * negative)).mean()
+    each = nn.functional.binary_cross_entropy_with_logits(logits.float(), targets, reduction="none")
+    return (counts * each).mean()
 
 
 def count_correct(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -69,35 +58,6 @@ def count_correct(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     if labels.ndim == 2:
         return ((logits > 0) == (labels > 0.5)).float().mean(dim=1).sum()
     return (logits.argmax(1) == labels).sum()
-
-
-def choose_loss(args, several: bool):
-    """Fill in, in place, the loss that the flags leave open.
-
-    Args:
-        args: the run's `TrainArguments`.
-        several: whether an image has several labels.
-
-    Raises:
-        ValueError: for a loss or another flag that does not go with the labels.
-    """
-    if not several:
-        if args.loss == "asymmetric":
-            raise UserError("--loss asymmetric is for several labels an image, and the data has one: leave it out")
-        args.loss = args.loss or "cross_entropy"
-        return
-    refused = {
-        "--loss cross_entropy": (args.loss == "cross_entropy", "its probabilities sum to 1: leave it out"),
-        "--balance sampling": (args.balance == "sampling", "an image belongs to several classes: take weights"),
-        "--teacher_name_or_path": (
-            args.teacher_name_or_path is not None,
-            "distillation compares probabilities that sum to 1: leave it out",
-        ),
-    }
-    for flag, (is_given, why) in refused.items():
-        if is_given:
-            raise UserError(f"{flag} does not go with several labels an image: {why}")
-    args.loss = args.loss or "binary_cross_entropy"
 
 
 def distillation_loss(logits, teacher_logits, temperature: float) -> torch.Tensor:
@@ -152,14 +112,17 @@ class Teacher:
         ValueError: if it does not know one of the labels.
     """
 
-    def __init__(self, checkpoint: str, labels: list[str], spec: ImageSpec, device):
-        self.model = load_classifier(checkpoint, dtype=torch.float32).to(device).eval().requires_grad_(False)
+    def __init__(self, checkpoint: str, labels: list[str], spec: ImageSpec):
+        self.model = load_classifier(checkpoint, dtype=torch.float32).eval().requires_grad_(False)
         try:
-            columns = match_labels(torch.arange(len(labels)), labels, self.model.config.id2label)
+            self.columns = match_labels(torch.arange(len(labels)), labels, self.model.config.id2label)
         except ValueError as error:
             raise UserError(f"--teacher_name_or_path {checkpoint}: {error}") from error
         self.images = TeacherImages(checkpoint, self.model.config, spec)
-        self.columns = columns.to(device)
+
+    def to(self, device):
+        self.model.to(device)
+        self.columns = self.columns.to(device)
 
     @torch.no_grad()
     def __call__(self, pixel_values):

@@ -27,65 +27,70 @@ def build_model(
     image_size: int | None,
     overrides: dict,
     eval_crop: float | None = None,
-    several: bool = False,
+    multi_label: bool = False,
 ):
     """A model with a head for `labels`, and its image processor: from `checkpoint`, or from scratch by `preset`.
 
-    Weights are float32, whatever the checkpoint holds: most steps are too small to change a bfloat16 or float16 number
-    ("Mixed Precision Training", arXiv 1710.03740, section 3.1). The head of a checkpoint is kept only if it was trained for
-    these labels in this order, and for `several` an image if that is asked for. Its image processor says how images are resized and cropped, unless `eval_crop` does
-    (`eval_resize`).
+    The head of a checkpoint is kept only if it was trained for these labels in this order, and for several an image if that is
+    asked for.
 
     Raises:
         ValueError: if a weight is not finite, or `overrides` ask for another type.
     """
-    fields = config_fields(overrides, image_size)
-    fields["id2label"] = dict(enumerate(labels))
-    if several:
+    fields = {**config_fields(overrides, image_size), "id2label": dict(enumerate(labels))}
+    if multi_label:
         fields["problem_type"] = MULTI_LABEL
     if checkpoint is None:
-        model = HFViTForImageClassification(HFViTConfig.from_preset(preset, **fields))
-        source = ViTImageProcessorPil()
-    else:
-        before = HFViTConfig.from_pretrained(checkpoint)
-        had_several = before.problem_type == MULTI_LABEL
-        if had_several and not several:
-            fields["problem_type"] = "single_label_classification"
-        model = HFViTForImageClassification.from_pretrained(checkpoint, dtype=torch.float32, **fields)
-        vars(model.config).pop("thresholds", None)  # of the labels that it had
-        is_kept = list(before.id2label.values()) == labels and had_several == several
-        if model.classifier.weight.any():  # a head of another size was reset with a line
-            same = "its classes are those of the data"
-            other = "its classes, or their order, are not those of the data"
-            if had_several != several:
-                other = "one of checkpoint and data has several labels an image, the other has not"
-            warn(f"the head of {checkpoint} is {f'kept: {same}' if is_kept else f'reset: {other}'}")
-        if not is_kept:
-            nn.init.zeros_(model.classifier.weight)
-            nn.init.zeros_(model.classifier.bias)
-        source = load_processor(checkpoint)
-    return model, build_processor(source, model.config, eval_crop)
+        return load_model(HFViTForImageClassification, None, preset, fields, eval_crop)
+    before = HFViTConfig.from_pretrained(checkpoint)
+    had_several = before.problem_type == MULTI_LABEL
+    if had_several and not multi_label:
+        fields["problem_type"] = "single_label_classification"
+    model, processor = load_model(HFViTForImageClassification, checkpoint, None, fields, eval_crop)
+    vars(model.config).pop("thresholds", None)  # of the labels that it had
+    is_kept = list(before.id2label.values()) == labels and had_several == multi_label
+    if model.classifier.weight.any():  # a head of another size was reset with a line
+        why = "its classes are" if is_kept else "its classes, or their order or number an image, are not"
+        warn(f"the head of {checkpoint} is {'kept' if is_kept else 'reset'}: {why} those of the data")
+    if not is_kept:
+        nn.init.zeros_(model.classifier.weight)
+        nn.init.zeros_(model.classifier.bias)
+    return model, processor
 
 
 @as_user_errors()
 def build_encoder(
     model_class, checkpoint: str | None, preset: str | None, image_size: int | None, overrides: dict, eval_crop=None
 ):
-    """An `HFViTForPreTraining` or `HFViTModel` in float32, and its image processor: see `build_model`.
+    """An `HFViTForPreTraining` or `HFViTModel`, and its image processor: see `load_model`.
 
     A decoder that the checkpoint does not have is a light one, unless `overrides` say how large it is.
     """
     fields = config_fields(overrides, image_size)
-    if checkpoint is None:
-        before, source = HFViTConfig.from_preset(preset, **fields), ViTImageProcessorPil()
-    else:
-        before, source = HFViTConfig.from_pretrained(checkpoint, **fields), load_processor(checkpoint)
+    before = load_config(checkpoint, preset, fields)
     if not any("ForPreTraining" in name for name in before.architectures or ()):
         fields = {**light_decoder(before), **fields}
+    return load_model(model_class, checkpoint, preset, fields, eval_crop)
+
+
+def load_config(checkpoint: str | None, preset: str | None, fields: dict) -> HFViTConfig:
     if checkpoint is None:
-        model = model_class(HFViTConfig.from_preset(preset, **fields))
+        return HFViTConfig.from_preset(preset, **fields)
+    return HFViTConfig.from_pretrained(checkpoint, **fields)
+
+
+def load_model(model_class, checkpoint: str | None, preset: str | None, fields: dict, eval_crop: float | None):
+    """(model, image processor): of a checkpoint, or from scratch by a preset.
+
+    Weights are float32, whatever the checkpoint holds: most steps are too small to change a bfloat16 or float16 number
+    ("Mixed Precision Training", arXiv 1710.03740, section 3.1). Its image processor says how images are resized and cropped, unless
+    `eval_crop` does (`eval_resize`).
+    """
+    if checkpoint is None:
+        model, source = model_class(load_config(None, preset, fields)), ViTImageProcessorPil()
     else:
         model = model_class.from_pretrained(checkpoint, dtype=torch.float32, **fields)
+        source = load_processor(checkpoint)
     return model, build_processor(source, model.config, eval_crop)
 
 
@@ -131,8 +136,8 @@ def build_processor(source, config: HFViTConfig, eval_crop: float | None) -> ViT
     )
 
 
-def freeze(model: nn.Module, backbone: bool, layers: int):
-    """Freeze all but the head (`backbone`), or the embeddings and the first `layers` layers.
+def freeze(model: nn.Module, backbone: bool, layers: int) -> list[nn.Module]:
+    """Freeze all but the head (`backbone`), or the embeddings and the first `layers` layers; the modules that are frozen.
 
     Raises:
         ValueError: if the model has fewer layers.
@@ -146,6 +151,9 @@ def freeze(model: nn.Module, backbone: bool, layers: int):
     for name, parameter in model.named_parameters():
         if (backbone or layers > 0) and not name.startswith("classifier.") and layer_id(name, num_layers) <= last:
             parameter.requires_grad_(False)
+    if backbone:
+        return [model.vit]
+    return [model.vit.embeddings, *model.vit.layers[:layers]] if layers > 0 else []
 
 
 def add_lora(model, rank: int, alpha: float, dropout: float):
@@ -181,18 +189,6 @@ def save_model(model, folder: Path, lora_save: str):
     else:
         model.save_pretrained(folder)
         model.config.save_pretrained(folder)
-
-
-def check_first_image_size(side: int | None, config: HFViTConfig):
-    """Raise ValueError unless a run can start at `side` x `side` pixels."""
-    if side is None:
-        return
-    image, patch = as_pair(config.image_size), as_pair(config.patch_size)
-    if side >= min(image) or side % patch[0] or side % patch[1] or image[0] != image[1]:
-        raise UserError(
-            f"--first_image_size {side}: wanted a multiple of the patch size {patch} below the image size {image}, "
-            "which must be square"
-        )
 
 
 def find_batch_size(model, compute_loss, spec: ImageSpec, batch_size: int, device, copies: int = 2) -> int:
@@ -237,7 +233,7 @@ def compile_model(model: nn.Module, sharded: bool):
     """
     layers = [module for module in model.modules() if isinstance(module, HFViTLayer)]
     if sharded:
-        # Each layer has its own drop path rate, and so its own graphs: in training, evaluation and a first stage.
+        # Each layer has its own drop path rate, and so its own graphs, in training and evaluation.
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * len(layers))
         for layer in layers:
             layer.compile(dynamic=False)

@@ -4,33 +4,33 @@ from pathlib import Path
 
 import torch
 from datasets import DatasetDict
-from safetensors.torch import save_file
 
+from hf_vit.card import write_pretraining_card
 from hf_vit.data.columns import has_several_labels
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
+from hf_vit.data.normalization import denormalize
+from hf_vit.data.sampling import uniform
 from hf_vit.data.sources import Source
 from hf_vit.data.splits import prepare_splits
 from hf_vit.data.summary import summary
 from hf_vit.data.unlabelled import as_one_class, load_unlabelled
 from hf_vit.evaluation.classifiers import model_folder
-from hf_vit.evaluation.prediction import gather_rows
 from hf_vit.evaluation.probes import knn_accuracy
+from hf_vit.evaluation.results import Results
 from hf_vit.model.configuration_hf_vit import as_pair
 from hf_vit.model.masked_autoencoder import HFViTForPreTraining
 from hf_vit.model.modeling_hf_vit import HFViTModel
+from hf_vit.system.command_line import shell_line
 from hf_vit.system.errors import UserError
-from hf_vit.system.run_files import NUMBER, SAMPLES
+from hf_vit.system.recipes_folder import RECIPES
 from hf_vit.training.arguments import parse_overrides
-from hf_vit.training.checkpoints import save_best
 from hf_vit.training.classification import draw_samples
 from hf_vit.training.feature_distillation import FeatureDistillation, FeatureTeacher
-from hf_vit.training.inputs import Batch, RunData, load_rows
-from hf_vit.training.masking import masking_noise
+from hf_vit.training.inputs import Batch, RunData
 from hf_vit.training.model import build_encoder
-from hf_vit.training.pretrain_arguments import PretrainArguments
-from hf_vit.training.run import own_batches
-from hf_vit.training.task import Scored
+from hf_vit.training.predictor import SplitPredictor
+from hf_vit.training.task import Evaluation, Task
 
 
 DECODER_FLAGS = (
@@ -38,26 +38,22 @@ DECODER_FLAGS = (
 )  # fmt: skip
 LABEL_FLAGS = ("label_column", "label_names", "class_level")
 MOST_VOTERS = 2000  # training images that vote for the nearest class
+MASKING_STREAM = 1024  # of the first patch; above all that `augment` draws
 
 
-class PreTraining:
-    """A `Task`: the pixels of masked patches (`HFViTForPreTraining`); with a teacher, its features (`FeatureDistillation`).
+class PreTraining(Task):
+    """The pixels of masked patches (`HFViTForPreTraining`); with a teacher, its features (`FeatureDistillation`).
 
     Labels teach nothing. Where each image has one, they say how good the encoder's pooled features are, by k nearest neighbours.
     """
 
-    has_accuracy = False
-    scores_shape = {"metrics": {"loss": NUMBER}, "images": int}
-
-    def __init__(self, args: PretrainArguments, accelerator):
-        self.args, self.accelerator = args, accelerator
-        self.teacher = self.voters = self.data = None
+    voters = None  # training images whose features vote
 
     def load_rows(self, print_main):
         """As `load_rows`; what cannot be read with labels is read without, unless a flag names labels, or splits of a folder."""
         args = self.args
         try:
-            return load_rows(args, print_main)
+            return super().load_rows(print_main)
         except UserError as error:
             if args.streaming or any(getattr(args, flag) is not None for flag in LABEL_FLAGS):
                 raise
@@ -101,7 +97,7 @@ class PreTraining:
             return build_encoder(HFViTForPreTraining, *source, fields, args.eval_crop)
         student, processor = build_encoder(HFViTModel, *source, overrides, args.eval_crop)
         spec = image_spec_of(processor, student.config)
-        self.teacher = FeatureTeacher(args.teacher_name_or_path, spec, self.accelerator.device)
+        self.teacher = FeatureTeacher(args.teacher_name_or_path, spec)
         of_teacher, grid = self.teacher.model.config, student.config.grid_size
         if of_teacher.grid_size[0] * grid[1] != of_teacher.grid_size[1] * grid[0]:
             as_text = lambda sides: f"{sides[0]} x {sides[1]} patches"
@@ -111,17 +107,18 @@ class PreTraining:
             )
         return FeatureDistillation(student, (of_teacher.pooled_size, of_teacher.hidden_size)), processor
 
-    def set_up(self, data: RunData, backbone):
+    def set_up(self, data: RunData, backbone, accelerator):
         """The training images whose features vote in the k-NN accuracy."""
-        self.data, self.patch_size = data, as_pair(backbone.config.patch_size)
+        super().set_up(data, backbone, accelerator)
+        self.patch_size = as_pair(backbone.config.patch_size)
         if self.is_labelled:
             rows = data.train_images.rows
             generator = torch.Generator().manual_seed(self.args.seed)
             drawn = torch.randperm(len(rows), generator=generator)[:MOST_VOTERS].sort().values
             self.voters = ImageDataset(rows.select(drawn.tolist()), data.spec, self.args.on_bad_image)
 
-    def with_targets(self, inputs, _labels, _epoch: int, _batch: int):
-        return inputs, None
+    def evaluation_images(self) -> int:
+        return 2 * super().evaluation_images() + MOST_VOTERS if self.is_labelled else super().evaluation_images()
 
     def noise(self, pixel_values, index, epoch: int) -> torch.Tensor:
         """Which patches of these images (B, C, H, W) are masked, (B, N). The ids of a stream's images differ in each epoch."""
@@ -129,23 +126,20 @@ class PreTraining:
         epoch = 0 if self.data.is_stream else epoch
         return masking_noise(index, self.args.seed, epoch, grid[0] * grid[1])
 
-    def loss(self, model, batch: Batch, **kwargs) -> tuple[torch.Tensor, None]:
+    def loss(self, model, batch: Batch) -> tuple[torch.Tensor, None]:
         """The loss ()."""
         if self.teacher is None:
             noise = self.noise(batch.inputs, batch.rows["index"], batch.epoch)
-            return model(batch.inputs, noise=noise, **kwargs).loss, None
-        with self.accelerator.autocast():
+            return model(batch.inputs, noise=noise).loss, None
+        with self.autocast():
             features = self.teacher(batch.inputs)
-        return model(batch.inputs, *features, **kwargs), None
-
-    def count_correct(self, _outputs, batch: Batch) -> torch.Tensor:
-        return torch.zeros((), device=batch.inputs.device)
+        return model(batch.inputs, *features), None
 
     def trial_batch(self, pixel_values) -> Batch:
         return Batch(0, pixel_values, None, {"index": torch.arange(len(pixel_values))})
 
-    def score(self, run, model) -> Scored | None:
-        """The mean loss of the scored images, each with the same mask every time, and the k-NN accuracy of their features."""
+    def evaluate(self, model, predictor: SplitPredictor) -> Evaluation | None:
+        """The mean loss of the evaluated images, each with the same mask every time, and the k-NN accuracy of their features."""
         model.eval()
         data, voters = self.data, self.voters
 
@@ -155,10 +149,18 @@ class PreTraining:
         def pooled(pixel_values, _batch):  # (b, D)
             return model.vit(pixel_values).pooler_output
 
+        def ask(question, images):
+            def answer(batch):
+                pixel_values = data.spec.normalize(batch["images"].to(self.device, non_blocking=True))
+                with self.autocast():
+                    return question(pixel_values, batch).float()
+
+            return predictor.gather(answer, images, data.scored)
+
         questions = [(mean_loss, data.eval_images)]
         if voters is not None:
             questions += [(pooled, data.eval_images), (pooled, voters)]
-        answers = [self.ask(run, *question) for question in questions]
+        answers = [ask(*question) for question in questions]
         if any(answer is None for answer in answers):
             return None
         losses, rows = answers[0]  # (n, 1), (n,)
@@ -167,36 +169,65 @@ class PreTraining:
             (_, (features, _), (train, of_train)) = answers
             labels = data.eval_images.labels[rows]
             metrics["knn_accuracy"] = knn_accuracy(train, voters.labels[of_train], features, labels)
-        return Scored(metrics, rows)
+        return Evaluation(metrics, rows)
 
-    def ask(self, run, question, images: ImageDataset):
-        """What `question` gives to all images, (n, K), and their rows (n,); None if a signal came, see `gather_rows`."""
-        accelerator = self.accelerator
-
-        def answer(batch):
-            pixel_values = self.data.spec.normalize(batch["images"].to(accelerator.device, non_blocking=True))
-            with accelerator.autocast():
-                return question(pixel_values, batch).float()
-
-        stopped = lambda: run.signals.asked is not None
-        batches = own_batches(self.args, accelerator, images)
-        return gather_rows(answer, batches, accelerator, len(images), stopped, self.data.scored)
-
-    def merit(self, metrics: dict) -> float:
+    def selection_score(self, metrics: dict) -> float:
         return -metrics["loss"]
 
-    def describe(self, metrics: dict, scored: str) -> str:
+    def describe(self, metrics: dict, split: str) -> str:
         knn = f", k-NN accuracy {metrics['knn_accuracy']:.2%}" if "knn_accuracy" in metrics else ""
-        return f"loss on {scored} {metrics['loss']:.4f}{knn}"
+        return f"loss on {split} {metrics['loss']:.4f}{knn}"
 
-    def keep_best(self, run, model, metrics: dict, scored: Scored):
-        """Write `checkpoints/best-N`: the model, its scores, and samples of the images."""
-        drawn = scored.rows[draw_samples(len(scored.rows), self.args.seed)]
-        samples = {"images": self.data.eval_images.__getitems__(drawn.tolist())["images"]}
+    def artifacts(self, _model, evaluation: Evaluation) -> tuple[dict, dict, dict]:
+        """Scores, and samples of the images."""
+        rows = evaluation.rows
+        drawn = rows[draw_samples(len(rows), self.args.seed)]
+        return {"images": len(rows)}, {"images": self.data.eval_images.__getitems__(drawn.tolist())["images"]}, {}
 
-        def write(folder: Path):
-            run.write_model(model, folder)
-            save_file(samples, folder / SAMPLES)
+    def faults(self, results: Results, log: list[dict]) -> list[str]:
+        """A sentence for each reason not to go on from the model."""
+        loss = results.metrics["loss"]
+        if not (self.args.norm_pix_loss or self.teacher) or loss < 1:
+            return []
+        return [
+            f"Nothing was learned: the loss is {loss:.3g}, and 1 for an answer that is always 0. Train for longer, or with another "
+            "--learning_rate."
+        ]
 
-        scores = {"metrics": metrics, "images": len(scored.rows)}
-        save_best(run.folder, metrics["step"], scores, sum(p.nbytes for p in model.parameters()), write)
+    def write_card(self, folder: Path, results: Results, config: str):
+        write_pretraining_card(folder, RECIPES / "pretraining_card.md", results, config)
+
+    def next_command(self, run_folder: Path) -> str:
+        """Fine-tune the model."""
+        words = ["--dataset_name", self.args.dataset_name, "--model_name_or_path", run_folder / "model"]
+        return shell_line(RECIPES / "train.py", *words, "--output_dir", f"{run_folder}-finetuned")
+
+
+def masking_noise(index: torch.Tensor, seed: int, epoch: int, num_patches: int) -> torch.Tensor:
+    """Numbers in [0, 1), (B, N), that say which patches of each image are masked in an epoch, see `random_masking`.
+
+    A function of (seed, epoch, image id, patch) alone, the same in every process and on every device.
+
+    Args:
+        index: (B,) ids of the images.
+        num_patches: N.
+    """
+    patches = torch.arange(num_patches, device=index.device).unsqueeze(1)  # (N, 1)
+    return uniform(index, seed, epoch, MASKING_STREAM + patches).T  # (N, B) -> (B, N)
+
+
+@torch.no_grad()
+def reconstruction_pictures(model, pixel_values: torch.Tensor, noise: torch.Tensor, spec) -> list[torch.Tensor]:
+    """Images, the same without their masked patches, and with the model's answer there: uint8 (B, C, H, W) on the CPU, each.
+
+    Args:
+        model: an `HFViTForPreTraining`.
+        pixel_values: (B, C, H, W) as the model takes them.
+        noise: (B, N).
+        spec: the `ImageSpec` of the model's images.
+    """
+    was_training = model.training
+    outputs = model.eval()(pixel_values, noise=noise)
+    model.train(was_training)
+    masked, answers = model.reconstruct(pixel_values, outputs)
+    return [denormalize(pictures, spec).cpu() for pictures in (pixel_values.float(), masked, answers)]

@@ -1,146 +1,116 @@
-"""What a finished run leaves: the published model, tables, and results.json."""
+"""What a finished run leaves: the published model, its card and pictures, and results.json."""
 
-import csv
-import io
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from accelerate.utils import gather_object
-from PIL import Image
 from safetensors.torch import load_file
 
-from hf_vit.evaluation.classifiers import load_classifier
-from hf_vit.evaluation.prediction import LOGITS_TOLERANCE, logits_difference
+from hf_vit.data.splits import describe_scored
 from hf_vit.evaluation.results import Results
-from hf_vit.evaluation.scores import format_prediction
-from hf_vit.system.command_line import own_line
 from hf_vit.system.environment import environment_info
 from hf_vit.system.errors import UserError
-from hf_vit.system.escapes import csv_cell
 from hf_vit.system.files import atomic_dir, checksum, write_text
 from hf_vit.system.run_files import PREDICTIONS, SAMPLES, copy_file
 from hf_vit.training.checkpoints import load_best
 from hf_vit.training.inputs import on_hub
 from hf_vit.training.run import Run
-from hf_vit.training.run_folder import publish_best
-from hf_vit.training.state import TrainState
+from hf_vit.training.run_folder import FINISHED, LOG, publish_best
 
 
-COUNTS = ("label", "true positives", "false positives", "false negatives", "true negatives")
+def report(run: Run, draw: Callable | None, command: str) -> Results | None:
+    """Publish the best model with its card and pictures, and write results.json; the `Results`, on the main process.
+
+    Args:
+        draw: writes pictures into a folder; called with it, the run, and its log, scores and samples.
+    """
+    began = time.monotonic()
+    skipped = sorted(set(gather_object([*run.data.train_images.skipped, *run.data.eval_images.skipped])))
+    save_last_weights(run)
+    if not run.accelerator.is_main_process:
+        return None
+    scores, folder, log = publish_model(run), run.folder / "model", read_log(run.folder)
+    samples = load_file(run.folder / SAMPLES)
+    answers = run.task.report(folder, scores, samples, run.accelerator)
+    try:
+        if draw is not None:
+            draw(folder / "figures", run, log, scores, samples)
+    except Exception as error:  # hours of training are worth more than their pictures
+        run.log.print(f"not all pictures could be drawn ({type(error).__name__}: {error})")
+    results = collect_results(run, scores, answers, skipped, command)
+    results.seconds["report"] = round(time.monotonic() - began, 1)
+    results.warnings = run.task.faults(results, log)
+    run.task.write_card(folder, results, run.plan.to_yaml())
+    write_text(run.folder / FINISHED, results.to_json())
+    run.log.print(closing_lines(run, results, skipped))
+    return results
 
 
 def save_last_weights(run: Run):
     """Write last/, if model/ will hold weights of an earlier, better evaluation."""
-    if run.data.selects_best and run.best["step"] != run.batches.total_steps:
+    if run.data.selects_best and run.best["step"] != run.plan.total_steps:
         with run.whole_model() as model:
             if run.accelerator.is_main_process:
                 with atomic_dir(run.folder / "last") as folder:
                     run.write_model(model, folder)
 
 
-def skipped_images(run: Run) -> list[str]:
-    """Names of the images of all processes that could not be read."""
-    return sorted(set(gather_object([*run.data.train_images.skipped, *run.data.eval_images.skipped])))
-
-
 def publish_model(run: Run) -> dict:
-    """Copy the best weights to model/, and their samples; what was saved with the scores."""
+    """Copy the best weights to model/, and their samples and tables; what was saved with the scores."""
     if (found := load_best(run.folder)) is None:
-        raise UserError("the best weights cannot be read back: the same command scores the last ones again")
-    folder, details = found
-    details["metrics"] = details.pop("calibrated_metrics", details["metrics"])
+        raise UserError("the best weights cannot be read back: the same command evaluates the last ones again")
+    folder, scores = found
+    scores["metrics"] |= scores.pop("calibrated_metrics", {})
     publish_best(folder, run.folder / "model", leave_out=("scores.json", SAMPLES, PREDICTIONS))
-    copy_file(folder / SAMPLES, run.folder / SAMPLES)
-    if (folder / PREDICTIONS).is_file():  # a run without labels, or that began with an earlier version, kept none
-        copy_file(folder / PREDICTIONS, run.folder / PREDICTIONS)
-    return details
+    for name in (SAMPLES, PREDICTIONS):
+        if (folder / name).is_file():
+            copy_file(folder / name, run.folder / name)
+    return scores
 
 
-def write_confusion_matrix(run: Run, scores: dict):
-    """Write confusion_matrix.csv of what `publish_model` returned."""
-    table, names = io.StringIO(), [csv_cell(label) for label in run.data.labels]
-    rows = [[name, *counts] for name, counts in zip(names, scores["confusion_matrix"], strict=True)]
-    csv.writer(table).writerows([COUNTS if run.data.several_labels else ["true class", *names], *rows])
-    write_text(run.folder / "confusion_matrix.csv", table.getvalue())
-
-
-def check_saved_model(run: Run) -> tuple[object, float]:
-    """model/ as a stranger would load it, and how far its logits are from the scored ones; a warning if too far."""
-    samples = load_file(run.folder / SAMPLES)
-    model = load_classifier(str(run.folder / "model"))
-    difference = logits_difference(model, samples["images"], samples["logits"], run.data.spec, run.accelerator)
-    tolerance = LOGITS_TOLERANCE[run.accelerator.mixed_precision]
-    if not difference <= tolerance:
-        run.print(
-            f"WARNING: the model in {run.folder / 'model'} does not give the logits that were scored: they differ by "
-            f"{difference:.2g} of the largest, at most {tolerance:g} was expected; do not trust the scores of this run, and report it"
-        )
-    return model, difference
-
-
-def save_example(samples: dict, spec, folder: Path):
-    """The first sample as example.png, if it is grey or RGB."""
-    if spec.channels in (1, 3):
-        example = samples["images"][0].permute(1, 2, 0).squeeze(2)  # (C, H, W) -> (H, W, 3) or (H, W)
-        Image.fromarray(example.numpy()).save(folder / "example.png")
-
-
-def describe_answers(run: Run, scores: dict, difference: float) -> dict:
-    """What results.json holds of a classifier's answers; `difference` is that of the saved model's logits."""
-    thresholds = torch.tensor(scores["thresholds"]) if run.data.several_labels else None
-    answer = load_file(run.folder / SAMPLES)["logits"][0]  # to example.png
-    return {
-        "attention_query": run.backbone.attention_query,
-        "answer": format_prediction(answer, run.data.labels, thresholds),
-        "saved_logits_apart": difference,
-    }
-
-
-def collect_results(run: Run, state: TrainState, scores: dict, answers: dict, skipped: list[str]) -> Results:
+def collect_results(run: Run, scores: dict, answers: dict, skipped: list[str], command: str) -> Results:
     """The results of a run, without its warnings.
 
     Args:
         scores: what `publish_model` returned.
-        answers: of a classifier, what `describe_answers` gives.
+        answers: what the task reported.
         skipped: names of images that could not be read.
     """
-    args, accelerator, data = run.args, run.accelerator, run.data
+    args, accelerator, data, state = run.plan.args, run.accelerator, run.data, run.state
     apart = ("confusion_matrix", "images", "metrics", "mistakes")  # the last names files of the owner
     details = {name: scores[name] for name in scores if name not in apart}
-    world, seconds = accelerator.num_processes, state.seconds
-    kept = "the best scoring, kept in model/" if data.selects_best else "the last scoring, in model/"
+    seconds = state.seconds
+    kept = "the best evaluation, kept in model/" if data.selects_best else "the last evaluation, in model/"
     weights = next(
         path for name in ("model", "adapter_model") if (path := run.folder / "model" / f"{name}.safetensors").exists()
     )
-    environment = environment_info(accelerator.device.type, world, accelerator.mixed_precision)
     return Results(
         metrics=scores["metrics"],
         metrics_of=f"{data.scored}, {kept}",
         **details,
         train_seconds=round(seconds["training"], 1),
-        total_seconds=round(seconds["total"] + time.monotonic() - run.began, 1),
+        total_seconds=round(state.total_seconds, 1),
         seconds={
             "reading": round(data.seconds, 1),
             **{name: round(seconds[name], 1) for name in ("input", "model", "scoring")},
         },
-        images_per_second=round(state.step * run.images_per_step / (seconds["input"] + seconds["model"]), 1),
+        images_per_second=round(state.step * run.plan.images_per_step / (seconds["input"] + seconds["model"]), 1),
         steps=state.step,
-        images_per_step=run.images_per_step,
+        images_per_step=run.plan.images_per_step,
         skipped_steps=state.skipped_steps,
         resumed_at_steps=state.resumed_at,
-        lives=state.lives,
         image_size=[data.spec.height, data.spec.width],
-        parameters=run.parameters,
-        trained_parameters=run.trainable_parameters,
+        parameters=run.parameters[0],
+        trained_parameters=run.parameters[1],
         **answers,
         weights_sha256=checksum(weights),
         seed=args.seed,
         preset=args.preset or args.model_name_or_path,
         base_model_hub_id=on_hub(args.model_name_or_path),
-        command=own_line(world, "fsdp2" if run.is_sharded else "ddp"),
-        **environment,
+        command=command,
+        **environment_info(accelerator.device.type, accelerator.num_processes, accelerator.mixed_precision),
         data={
             "name": args.dataset_name,
             "hub_id": on_hub(args.dataset_name),
@@ -158,6 +128,20 @@ def collect_results(run: Run, state: TrainState, scores: dict, answers: dict, sk
     )
 
 
+def closing_lines(run: Run, results: Results, skipped: list[str]) -> str:
+    """The last lines of a run: its faults, its score, where the model is, and what to do next."""
+    interval, folder = "", run.folder / "model"
+    for low, high in list((results.intervals or {}).values())[:1]:
+        interval = f" (95% interval {low:.2%} to {high:.2%})"
+    lines = [f"WARNING: {fault}" for fault in results.warnings]
+    if skipped:
+        lines.append(f"{len(skipped)} images could not be read and were skipped; {skipped[0]}")
+    said = run.task.describe(results.metrics, describe_scored(run.data.scored))
+    lines.append(f"{said}{interval}; model, card and figures are in {folder}")
+    lines.append(f"next: {run.task.next_command(run.folder)}")
+    return "\n".join(lines)
+
+
 def read_log(folder: Path) -> list[dict]:
     """The lines of metrics.jsonl."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (folder / LOG).read_text().splitlines()]

@@ -1,70 +1,73 @@
-"""What a training script adds to the loop of recipes/train.py: its data, model and loss, and how it is evaluated."""
+"""What a run learns: its data, model and loss, how it is evaluated and what it leaves."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
-from torch import nn
 
-from hf_vit.training.inputs import Batch, RunData
+from hf_vit.training.inputs import Batch, RunData, load_rows
 
 
 @dataclass
-class Scored:
-    """An evaluation: metrics by name, among them the `loss`, and the rows (n,) of the images."""
+class Evaluation:
+    """Metrics by name, among them the `loss`, and the rows (n,) of the images; of a classifier logits (n, L), and labels (n,) or
+    (n, L)."""
 
     metrics: dict
     rows: torch.Tensor
+    logits: torch.Tensor | None = None
+    labels: torch.Tensor | None = None
 
 
-class Task(Protocol):
-    """What `recipes/train.py` needs of a task: `Classification`, `PreTraining`, or one of your own.
+class Task:
+    """What is learned; a new kind of learning is a subclass, in a file of its own.
 
-    It is made as `task(args, accelerator)`. Then `load_rows`, `build_model` and `set_up` are called once, in this order, and the
-    others at each step or evaluation.
+    It is made as `task(args)`, and called with values, never with the run. A subclass has
+
+    build_model(labels, eval_rows) -> (model, image processor); the model has its backbone as `vit`
+    loss(model, batch) -> (the loss (), what `count_correct` counts in)
+    trial_batch(pixel_values) -> a batch of these images, to measure memory with
+    evaluate(model, predictor) -> an `Evaluation`; None if a signal interrupted it
+    selection_score(metrics) -> what is larger of better weights
+    describe(metrics, split) -> the evaluation in a line; `split` says of which images
+    artifacts(model, evaluation) -> what is kept beside the best weights: scores.json, the tensors of samples.safetensors, and tables
+        by the name of their file
+    faults(results, log) -> a sentence for each reason not to trust the model; none for a good one
+    write_card(folder, results, config): README.md of the saved model, `config` being the text of config.yaml
+    next_command(run_folder) -> the command to go on with
+    fit_head(head, features, labels), where there are labels: train a new head alone on features (n, D) of the training images
 
     Attributes:
         teacher: a network that is learned from, as its `model`; None without one.
         has_accuracy: whether `count_correct` counts, so that the progress line says how many are right.
-        scores_shape: the shape, as `run_files.check_shape` takes it, of the scores.json that `keep_best` writes.
     """
 
-    teacher: object | None
-    has_accuracy: bool
-    scores_shape: dict
+    has_accuracy = False
+
+    def __init__(self, args):
+        self.args, self.teacher = args, None
 
     def load_rows(self, print_main) -> tuple[dict, object | None, list[str], str]:
-        """({"train": rows, "eval": rows}, the stream to train on or None, names of the classes, the name of what is scored)."""
+        """({"train": rows, "eval": rows}, the stream to train on or None, names of the classes, the name of what is evaluated)."""
+        return load_rows(self.args, print_main)
 
-    def build_model(self, labels: list[str], eval_rows) -> tuple[nn.Module, object]:
-        """(model, image processor); the model has its backbone as `vit`."""
+    def set_up(self, data: RunData, backbone, accelerator):
+        """Keep what the methods need; called once, after `load_rows` and `build_model`."""
+        self.data, self.backbone, self.device, self.autocast = data, backbone, accelerator.device, accelerator.autocast
+        if self.teacher is not None:
+            self.teacher.to(self.device)
 
-    def set_up(self, data: RunData, backbone: nn.Module):
-        """Keep what the methods below need of data and backbone."""
-
-    def fit_head(self, head: nn.Linear, features: torch.Tensor, labels: torch.Tensor):
-        """Train a new head alone on features (n, D) of the training images; only where there are labels and a checkpoint."""
+    def evaluation_images(self) -> int:
+        """How many images an evaluation looks at."""
+        return len(self.data.eval_images)
 
     def with_targets(self, inputs, labels, epoch: int, batch: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Inputs (B, C, H, W) and targets of a batch."""
-
-    def loss(self, model, batch: Batch, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The loss (), and what `count_correct` counts in; `kwargs` go to the model."""
+        return inputs, None
 
     def count_correct(self, outputs, batch: Batch) -> torch.Tensor:
         """How many images of the batch the model is right about, ()."""
+        return torch.zeros((), device=batch.inputs.device)
 
-    def trial_batch(self, pixel_values) -> Batch:
-        """A batch of these images, to measure memory with."""
-
-    def score(self, run, model) -> Scored | None:
-        """An evaluation; None if a signal interrupted it."""
-
-    def merit(self, metrics: dict):
-        """What is larger of better weights."""
-
-    def describe(self, metrics: dict, scored: str) -> str:
-        """The evaluation in a line; `scored` says of which images."""
-
-    def keep_best(self, run, model, metrics: dict, scored: Scored):
-        """Write checkpoints/best-N by `save_best`: model, scores with `metrics` and `images`, and samples (`SAMPLES`)."""
+    def report(self, folder, scores: dict, samples: dict, accelerator) -> dict:
+        """Check the saved model, and write what goes beside it: fields of `Results`."""
+        return {}

@@ -1,4 +1,4 @@
-"""What one GPU does: speed, memory and kernels of a step, and how many workers feed it. Goes on in calls of a few minutes.
+"""What one GPU does: speed, memory and kernels of a step. Goes on in calls of a few minutes.
 
     python recipes/benchmarks/gpu.py --output_file gpu.json --minutes 9
     python recipes/benchmarks/gpu.py --output_file check.json --tiny
@@ -12,7 +12,6 @@ see that it works.
     profile      kernels of a compiled training step of ViT-S/16: the longest, what waits, how long the GPU is idle
     memory       peak of a training step of ViT-B/16 with and without gradient checkpointing
     optimizers   milliseconds of a step of AdamW and of Muon on the weights of ViT-S/16
-    fed          ViT-S/16 trained from JPEG files of 500x375, by the number of workers
 """
 
 import argparse
@@ -24,26 +23,17 @@ import itertools
 import json
 import re
 import statistics
-import tempfile
 import time
 import traceback
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
-from loader import photos
-from measuring import DEVICE, median_ratio, prepare_device, seconds_of, square_spec, time_in_turns
+from measuring import DEVICE, median_ratio, prepare_device, seconds_of, time_in_turns
 from model import forward, native_vit, step
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_vit import HFViTConfig, HFViTForImageClassification
-from hf_vit.data import image_dataset
-from hf_vit.data.columns import select_image_and_label
-from hf_vit.data.image_dataset import ImageDataset
-from hf_vit.data.image_spec import training_image_spec
-from hf_vit.data.loader import data_loader
-from hf_vit.data.sampling import EPOCH_STRIDE, epoch_batches
 from hf_vit.system.environment import environment_info
 from hf_vit.training.optimizers import build_optimizers
 
@@ -168,36 +158,9 @@ class Bench:
         seconds = time_in_turns(contenders, 3, 1 if self.tiny else 20)
         return {f"{name}_ms": round(1e3 * statistics.median(each), 3) for name, each in seconds.items()}
 
-    def fed(self) -> dict:
-        """Images a second of a compiled training step on JPEG files, each decoded anew, by the number of workers."""
-        config, batch = self.config("small"), self.batch(256)
-        model, _ = self.training(HFViTForImageClassification, config, self.images(config, batch))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-        spec, kept = square_spec(config.image_size), image_dataset.CACHE_BYTES
-        result, settings = {"batch": batch}, (1, 2) if self.tiny else (4, 8, 16)
-        with tempfile.TemporaryDirectory() as folder:
-            # Of eight rounds of the workers two pass before the clock is started, at the end of a round.
-            rows = photos(Path(folder), 500, 375, 8 * batch * settings[-1])
-            rows = select_image_and_label(rows, ("image", "label")).add_column("row", np.arange(len(rows)))
-            image_dataset.CACHE_BYTES = 0  # as if they were too many to keep
-            images = ImageDataset(rows, training_image_spec(spec, rows, "resized"))
-            for workers in settings:
-                ids = itertools.islice(epoch_batches(len(images), batch, 0, 0), 8 * workers)
-                numbers = ([EPOCH_STRIDE + number for number in each] for each in ids)
-                for number, each in enumerate(data_loader(images, numbers, workers)):
-                    pixels = spec.normalize(each["images"].to(DEVICE, non_blocking=True))
-                    step(model, optimizer, pixels, each["labels"].to(DEVICE, non_blocking=True))
-                    if number == 2 * workers - 1:
-                        seconds_of(lambda: None)  # waits for the device
-                        began = time.perf_counter()
-                seconds_of(lambda: None)
-                result[f"{workers} workers"] = round(6 * workers * batch / (time.perf_counter() - began), 1)
-        image_dataset.CACHE_BYTES = kept
-        return result
-
 
 STAGES = {  # and the seconds that must be left to begin one
-    "ceiling": 30, "small": 240, "base": 300, "profile": 90, "memory": 60, "optimizers": 60, "fed": 120,
+    "ceiling": 30, "small": 240, "base": 300, "profile": 90, "memory": 60, "optimizers": 60,
 }  # fmt: skip
 
 

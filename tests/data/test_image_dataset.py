@@ -4,15 +4,12 @@ import os
 
 import pytest
 import torch
-from image_data import assert_own, dataset, encoded, good_items, grainy, item_of, picture, prepare, spec_of, undecoded
+from image_data import assert_own, dataset, encoded, good_items, picture, prepare, spec_of, undecoded
 from PIL import Image as PILImage
 
 from hf_vit.data import image_dataset
-from hf_vit.data.augment import augment
 from hf_vit.data.image_dataset import ImageDataset, check_unreadable
-from hf_vit.data.image_spec import training_image_spec
 from hf_vit.data.loader import data_loader
-from hf_vit.data.sampling import EPOCH_STRIDE, epoch_batches
 from hf_vit.data.sources import load_splits
 from hf_vit.system.errors import UserError
 
@@ -68,19 +65,6 @@ def test_there_are_as_many_workers_as_cores(uncached, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     (batch,) = data_loader(ImageDataset(undecoded(good_items(3)), spec_of()), [[2, 1]])
     assert batch["index"].tolist() == [2, 1]
-
-
-def test_augmentation_and_order_are_stable_under_the_number_of_workers(uncached):
-    photos = undecoded([item_of(grainy(), "JPEG")] * 6)
-    images = ImageDataset(photos, training_image_spec(spec_of(), photos, "resized"), keep_full=True, seed=1)
-    order = [[2 * EPOCH_STRIDE + number for number in ids] for ids in epoch_batches(6, 3, seed=1, epoch=2)]
-
-    def epoch(workers):
-        batches = data_loader(images, order, workers)
-        how = dict(flip=True, auto_augment="rand", jitter=0.3, erase=0.5)
-        return torch.cat([augment(rows["images"], rows["index"], 1, 2, spec_of(), **how) for rows in batches])
-
-    assert torch.equal(epoch(0), epoch(2))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -12,17 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset, DatasetDict, Features, Value
+from datasets import Dataset, DatasetDict
 from image_data import ANIMALS, dataset, encoded, pictures, table_of, write_tar
 from PIL import Image
 
-from hf_vit.data.folders import TABLE_SUFFIXES
 from hf_vit.data.image_files import allowed_files, read_image_bytes
 from hf_vit.data.sources import load_splits, read_source, refuse_nested_folders
 from hf_vit.data.splits import prepare_splits, select_and_encode
-from hf_vit.data.streaming import prepare_stream
 from hf_vit.data.summary import summary
-from hf_vit.data.tables import READERS
 from hf_vit.data.unlabelled import load_unlabelled
 from hf_vit.system.errors import UserError
 
@@ -146,18 +143,14 @@ def test_a_table_names_images_and_their_labels(kind, tmp_path):
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_parquet_table_names_its_images_or_holds_them(streaming, tmp_path):
     paint(tmp_path, FLAT)
-    rows = {"path": [path for path, _ in PATHS], "label": [label for _, label in PATHS]}
-    Dataset.from_dict(rows).to_parquet(tmp_path / "paths.parquet")
-    images = [(tmp_path / path).read_bytes() for path, _ in PATHS]
-    Dataset.from_dict(
-        {"png": images, "label": rows["label"]}, Features(png=Value("binary"), label=Value("string"))
-    ).to_parquet(tmp_path / "bytes.parquet")
-    for name in ("paths", "bytes"):
+    paths, labels = zip(*PATHS, strict=True)
+    bytes_of = pa.array([(tmp_path / path).read_bytes() for path in paths])
+    tables = {"paths": pa.array(paths), "polars": pa.array(paths, pa.large_string()), "bytes": bytes_of}
+    for name, column in tables.items():
+        pq.write_table(pa.table({"path": column, "label": labels}), tmp_path / f"{name}.parquet")
         splits = load_splits(str(tmp_path / f"{name}.parquet"), streaming=streaming)
-        if streaming:
-            assert len(list(splits["train"])) == 4
-        else:
-            assert seen(splits) == {"train": CAT_DOG}
+        assert len(list(splits["train"])) == 4
+        assert streaming or seen(splits) == {"train": CAT_DOG}
 
 
 def write_metadata(folder):
@@ -274,6 +267,8 @@ REFUSED = {
     "numbers with decimals": (in_table("file,label\n1.png,3.7\n2.png,4.2\n3.png,5\n4.png,6\n"), "--problem_type regression"),
     "rows that contradict each other": (in_table("file,label\n1.png,a\n1.png,b\n2.png,a\n2.png,b\n"), "1.png"),
     "another file": (in_table("nothing", "a.txt"), "a.txt"),
+    "a quote without an end": (in_table('file,label\n1.png,"' + "x" * 200_000), "a.csv"),
+    "half of what save_to_disk writes": (laid_out("dataset_info.json"), "cannot be read"),
 }  # fmt: skip
 
 
@@ -296,10 +291,10 @@ def test_a_folder_that_links_to_itself_is_read_once(streaming, tmp_path):
 
 
 def test_a_class_level_that_no_folder_has_is_an_error(tmp_path):
-    paint(tmp_path, "cat/1.png r, dog/1.png g")
-    for level in (0, 2):
+    paint(tmp_path, "cat/1.png r, dog/1.png g, table.csv")
+    for name, level in ((tmp_path, 0), (tmp_path, 2), (tmp_path / "table.csv", 1)):
         with pytest.raises(UserError, match=f"--class_level.*{level}"):
-            load_splits(str(tmp_path), class_level=level)
+            load_splits(str(name), class_level=level)
 
 
 def test_a_file_name_that_is_not_utf8_is_an_error(tmp_path):
@@ -414,34 +409,3 @@ def test_a_hub_that_cannot_be_reached_is_not_tried_again(online, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it waited to try again"))
     with online(None), pytest.raises(UserError, match=r"alice/nowhere_kept.*cannot be reached"):
         load_splits("alice/nowhere_kept")
-
-
-def test_streamed_shards_and_their_split_to_score_are_read(tmp_path):
-    write_shards(tmp_path)
-    stream, held, names, scored = prepare_stream(load_splits(str(tmp_path), streaming=True), label_names=list(ANIMALS))
-    assert (len(list(stream)), held["label"][:], names, scored) == (4, [0, 1], list(ANIMALS), "validation")
-
-
-def test_every_table_format_has_a_reader():
-    assert set(READERS) == set(TABLE_SUFFIXES)
-
-
-@pytest.mark.parametrize("kind", ["csv", "polars", "empty", "saved"])
-def test_odd_files_are_read_or_one_error(kind, tmp_path):
-    (tmp_path / "a.png").write_bytes(pictures([0])[0])
-    if kind == "polars":  # text of the type large_string
-        table = pa.table({"image": pa.array(["a.png"], pa.large_string()), "label": ["cat"]})
-        pq.write_table(table, tmp_path / "table.parquet")
-        assert len(load_splits(str(tmp_path / "table.parquet"))["train"]) == 1
-        return
-    content = {"csv": 'image,label\na.png,"' + "x" * 200_000, "empty": "", "saved": "{}"}[kind]
-    name = "dataset_info.json" if kind == "saved" else "table.csv"
-    (tmp_path / name).write_text(content)
-    with pytest.raises(UserError, match=tmp_path.name):
-        load_splits(str(tmp_path if kind == "saved" else tmp_path / name))
-
-
-def test_a_class_level_of_a_table_is_an_error(tmp_path):
-    (tmp_path / "table.csv").write_text("image,label\na.png,cat\n")
-    with pytest.raises(UserError, match="--class_level 2"):
-        read_source(str(tmp_path / "table.csv"), class_level=2)

@@ -224,13 +224,6 @@ def test_a_streamed_jpeg_is_not_decoded_and_packed_again_on_its_way(tmp_path):
     assert next(iter(rows))["image"]["bytes"] == held[0]["image"]["bytes"] == jpeg
 
 
-def test_a_streams_split_to_score_is_read_anew_when_its_file_has_changed(tmp_path):
-    for count in (1, 3):
-        for name, numbers in (("train", [0, 1]), ("validation", range(count))):
-            table_of(numbers).to_parquet(tmp_path / f"{name}.parquet")
-        assert len(prepared(tmp_path)[1]) == count
-
-
 def test_lists_of_labels_are_streamed_as_0_and_1_of_each(tmp_path):
     lists = [[number % 2, 2] if number % 3 else [] for number in range(8)]
     features = Features(image=Image(), labels=List(ClassLabel(names=["cat", "dog", "owl"])))

@@ -1,26 +1,25 @@
 """What a data set, an image or an image processor that nobody should trust may not do to who reads it."""
 
-import contextlib
+import functools
 import http.server
 import json
 import os
 import random
-import struct
 import subprocess
 import sys
 import threading
 import zipfile
-import zlib
-from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
 import forked
+import image_data
 import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, Image
+from image_data import encoded, item_of
 from PIL import Image as PILImage
 from transformers import BitImageProcessorPil, ConvNextImageProcessorPil, ViTImageProcessorPil
 
@@ -36,19 +35,7 @@ from hf_vit.data.sources import load_splits
 from hf_vit.data.splits import prepare_splits
 from hf_vit.data.streaming import prepare_stream
 from hf_vit.evaluation.classifiers import load_processor
-from hf_vit.formats.timm_processor import timm_input_size
-from hf_vit.system import memory
 from hf_vit.system.errors import UserError
-
-
-def picture(seed=0):
-    return PILImage.fromarray(np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8))
-
-
-def encoded(image, kind="PNG", **how):
-    file = BytesIO()
-    image.save(file, kind, **how)
-    return file.getvalue()
 
 
 def spec_of(processor=None):
@@ -95,6 +82,8 @@ def home(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
+
+picture = functools.partial(image_data.picture, size=(8, 8))
 
 # What a row may say, and what happens: it is read, or the start of the sentence that refuses it.
 NOT_OWN = "it names the file"
@@ -314,10 +303,8 @@ def test_an_image_processor_with_a_number_that_no_model_has_is_refused(name, val
 def test_a_timm_repository_with_an_impossible_input_size_is_refused(size, tmp_path):
     cfg = {"input_size": size, "mean": [0.5] * 3, "std": [0.5] * 3}
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit", "pretrained_cfg": cfg}))
-    with pytest.raises(ValueError, match=r"input_size in config.json is"):
+    with pytest.raises(ValueError, match="input_size"):
         load_processor(str(tmp_path))
-    with pytest.raises(ValueError, match=r"input_size in config.json is"):
-        timm_input_size({"pretrained_cfg": cfg})
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -328,7 +315,7 @@ def test_a_stream_started_again_finds_its_split_to_score_in_the_cache(tmp_path):
     """two starts of one stream | one copy of the split to score; another one after its file has changed"""
     for name in ("train", "validation"):
         kinds = Features(image=Image(), label=ClassLabel(names=["cat", "dog"]))
-        rows = [{"bytes": encoded(picture(row)), "path": None} for row in range(2)]
+        rows = [item_of(picture(row)) for row in range(2)]
         Dataset.from_dict({"image": rows, "label": [0, 1]}, kinds).to_parquet(tmp_path / f"{name}.parquet")
     code = (
         "import sys; from hf_vit.data.sources import load_splits; from hf_vit.data.streaming import prepare_stream; "
@@ -341,42 +328,8 @@ def test_a_stream_started_again_finds_its_split_to_score_in_the_cache(tmp_path):
     assert first != start()
 
 
-def group(root, path, **files):
-    (root / path).mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (root / path / name.replace("_", ".", 1) if name.startswith("memory") else root / path / name).write_text(
-            str(text)
-        )
-
-
-def test_the_memory_that_is_available_is_the_least_that_any_group_above_leaves(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
-    (tmp_path / "proc" / "self").mkdir(parents=True)
-    groups = tmp_path / "proc" / "self" / "cgroup"
-    assert memory.available_memory(tmp_path) == 10_000
-    groups.write_text("0::/job/step\n")
-    group(
-        tmp_path,
-        "sys/fs/cgroup/job",
-        memory_max=5000,
-        memory_current=4000,
-        memory_stat="anon 3000\ninactive_file 600\n",
-    )
-    group(tmp_path, "sys/fs/cgroup/job/step", memory_max="max", memory_current=4000, memory_stat="anon 3000\n")
-    assert memory.available_memory(tmp_path) == 1600
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert memory.available_memory(tmp_path) == 400
-    monkeypatch.delenv("LOCAL_WORLD_SIZE")
-    groups.write_text("4:memory:/the/hosts/path\n0::/\n")  # version 1, in a container
-    group(
-        tmp_path, "sys/fs/cgroup/memory",
-        memory_limit_in_bytes=3000, memory_usage_in_bytes=2500, memory_stat="total_inactive_file 100\n",
-    )  # fmt: skip
-    assert memory.available_memory(tmp_path) == 600
-
-
 def test_images_are_kept_only_in_a_share_of_the_memory_that_is_available(monkeypatch):
-    items = [{"bytes": encoded(picture(row)), "path": None} for row in range(5)]
+    items = [item_of(picture(row)) for row in range(5)]
     rows = Dataset.from_dict({"image": items}, Features(image=Image(decode=False)))
     size = 5 * 8 * 8 * 3
     for available, kept in ((4 * size, True), (4 * size - 1, False)):
@@ -388,93 +341,21 @@ def test_images_are_kept_only_in_a_share_of_the_memory_that_is_available(monkeyp
 # Fuzz
 
 
-def chunk(kind, body):
-    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-
-def png(width, height, depth, colour):
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(500))) + chunk(b"IEND", b"")
-
-
-def limited(address_space=6 * 2**30):
-    import resource
-
-    return lambda: resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
-
-
-@pytest.mark.slow
-def test_a_thousand_mutated_files_are_read_or_refused_with_a_sentence(tmp_path):
-    """files of each format with bytes changed, cut, repeated, and headers of any size | an image, or one ValueError or OSError"""
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", __file__, str(tmp_path)], capture_output=True, text=True, preexec_fn=limited()
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    read, refused = map(int, result.stdout.split()[-2:])
-    assert read > 100
-    assert refused > 1000
-    assert os.listdir(tmp_path) == ["preprocessor_config.json"]
-
-
-def mutated(rng, content):
-    content = bytearray(content)
-    for _ in range(rng.choice((1, 1, 3, 20))):
-        place = rng.randrange(len(content) + 1)
-        content[place : place + rng.choice((0, 1, 1, 4))] = rng.randbytes(rng.choice((0, 1, 1, 4)))
-    return bytes(content[: rng.choice((len(content), rng.randrange(len(content) + 1)))])
-
-
-def fuzz(folder):
-    """Count what is read and what is refused; anything but ValueError and OSError ends the process."""
-    os.chdir(folder)
-    rng, counts = random.Random(0), [0, 0]
+def test_mutated_files_are_read_or_refused_with_a_sentence():
+    """files of each format with bytes changed, cut and repeated | an image, or one ValueError or OSError"""
+    rng, counts = random.Random(0), {None: 0, OSError: 0, ValueError: 0}
     whole = [encoded(picture(), kind) for kind in (*FORMATS, "EPS", "ICO", "PPM")]
-    center = ViTImageProcessorPil(
-        size={"shortest_edge": 12}, do_center_crop=True, crop_size={"height": 8, "width": 8}, do_convert_rgb=True
-    )
+    center = BitImageProcessorPil(size={"shortest_edge": 12}, crop_size={"height": 8, "width": 8})
     specs = [spec_of(), spec_of(center), training_image_spec(spec_of(), None, "resized")]
-    for number in range(2400):
-        content = mutated(rng, whole[number % len(whole)])
-        if number % 8 == 7:
-            sides = (rng.choice((1, 2, 300, 3000, 60_000, 2**31 - 1)) for _ in range(2))
-            content = png(*sides, rng.choice((1, 8, 16)), rng.choice((0, 2, 3, 4, 6)))
-        spec = specs[number % len(specs)]
-        with counting(counts):
+    for number in range(1200):
+        content, spec = bytearray(whole[number % len(whole)]), specs[number % len(specs)]
+        for _ in range(rng.choice((1, 1, 3, 20))):
+            place = rng.randrange(len(content) + 1)
+            content[place : place + rng.choice((0, 1, 1, 4))] = rng.randbytes(rng.choice((0, 1, 1, 4)))
+        content = bytes(content[: rng.choice((len(content), rng.randrange(len(content) + 1)))])
+        try:
             decode_image({"bytes": content, "path": None}, spec, crop_params(torch.tensor([number]), spec, 0)[0])
-    values = [
-        None,
-        True,
-        -1,
-        0,
-        1e400,
-        10**12,
-        "x",
-        [],
-        {},
-        [1, 2],
-        {"height": 10**9},
-        {"shortest_edge": -4},
-        "\x00",
-        2**70,
-    ]
-    for _ in range(600):
-        asked = {**center.to_dict(), **{rng.choice(list(center.to_dict())): rng.choice(values) for _ in range(2)}}
-        Path("preprocessor_config.json").write_text(json.dumps(asked))
-        with counting(counts):
-            processor = load_processor(folder)
-            spec = image_spec_of(processor, HFViTConfig())
-            decode_rows([{"row": 0, "image": {"bytes": whole[0], "path": None}}], spec)
-    print(*counts)
-
-
-@contextlib.contextmanager
-def counting(counts):
-    try:
-        yield
-        counts[0] += 1
-    except (ValueError, OSError):
-        counts[1] += 1
-
-
-if __name__ == "__main__":
-    fuzz(sys.argv[1])
+            counts[None] += 1
+        except (ValueError, OSError) as error:
+            counts[ValueError if isinstance(error, ValueError) else OSError] += 1
+    assert min(counts[None], counts[ValueError] + counts[OSError]) > 100

@@ -15,11 +15,11 @@ from publishing import HOUSE, recipe, talking_to
 from safetensors.torch import load_file
 
 from hf_vit import figures
+from hf_vit.card import without_paths
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.evaluation.classifiers import load_classifier, load_processor
 from hf_vit.evaluation.results import Results
 from hf_vit.hub.pictures import draw_mistakes
-from hf_vit.hub.run_results import without_paths
 from hf_vit.system.hub_names import name_of_path
 
 
@@ -140,12 +140,6 @@ def test_a_path_becomes_a_name_and_all_else_stays(word, public):
 def test_a_configuration_without_paths_stays_byte_for_byte_as_it_is():
     config = "dataset_name: runs/photos   # mine\nlearning_rate: 0.0010\n"
     assert without_paths(RESULTS, config)[1] == config
-
-
-def test_a_command_with_an_open_quotation_mark_has_no_path_either():
-    command = "python train.py --dataset_name=/home/al/photos 'x"
-    results, _ = without_paths(replace(RESULTS, command=command), "seed: 0\n")
-    assert results.command == "python train.py --dataset_name=photos 'x"
 
 
 def test_a_models_folder_is_called_as_its_run():

@@ -4,15 +4,13 @@ import hashlib
 import http.server
 import json
 import re
-import runpy
-import shlex
 import shutil
 import sys
 import threading
 import time
-import warnings
 from pathlib import Path
 
+import forked
 import pytest
 import torch
 import yaml
@@ -22,13 +20,13 @@ from publishing import FOR_EVER, TOKEN, at, command, content, one_line, publish,
 from safetensors.torch import load_file, save_file
 from without_package import in_clean_python
 
-from hf_vit import HFViTForImageClassification
+from hf_vit import HFViTForImageClassification, HFViTModel
+from hf_vit.card import write_card
 from hf_vit.hub import push
-from hf_vit.hub.card import CARD_BEGIN, CARD_END, merge_cards, split_card, write_card
+from hf_vit.hub.finished_run import read_redacted, read_run
 from hf_vit.hub.package import build_package
-from hf_vit.hub.push import push_model
+from hf_vit.hub.push import content_tag, push_model
 from hf_vit.hub.retry import MAX_WAIT, set_http_timeout
-from hf_vit.hub.run_results import read_redacted, read_run
 from hf_vit.hub.verification import CHECKSUMMED_FILES, verify
 from hf_vit.system.errors import UserError
 from hf_vit.system.files import checksum
@@ -68,10 +66,21 @@ def assembled(runs, tmp_path_factory):
 
     def make(name):
         if not (home / name).exists():
-            build_package(runs[name], home / name, publish.TEMPLATE, "alice/model")
+            build_package(runs[name], home / name, publish.RECIPES, "alice/model")
         return home / name
 
     return make
+
+
+@pytest.fixture(scope="module")
+def pretrained_run(tmp_path_factory):
+    """A finished run of recipes/pretrain.py: two steps of a tiny autoencoder."""
+    home = tmp_path_factory.mktemp("pretrained")
+    tiny = "image_size=28,patch_size=7,hidden_size=32,num_hidden_layers=2,num_attention_heads=4,intermediate_size=64"
+    flags = ["--dataset_name", "fashion-mnist-mini", "--preset", "tiny-patch16-224", "--config_overrides", tiny]
+    flags += ["--output_dir", "run", "--max_train_steps=2", "--train_fraction=0.05"]
+    forked.run([sys.executable, "-W", "ignore", HOUSE / "recipes" / "pretrain.py", *flags], cwd=home, check=True)
+    return home / "run"
 
 
 @pytest.fixture(autouse=True)
@@ -102,44 +111,23 @@ def hub(tmp_path):
 
 
 def test_without_push_all_is_shown_and_nothing_sent(runs, assembled, hub, capsys):
-    recipe(runs["native"], "--repo", "alice/model")
-    assert hub.repos == {}
-    assert hub.requests
-    assert {method for method, path in hub.requests if path != "/api/validate-yaml"} <= {"GET", "HEAD"}
-    shown = capsys.readouterr().out
-    files = content(assembled("native"))
-    assert "modeling_hf_vit.py" not in files
-    for name, data in files.items():
-        assert re.search(rf"^ *{len(data):,}  {re.escape(name)}$", shown, re.MULTILINE), name
-    assert f"To: {hub.url}/alice/model, branch main, in one commit" in shown
-    assert "the repository is not there yet" in shown
-    assert "it will be private" in shown
-    assert "model-index:" in shown
-    assert "stored as the native `ijepa` of transformers" in shown
-    words = shlex.split(shown.partition("Nothing was sent; --push sends it.\n")[2])
-    assert Path(words[1]).resolve() == Path(publish.__file__)
-    again = publish.parse_args(words[2:])
-    assert vars(again) == {**vars(publish.parse_args([str(runs["native"]), "--repo", "alice/model"])), "push": True}
-
-
-def test_without_push_a_repository_that_is_there_is_shown_with_its_text(runs, hub, capsys):
-    hub.put("alice/model", {"README.md": b"---\nlicense: mit\n---\nMy own words.\n"})
-    recipe(runs["code"], "--repo", "alice/model", "--create_pr")
-    shown = capsys.readouterr().out
-    assert "My own words." in shown
-    assert "license: mit" in shown
-    assert "a new pull request, in one commit; the repository is there, PUBLIC, and stays so" in shown
-    assert "beside its weights, because" in shown
-    assert {method for method, path in hub.requests if path != "/api/validate-yaml"} <= {"GET", "HEAD"}
-
-
-def test_without_push_a_hub_that_fails_hides_nothing(runs, hub, capsys):
-    """the Hub fails while a push is only shown | all is shown, and that the Hub could not be asked"""
+    hub.put("alice/there", {"README.md": b"Mine."})
+    for repo, said in (
+        ("alice/model", "it will be private"),
+        ("alice/there", "is there and PUBLIC; its README.md is kept"),
+    ):
+        recipe(runs["native"], "--repo", repo)
+        shown = capsys.readouterr().out
+        for name, data in content(assembled("native")).items():
+            assert name == "README.md" or re.search(rf"^ *{len(data):,}  {re.escape(name)}$", shown, re.MULTILINE), (
+                name
+            )
+        assert said in shown
+        assert "stored as the native `ijepa` of transformers" in shown
+    assert {method for method, _ in hub.requests} <= {"GET", "HEAD"}
     hub.fault("GET", "/api/models/", status=500, times=FOR_EVER)
     recipe(runs["native"], "--repo", "alice/model")
-    shown = capsys.readouterr().out
-    assert "perhaps there already, but the Hub could not be asked" in shown
-    assert "Nothing was sent; --push sends it." in shown
+    assert "could not be asked for" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
@@ -174,11 +162,6 @@ def test_the_token_is_written_nowhere(published, runs):
     assert not [place for place in places if TOKEN.encode() in place]
 
 
-def test_public_is_public(folder, hub):
-    push_model(folder, "alice/model", public=True)
-    assert not hub.repos["alice/model"].private
-
-
 def test_a_branch_is_made_and_used_and_main_left_alone(folder, hub):
     first = hub.put("alice/model", {"notes.txt": b"mine"})
     for _ in range(2):  # made, then found
@@ -199,18 +182,11 @@ def test_a_pull_request_leaves_main_alone_and_its_link_is_printed(repo, runs, hu
     assert files == {**content(kept), "notes.txt": b"mine"}
 
 
-def test_output_dir_must_be_new(runs, hub, tmp_path):
-    (tmp_path / "kept").mkdir()
-    with one_line(ValueError, "name a new folder"):
-        recipe(runs["native"], "--repo", "alice/model", "--output_dir", tmp_path / "kept")
-    assert hub.requests == []
-
-
 def test_the_same_push_again_makes_no_commit(assembled, hub, tmp_path):
     """the repository is there already (409) | it is used, and what has not changed is not sent: no empty commit is made"""
     for name in ("first", "again"):
         push_model(shutil.copytree(assembled("code"), tmp_path / name), "alice/model")
-        assert len(hub.history("alice/model")) == 3  # its files, and the card that names their commit
+        assert len(hub.history("alice/model")) == 2
 
 
 def test_another_layout_takes_away_what_the_first_left_and_keeps_the_owners_files(assembled, folder, hub, tmp_path):
@@ -225,8 +201,24 @@ def test_another_layout_takes_away_what_the_first_left_and_keeps_the_owners_file
     assert own.items() <= after.items()
 
 
+def test_a_run_without_labels_is_pushed_with_its_code_and_gives_the_same_features(pretrained_run, hub, tmp_path):
+    recipe(pretrained_run, "--repo", "alice/encoder", "--push")
+    files = hub.files("alice/encoder")
+    assert {"masked_autoencoder.py", "probes.safetensors", "training/results.json"} <= {*files}
+    assert metadata_of(files)["pipeline_tag"] == "image-feature-extraction"
+    images = torch.randn(2, 3, 28, 28)
+    wanted, found = (
+        HFViTModel.from_pretrained(name).eval()(images) for name in (pretrained_run / "model", "alice/encoder")
+    )
+    torch.testing.assert_close(found.last_hidden_state, wanted.last_hidden_state)
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The card
+
+
+def metadata_of(files):
+    return yaml.safe_load(files["README.md"].decode().split("---\n")[1])
 
 
 BY_HAND = """---
@@ -239,73 +231,52 @@ model-index:
 ---
 # My words
 
-They stay.
+They stay. <!-- so does this -->
 """
 
 
-def test_a_readme_by_hand_is_kept_and_ours_appended_once(folder, hub):
-    ours = (folder / "README.md").read_text()
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_a_readme_that_is_there_keeps_its_text_and_its_metadata_follow_the_run(ends, folder, hub):
+    hub.put("alice/model", {"README.md": BY_HAND.replace("\n", ends).encode()})
+    for license, wanted in ((None, "mit"), ("apache-2.0", "apache-2.0")):
+        push_model(folder, "alice/model", license=license)
+        files = hub.files("alice/model")
+        assert (
+            files["README.md"]
+            .decode()
+            .replace("\r\n", "\n")
+            .endswith("---\n# My words\n\nThey stay. <!-- so does this -->\n")
+        )
+        metadata = metadata_of({"README.md": files["README.md"].replace(b"\r\n", b"\n")})
+        assert (metadata["license"], metadata["language"]) == (wanted, "en")
+        assert metadata["tags"] == ["mine", "vision", "hf_vit"]
+        assert metadata["pipeline_tag"] == "image-classification"
+        assert [entry["name"] for entry in metadata["model-index"]] == [
+            "another",
+            "Vision Transformer on fashion-mnist-mini",
+        ]
+
+
+def test_overwrite_card_replaces_a_readme(folder, hub):
+    ours = (folder / "README.md").read_bytes()
     hub.put("alice/model", {"README.md": BY_HAND.encode()})
-    push_model(folder, "alice/model")
-    metadata, text = split_card(hub.files("alice/model")["README.md"].decode())
-    assert (metadata["license"], metadata["language"]) == ("mit", "en")
-    assert metadata["tags"] == ["mine", "vision", "hf_vit"]
-    assert [entry["name"] for entry in metadata["model-index"]] == [
-        "another",
-        "Vision Transformer on fashion-mnist-mini",
-    ]
-    assert metadata["pipeline_tag"] == "image-classification"
-    assert text.strip().startswith("# My words\n\nThey stay.\n\n" + CARD_BEGIN)
-
-    edited = f"{hub.files('alice/model')['README.md'].decode()}\nWords behind.\n".replace(
-        "They stay.", "They still do."
-    )
-    hub.put("alice/model", {"README.md": edited.replace("# Vision Transformer on", "# Old title of").encode()})
-    (folder / "README.md").write_text(ours.replace("## Limits", "## Bounds"))
-    push_model(folder, "alice/model")
-    again = hub.files("alice/model")["README.md"].decode()
-    assert "They still do.\n\n" + CARD_BEGIN in again
-    assert again.endswith(CARD_END + "\n\nWords behind.\n")
-    assert again.count(CARD_BEGIN) == again.count(CARD_END) == again.count("## Bounds") == 1
-    assert "## Limits" not in again
-    assert "Old title of" not in again
-    assert split_card(again)[0] == metadata
-    assert check_card(again)[0] == []
+    push_model(folder, "alice/model", overwrite_card=True)
+    assert hub.files("alice/model")["README.md"] == ours
 
 
-def test_the_owners_metadata_stay_whatever_is_pushed_and_ours_follow_the_run(folder, hub):
-    """the owner's own files and metadata in a repository | kept as they are, in every push; of an earlier push only what it wrote is replaced"""
-    own = {"figures/architecture.png": b"png", "training/notes.md": b"notes", "onnx/model_fp16.onnx": b"onnx"}
-    theirs = (
-        "---\n# of mine\nlanguage: 'no'\nversion: 1.10  # not 1.1\nlibrary_name: mine\nlicense: mit\n---\nWords.\n"
-    )
-    ours = (folder / "README.md").read_text()
-    lora = ours.replace("library_name: transformers\n", "library_name: transformers\nbase_model: a/b\n")
-    lora = lora.replace('"library_name": "transformers"', '"library_name": "transformers", "base_model": "a/b"')
-    hub.put("alice/model", {"README.md": theirs.encode(), **own})
-    for card in (lora, ours, ours):
-        (folder / "README.md").write_text(card)
-        push_model(folder, "alice/model")
-        text = hub.files("alice/model")["README.md"].decode()
-        assert text.startswith(theirs.partition("---\nWords")[0])
-        assert ("base_model: a/b" in text) is (card is lora)
-        assert text.count("Words.") == text.count("\n# Vision") == 1
-    files = hub.files("alice/model")
-    assert {name: files[name] for name in own} == own
-    assert len(hub.history("alice/model")) == 1 + 2
-
-
-def test_a_folder_is_assembled_alike_each_time(runs, assembled, tmp_path):
-    build_package(runs["native"], tmp_path / "again", publish.TEMPLATE, "alice/model")
-    assert content(tmp_path / "again") == content(assembled("native"))
-
-
-def test_another_model_is_not_replaced_without_a_word(folder, hub):
-    card, said = (folder / "README.md").read_text(), []
-    for name, expected in (("clothes", ""), ("clothes", ""), ("pets", "holds Vision Transformer on clothes")):
-        (folder / "README.md").write_text(card.replace("on fashion-mnist-mini", f"on {name}"))
-        push_model(folder, "alice/model", log=said.append)
-        assert any(expected in line for line in said) if expected else said == []
+def test_the_card_of_a_model_with_code_names_a_tag_that_has_what_was_pushed(runs, assembled, hub, tmp_path):
+    """main may hold other code tomorrow"""
+    first = shutil.copytree(assembled("code"), tmp_path / "first")
+    push_model(first, "alice/model")
+    (tag,) = hub.repos["alice/model"].tags
+    assert tag == content_tag(first)
+    assert f'revision="{tag}"' in hub.files("alice/model")["README.md"].decode()
+    hub.put("alice/model", {"modeling_hf_vit.py": b"evil"})
+    assert hub.files("alice/model", tag).items() >= content(first).items()
+    build_package(runs["code"], tmp_path / "request", publish.RECIPES, "alice/other", pinned=False)
+    push_model(tmp_path / "request", "alice/other", create_pr=True)
+    assert "revision=" not in (tmp_path / "request" / "README.md").read_text()
+    assert hub.repos["alice/other"].tags == {}
 
 
 def test_what_is_verified_is_what_is_there_now(published, tmp_path):
@@ -316,22 +287,13 @@ def test_what_is_verified_is_what_is_there_now(published, tmp_path):
             verify("alice/native")
 
 
-def test_a_mark_that_the_owner_deleted_takes_no_words_along(folder, hub):
-    push_model(folder, "alice/model")
-    text = hub.files("alice/model")["README.md"].decode()
-    hub.put("alice/model", {"README.md": text.replace(CARD_END, "").encode() + b"\nMy words.\n"})
-    for _ in range(2):
-        push_model(folder, "alice/model")
-    assert hub.files("alice/model")["README.md"].decode().count("My words.") == 1
-
-
 @pytest.mark.parametrize("create_pr", [False, True])
 def test_a_commit_whose_answer_is_lost_is_made_once(create_pr, folder, hub):
-    """the Hub makes the commit and its answer is lost (504) | no second one is made; with --create_pr one line says to look there"""
+    """the Hub makes the commit and its answer is lost (504) | no second one is made; with --create_pr one line says so"""
     hub.put("alice/model", {"README.md": BY_HAND.encode()})
     hub.fault("POST", "/commit/main", status=504, done=True)
     if create_pr:
-        assert "fails (504), 1 times" in refused(folder, create_pr=True)
+        assert "504" in refused(folder, create_pr=True)
         assert list(hub.repos["alice/model"].pull_requests) == ["refs/pr/1"]
     else:
         push_model(folder, "alice/model", log=lambda _: None)
@@ -366,21 +328,16 @@ def test_a_revision_of_an_adapter_is_not_asked_of_its_base(tiny_model, hub, tmp_
         torch.testing.assert_close(loaded(pixels).logits, logits)
 
 
-def test_the_token_is_never_repeated(folder, hub):
-    hub.fault("POST", "/api/repos/create", status=400, message=f"{'x' * 395}{TOKEN} is not nice")
-    assert TOKEN[:11] not in refused(folder)
-
-
 def test_labels_and_names_of_any_kind_make_a_card(runs, folder):
-    odd = ["a|b", "<b>bold", "line\nbreak", CARD_END, "`tick`", 'it\'s: "so"', "北京", "x]"]
+    odd = ["a|b", "<b>bold", "line\nbreak", "-->", "`tick`", 'it\'s: "so"', "北京", "x]"]
     results, config = read_run(runs["native"])
     results.data |= {"labels": odd, "name": 'here/a "b" | c`d'}
     for row, label in zip(results.per_class, odd, strict=False):
         row["label"] = label
-    write_card(folder, publish.TEMPLATE, results, config, repo="alice/model", prediction=odd[0], license="mit")
+    template = publish.RECIPES / "model_card.md"
+    write_card(folder, template, results, config, repo="alice/model", prediction=odd[0], license="mit")
     card = (folder / "README.md").read_text()
     assert check_card(card) == ([], [])
-    assert merge_cards(card, merge_cards(card, "")) == merge_cards(card, "")
     assert "a\\|b" in card
     for block in re.findall(r"```python\n(.*?)```", card, re.DOTALL):
         compile(block, "card", "exec")
@@ -401,82 +358,24 @@ def test_a_config_that_was_changed_is_told(name, folder):
         verify(folder)
 
 
+@pytest.mark.parametrize(
+    "text", [b"---\nlicense: [mit\n---\nWords.\n", b"---\n- license\n---\n", "Café".encode("latin-1")]
+)
+def test_a_readme_that_cannot_be_read_stops_the_push(text, folder, hub):
+    """the README.md that is there cannot be read | one line names it; nothing is committed"""
+    hub.put("alice/model", {"README.md": text})
+    with one_line(ValueError, r"README\.md of alice/model"):
+        push_model(folder, "alice/model")
+    assert len(hub.history("alice/model")) == 1
+    assert hub.uploaded == []
+
+
 def test_a_card_that_the_hub_refuses_leaves_no_empty_repository(folder, hub):
     text = (folder / "README.md").read_text()
     (folder / "README.md").write_text(text.replace("library_name:", "license: apache2\nlibrary_name:"))
-    with one_line(ValueError, "the Hub refuses the card: .*license"):
+    with pytest.raises(ValueError, match="license"):
         push_model(folder, "alice/model")
     assert hub.repos == {}
-
-
-@pytest.mark.parametrize("broken", ["license: [mit", "- license: mit", "a: b: c"])
-def test_a_readme_whose_metadata_cannot_be_read_stops_the_push(broken, folder, hub):
-    """the README.md that is there has metadata that cannot be read | one line says so; nothing is committed"""
-    hub.put("alice/model", {"README.md": f"---\n{broken}\n---\nWords.\n".encode()})
-    with one_line(ValueError, r"metadata of README\.md .*fix them first"):
-        push_model(folder, "alice/model")
-    assert len(hub.history("alice/model")) == 1
-    assert hub.uploaded == []
-
-
-def test_a_readme_that_is_not_utf8_stops_the_push(folder, hub):
-    """the README.md that is there is not UTF-8 | one line names it; nothing is committed"""
-    hub.put("alice/model", {"README.md": "Café".encode("latin-1")})
-    with one_line(UserError, r"README\.md"):
-        push_model(folder, "alice/model")
-    assert len(hub.history("alice/model")) == 1
-
-
-def test_metadata_that_the_hub_refuses_stop_the_push(folder, hub):
-    """the Hub refuses the card, such as for a licence it does not know | one line with its reasons; nothing is committed"""
-    with pytest.raises((OSError, ValueError), match='"license" must be one of') as error:
-        push_model(folder, "alice/model", license="my own")
-    assert "Traceback" not in str(error.value)
-    assert hub.uploaded == []
-    assert len(hub.history("alice/model")) == 1
-
-
-def test_cards_are_split_and_merged(folder):
-    ours = (folder / "README.md").read_text()
-    assert split_card("") == ({}, "")
-    assert split_card("# Title\n\n---\nrule\n---\n") == ({}, "# Title\n\n---\nrule\n---\n")
-    assert split_card("---\n---\nText")[0] == {}
-    with pytest.raises(ValueError, match="are a list, not keys with values"):
-        split_card("---\n- a\n---\n")
-
-    metadata, part = split_card(ours)
-    for theirs in ("", "---\n---\n"):
-        merged = merge_cards(ours, theirs)
-        assert split_card(merged)[0] == metadata
-        assert split_card(merged)[1].strip() == part.strip()
-    assert merge_cards(ours, merged) == merged
-    assert split_card(merge_cards(ours, BY_HAND, "apache-2.0"))[0]["license"] == "apache-2.0"
-    assert split_card(merge_cards(ours, "Only text."))[1].strip().startswith("Only text.")
-
-
-def test_a_licence_that_was_pushed_once_stays_until_another_is_given(folder):
-    ours = (folder / "README.md").read_text()
-    licensed = ours.replace("library_name: transformers\n", "library_name: transformers\nlicense: mit\n")
-    licensed = licensed.replace('"library_name": "transformers"', '"library_name": "transformers", "license": "mit"')
-    first = merge_cards(licensed, "")
-    for given, wanted in ((None, "mit"), ("apache-2.0", "apache-2.0")):
-        assert split_card(merge_cards(ours, first, given))[0]["license"] == wanted
-
-
-def test_a_card_with_the_line_ends_of_windows_keeps_its_metadata(folder, hub):
-    theirs = BY_HAND.replace("\n", "\r\n")
-    hub.put("alice/model", {"README.md": theirs.encode()})
-    push_model(folder, "alice/model")
-    assert split_card(hub.files("alice/model")["README.md"].decode())[0]["license"] == "mit"
-    assert split_card(theirs)[0]["license"] == "mit"
-
-
-def test_no_word_of_the_owner_is_lost_whatever_became_of_the_marks(folder):
-    ours, begin, end = (folder / "README.md").read_text(), CARD_BEGIN, CARD_END
-    for theirs in (f"A\n{begin}\nB", f"A\n{end}\nB", f"A\n{end}\nB\n{begin}\nC"):
-        kept = [word for word in ("A", "B", "C") if word in theirs.replace(begin, "").replace(end, "")]
-        lines = merge_cards(ours, theirs).splitlines()
-        assert [word for word in kept if word not in lines] == []
 
 
 CARDS = {
@@ -499,10 +398,10 @@ def test_the_hub_accepts_the_card(case, runs, folder):
     if case == "base on the Hub":
         results.base_model_hub_id = changes["model_name_or_path"]
     config = yaml.safe_dump({**yaml.safe_load(config), **changes})
-    write_card(folder, publish.TEMPLATE, results, config, repo="alice/model", license=license)
+    write_card(folder, publish.RECIPES / "model_card.md", results, config, repo="alice/model", license=license)
     card = (folder / "README.md").read_text()
     assert check_card(card) == ([], [] if license else ['"license" is missing'])
-    metadata, _ = split_card(card)
+    metadata = metadata_of({"README.md": card.encode()})
     assert metadata.get("base_model") == (changes["model_name_or_path"] if case == "base on the Hub" else None)
     assert metadata.get("datasets") == (["someone/pictures"] if case == "data on the Hub" else None)
     assert metadata.get("license") == license
@@ -512,7 +411,7 @@ def test_the_card_on_the_hub_holds_scores_intervals_and_checksum(published, runs
     files = published.files("alice/native")
     card = files["README.md"].decode()
     assert card in published.validated
-    metadata, text = split_card(card)
+    metadata, text = metadata_of(files), card
     results = json.loads((runs["native"] / "results.json").read_text())
     ((result,),) = [entry["results"] for entry in metadata["model-index"]]
     scores = {metric["name"]: metric["value"] for metric in result["metrics"]}
@@ -602,31 +501,30 @@ STAGES = {
     "upload": ("PUT", "/storage/"),
     "check": ("POST", "/info/lfs/verify"),
     "commit": ("POST", "/commit/"),
+    "tag": ("POST", "/tag/"),
     "list": ("GET", r"/api/models/alice/model/(revision|tree)/"),
     "head": ("HEAD", "/resolve/.*/model.safetensors"),
     "download": ("GET", "/resolve/.*/model.safetensors"),
 }
 
 
-def test_a_token_that_is_wrong_ends_in_one_line(runs, hub, monkeypatch):
+def test_a_token_that_is_wrong_ends_in_one_line(runs, hub, tmp_path):
     """the token is wrong (401) | one line says so, and how to log in; exit code 1"""
-    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-    monkeypatch.setattr(sys, "argv", ["publish.py", str(runs["native"]), "--repo", "alice/model", "--push"])
-    monkeypatch.setattr(sys, "path", sys.path)
-    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
-    with pytest.raises(SystemExit) as stopped:
-        runpy.run_path(publish.__file__, run_name="__main__")
+    environment = at(hub, tmp_path / "home", "hf_wrong")
+    done = command(runs["native"], "--repo", "alice/model", "--push", cwd=tmp_path, **environment)
     assert hub.repos == {}
-    assert stopped.value.code.startswith("error: ")  # Python prints a text and exits with 1
-    assert "\n" not in stopped.value.code
-    assert "does not accept the token (401): log in with `hf auth login`" in stopped.value.code
-    assert "hf_wrong" not in stopped.value.code
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "hf auth login" in line
+    assert "hf_wrong" not in done.stdout + done.stderr
 
 
-def test_a_push_without_a_token_is_not_begun(runs, hub, monkeypatch):
-    """there is no token | one line says how to log in; nothing is sent"""
+def test_a_push_without_a_token_or_to_no_repository_is_not_begun(runs, hub, monkeypatch):
+    for name in ("model", "alice/mo del", "alice/model/more"):
+        with one_line(ValueError, re.escape(name)):
+            recipe(runs["native"], "--repo", name, "--push")
     monkeypatch.delenv("HF_TOKEN")
-    with one_line(ValueError, "there is no token: log in with `hf auth login`"):
+    with one_line(ValueError, "hf auth login"):
         recipe(runs["native"], "--repo", "alice/model", "--push")
     assert hub.requests == []
 
@@ -634,40 +532,29 @@ def test_a_push_without_a_token_is_not_begun(runs, hub, monkeypatch):
 @pytest.mark.parametrize("stage", ["create", "preupload", "batch", "commit"])
 def test_a_token_that_expires_in_between_is_named(stage, folder, hub):
     hub.fault(*STAGES[stage], status=401, times=FOR_EVER)
-    assert "does not accept the token (401)" in refused(folder)
+    assert "hf auth login" in refused(folder)
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_a_foreign_namespace_is_refused(there, folder, hub):
-    """the repository belongs to somebody else (403) | one line names the namespace and what to take instead; tried once"""
-    if there:
-        hub.put("bob/model", {"notes.txt": b"his"})
-    line = refused(folder, "bob/model")
-    assert "may not write to bob/model (403: You don't have the rights" in line
-    assert "take a --repo under your own name" in line
+def test_a_foreign_namespace_is_refused_at_once(folder, hub):
+    """the repository belongs to somebody else (403) | one line says what to take instead; tried once"""
+    hub.put("bob/model", {"notes.txt": b"his"})
+    assert "under your own name" in refused(folder, "bob/model")
     assert hub.uploaded == []
     assert hub.waits == []
 
 
-def test_a_name_without_a_namespace_is_refused(runs, hub):
-    for name in ("model", "alice/mo del", "alice/model/more"):
-        with one_line(ValueError, re.escape(name)):
-            recipe(runs["native"], "--repo", name, "--push")
-    assert hub.requests == []
-
-
-def test_a_repository_that_vanishes_is_named(folder, hub, monkeypatch):
-    """the repository is gone in the middle of a push (404) | one line says what to look at; nothing is tried twice"""
-    inspect = push.inspect_repo
-
-    def inspect_and_delete(*arguments):
-        found = inspect(*arguments)
-        del hub.repos["alice/model"]
-        return found
-
-    monkeypatch.setattr(push, "inspect_repo", inspect_and_delete)
-    assert "knows no alice/model" in refused(folder)
-    assert hub.waits == []
+def test_an_endpoint_that_is_no_hub_or_where_nobody_listens_is_named(folder, hub, tmp_path):
+    """HF_ENDPOINT names something that is no Hub | one line says to look at HF_ENDPOINT"""
+    with Hub() as other:
+        url = other.url
+    with talking_to(url, tmp_path / "home") as waits:
+        assert url in refused(folder)
+    assert waits == [1, 2, 4, 8]
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), NoHub) as server:
+        threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
+        with talking_to(f"http://127.0.0.1:{server.server_port}", tmp_path / "home"):
+            assert "HF_ENDPOINT" in refused(folder)
+        server.shutdown()
 
 
 class NoHub(http.server.BaseHTTPRequestHandler):
@@ -678,59 +565,25 @@ class NoHub(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n<html>Welcome to our network</html>")
 
 
-def test_an_endpoint_that_is_no_hub_is_named(folder, hub, tmp_path):
-    """HF_ENDPOINT names something that is no Hub | one line says to look at HF_ENDPOINT"""
-    hub.fault(".*", ".*", status=404, times=FOR_EVER)
-    assert "HF_ENDPOINT" in refused(folder)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), NoHub) as server:
-        threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
-        with talking_to(f"http://127.0.0.1:{server.server_port}", tmp_path / "home"):
-            assert "HF_ENDPOINT" in refused(folder)
-        server.shutdown()
-
-
-def test_an_endpoint_where_nobody_listens_is_named(folder, tmp_path):
-    """nobody listens at the Hub's address | five attempts, then one line"""
-    with Hub() as hub:
-        url = hub.url
-    with talking_to(url, tmp_path / "home") as waits:
-        line = refused(folder)
-    assert f"{url} cannot be reached" in line
-    assert "HF_ENDPOINT" in line
-    assert waits == [1, 2, 4, 8]
-
-
 @pytest.mark.parametrize("status", [409, 412])
 def test_a_commit_that_comes_in_between_is_kept_and_the_push_goes_on(status, folder, hub, monkeypatch):
-    """others commit while a push is on its way (409, 412) | it goes on by itself, and their README.md is merged"""
+    """others commit while a push is on its way (409, 412) | it goes on by itself, and their README.md is kept"""
     hub.put("alice/model", {"README.md": b"Old words.\n"})
-    inspect, theirs = push.inspect_repo, [b"New words.\n"]
+    stale, theirs = push.stale_files, [b"New words.\n"]
 
-    def inspect_and_commit(*arguments):
-        found = inspect(*arguments)
+    def stale_and_commit(*arguments):
         if theirs:
             hub.put("alice/model", {"README.md": theirs.pop(), "notes.txt": b"theirs"})
-        return found
+        return stale(*arguments)
 
-    monkeypatch.setattr(push, "inspect_repo", inspect_and_commit)
+    monkeypatch.setattr(push, "stale_files", stale_and_commit)
     if status == 409:  # as answered by a Hub that is still at work on theirs; the loopback one says 412
         hub.fault(*STAGES["commit"], status=409)
-    said = []
-    push_model(folder, "alice/model", log=said.append)
-    assert len(said) == 1
+    push_model(folder, "alice/model", log=lambda _: None)
     assert len(hub.history("alice/model")) == 3
     files = hub.files("alice/model")
     assert files["notes.txt"] == b"theirs"
-    assert files["README.md"].decode().partition("---\n\n")[2].startswith("New words.\n\n" + CARD_BEGIN)
-
-
-@pytest.mark.parametrize("stage", ["upload", "commit"])
-def test_files_that_are_too_large_are_named(stage, large, hub):
-    """a file is too large for the Hub (413) | one line names the largest files and their sizes; tried once"""
-    hub.fault(*STAGES[stage], status=413, times=FOR_EVER)
-    size = (large / "model.safetensors").stat().st_size
-    assert f"(413): the largest are model.safetensors ({size / 1e6:,.1f} MB)" in refused(large)
-    assert hub.waits == []
+    assert files["README.md"].decode().endswith("---\nNew words.\n")
 
 
 @pytest.mark.parametrize("stage", ["create", "preupload", "upload", "commit", "download"])
@@ -743,11 +596,11 @@ def test_a_wait_that_the_hub_asks_for_is_kept(stage, folder, hub):
     assert len(hub.history("alice/model")) == 2
 
 
-@pytest.mark.parametrize("stage", ["create", "preupload", "batch", "upload", "commit"])
+@pytest.mark.parametrize("stage", ["create", "commit"])
 def test_a_wait_of_a_day_is_not_kept(stage, folder, hub):
-    """the Hub asks to wait for longer than five minutes (429) | one line says for how long, at once"""
+    """the Hub asks to wait for longer than five minutes (429) | one line, at once"""
     hub.fault(*STAGES[stage], status=429, headers={"Retry-After": "86400"}, times=FOR_EVER)
-    assert "asks to wait 86400 s (429)" in refused(folder)
+    assert "429" in refused(folder)
     assert max(hub.waits, default=0) <= MAX_WAIT
 
 
@@ -761,23 +614,22 @@ def test_a_hub_that_fails_twice_is_asked_again(stage, folder, hub):
     assert hub.files("alice/model").items() >= content(folder).items()
 
 
-@pytest.mark.parametrize("stage", ["create", "inspect", "validate", "preupload", "upload", "commit"])
+@pytest.mark.parametrize("stage", ["create", "validate", "upload", "commit"])
 def test_a_hub_that_always_fails_ends_in_one_line(stage, folder, hub):
     """the Hub fails for good (500) | one line after five attempts; nothing is committed"""
     hub.fault(*STAGES[stage], status=500, times=FOR_EVER)
-    assert "fails (500), 5 times: run it again later" in refused(folder)
+    assert "500" in refused(folder)
     assert len(hub.history("alice/model")) == 1 if stage not in ("create", "validate") else hub.repos == {}
 
 
 @pytest.mark.parametrize("fault", [dict(status=500), dict(cut_after=0), dict(corrupt=True)])
 def test_what_cannot_be_read_back_is_said_to_be_there(fault, folder, hub):
-    """what was pushed cannot be read back, or comes back with another checksum | one line names the commit and --verify"""
+    """what was pushed cannot be read back, or comes back with another checksum | one line names the commit"""
     hub.fault(*STAGES["download"], **fault, times=FOR_EVER)
-    with one_line(UserError, "--verify alice/model") as error:
-        push_model(folder, "alice/model")
-    line = str(error.value)
-    assert hub.history("alice/model")[-1][:12] in line
-    assert ("gives back other bytes than were sent (model.safetensors), " in line) is ("corrupt" in fault)
+    with one_line(UserError, "alice/model at commit") as error:
+        push_model(folder, "alice/model", log=lambda _: None)
+    assert hub.history("alice/model")[-1][:12] in str(error.value)
+    assert ("(model.safetensors)" in str(error.value)) is ("corrupt" in fault)
 
 
 def test_a_wrong_checksum_is_read_again(folder, hub):
@@ -809,7 +661,7 @@ def test_the_same_push_again_sends_only_what_is_missing(large, hub):
     """the connection is cut again and again | one line; the same push later sends only what did not arrive"""
     sha256 = checksum(large / "model.safetensors")
     fault = hub.fault("PUT", sha256, cut_after=300_000, times=FOR_EVER)
-    assert "the same command goes on, and what has arrived is not sent again" in refused(large)
+    assert "the same command goes on" in refused(large)
     assert len(hub.history("alice/model")) == 1
     fault.times = 0
     hub.uploaded.clear()
@@ -817,9 +669,9 @@ def test_the_same_push_again_sends_only_what_is_missing(large, hub):
     assert hub.uploaded == [(sha256, (large / "model.safetensors").stat().st_size)]
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", ["create", "upload", "commit", "download"])
 def test_a_hub_that_hangs_once_is_asked_again(stage, folder, hub):
-    """the Hub is silent once, at any stage of a push | --timeout ends the wait, and it is asked again"""
+    """the Hub is silent once, at any stage of a push | the time limit ends the wait, and it is asked again"""
     set_http_timeout(0.5)
     began = time.monotonic()
     fault = hub.fault(*STAGES[stage], hang=60)
@@ -827,27 +679,6 @@ def test_a_hub_that_hangs_once_is_asked_again(stage, folder, hub):
     assert fault.times == 0
     assert time.monotonic() - began < 50
     assert len(hub.history("alice/model")) == 2
-
-
-@pytest.mark.parametrize("stage", ["create", "upload"])
-def test_a_hub_that_always_hangs_ends_in_one_line(stage, folder, hub):
-    """the Hub is silent for good | one line after five attempts, and how to allow more time"""
-    set_http_timeout(0.1)
-    hub.fault(*STAGES[stage], hang=60, times=FOR_EVER)
-    began = time.monotonic()
-    line = refused(folder)
-    assert time.monotonic() - began < 50
-    assert "gave no answer in time, 5 times" in line
-    assert "--timeout" in line
-
-
-def test_a_download_that_always_hangs_ends_in_one_line(folder, hub):
-    set_http_timeout(0.2)
-    hub.fault(*STAGES["download"], hang=1.5, times=FOR_EVER)
-    began = time.monotonic()
-    with one_line(UserError, "was pushed but could not be read back"):
-        push_model(folder, "alice/model")
-    assert time.monotonic() - began < 30  # without the limit it is 45
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -859,7 +690,7 @@ def test_a_repository_and_a_folder_give_what_was_saved(published, assembled, tmp
         recipe("--verify", "alice/code")
         recipe("--verify", assembled("native"))
     said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("alice/code gives the logits that were saved with it")
+    assert said[0].startswith("alice/code gives the outputs that were saved with it")
     assert len(said) == 2
 
 
@@ -882,25 +713,12 @@ def test_weights_that_give_other_logits_are_told(folder):
         verify(folder)
 
 
-def test_a_damaged_download_is_told(published, tmp_path):
-    fault = published.fault("GET", "/alice/native/resolve/.*/model.safetensors", corrupt=True)
-    with talking_to(published.url, tmp_path / "home"), one_line(ValueError, "has the checksum"):
-        verify("alice/native")
-    assert fault.times == 0
-
-
 @pytest.mark.parametrize("missing", ["probes.safetensors", "model.safetensors"])
 def test_a_repository_that_was_not_pushed_from_here_cannot_be_verified(missing, folder, hub):
     """a repository holds no probes, or no weights | --verify names the file that is missing"""
     hub.put("alice/bare", {name: data for name, data in content(folder).items() if name != missing})
     with one_line(ValueError, f"alice/bare .*{re.escape(missing)}"):
         recipe("--verify", "alice/bare")
-
-
-def test_a_repository_that_is_not_there_cannot_be_verified(hub):
-    """the repository to verify is not there | one line names it"""
-    with pytest.raises((OSError, ValueError), match="alice/none"):
-        recipe("--verify", "alice/none")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -912,18 +730,15 @@ def test_a_run_that_is_not_finished_is_refused(runs, tmp_path):
     run = shutil.copytree(runs["native"], tmp_path / "run")
     (run / "results.json").unlink()
     for folder in (run, tmp_path / "nowhere"):
-        with one_line(
-            ValueError,
-            r"is not finished \(the command that began it resumes it\): it has no results\.json|there is no folder",
-        ):
-            build_package(folder, tmp_path / "out", publish.TEMPLATE, "alice/model")
+        with one_line(ValueError, r"it has no results\.json"):
+            build_package(folder, tmp_path / "out", publish.RECIPES, "alice/model")
 
 
 def test_a_run_without_samples_is_pushed_with_probes_of_noise(runs, hub, tmp_path):
     """the run holds no sample images | one line says so; --without_images pushes it with probes of noise"""
     run = shutil.copytree(runs["native"], tmp_path / "run")
     (run / "samples.safetensors").unlink()
-    with one_line(ValueError, r"holds no samples\.safetensors: pass --without_images(?! true)"):  # it takes no value
+    with one_line(ValueError, "--without_images"):
         recipe(run, "--repo", "alice/model", "--push")
     recipe(run, "--repo", "alice/model", "--push", "--without_images")
     files = hub.files("alice/model")
@@ -935,7 +750,7 @@ def test_a_run_without_samples_is_pushed_with_probes_of_noise(runs, hub, tmp_pat
 def test_native_where_it_cannot_be_names_the_field(runs, tmp_path):
     """--layout native for a model that no native architecture expresses | one line names the field, and --layout code"""
     with one_line(ValueError, r"--layout native: .*qk_norm.*--layout code publishes it"):
-        build_package(runs["code"], tmp_path / "out", publish.TEMPLATE, "alice/model", layout="native")
+        build_package(runs["code"], tmp_path / "out", publish.RECIPES, "alice/model", layout="native")
 
 
 def test_weights_of_another_run_are_refused(runs, tmp_path):
@@ -944,7 +759,7 @@ def test_weights_of_another_run_are_refused(runs, tmp_path):
     weights = {name: tensor + 0.1 for name, tensor in load_file(run / "model" / "model.safetensors").items()}
     save_file(weights, run / "model" / "model.safetensors", metadata={"format": "pt"})
     with one_line(ValueError, "not those of its run: they are"):
-        build_package(run, tmp_path / "out", publish.TEMPLATE, "alice/model")
+        build_package(run, tmp_path / "out", publish.RECIPES, "alice/model")
 
 
 @pytest.mark.parametrize("name", ["../../../../outside.json", "/outside.json", "a/../../../../outside.json"])
@@ -957,14 +772,3 @@ def test_a_file_name_that_leaves_the_folder_is_refused(name, hub, assembled, tmp
     verify("alice/evil")  # which asks for the files that it knows alone
     assert list(tmp_path.rglob("outside.json")) == []
     assert not Path("/outside.json").exists()
-
-
-@pytest.mark.parametrize("place", ["../../../../weights.safetensors", "/weights.safetensors"])
-def test_an_index_on_the_hub_that_leaves_the_repository_is_refused(place, hub, assembled):
-    files = content(assembled("code"))
-    weights = files.pop("model.safetensors")
-    names = load_file(assembled("code") / "model.safetensors")
-    index = json.dumps({"metadata": {}, "weight_map": dict.fromkeys(names, place)})
-    hub.put("alice/evil-index", {**files, "model.safetensors.index.json": index.encode(), place: weights})
-    with pytest.raises((ValueError, OSError)):
-        HFViTForImageClassification.from_pretrained("alice/evil-index")

@@ -144,7 +144,7 @@ def test_a_huge_config_is_refused_before_it_fills_the_memory(repo):
 @pytest.mark.parametrize("field", ["num_hidden_layers", "hidden_size", "image_size", "num_labels"])
 def test_a_huge_config_of_another_family_is_refused(kind, field, repo):
     (repo / "config.json").write_text(json.dumps({"model_type": kind, field: 10**9}))
-    with pytest.raises((ValueError, StrictDataclassError), match=field):
+    with pytest.raises((ValueError, StrictDataclassError), match=field.replace("_", ".")):
         HFViTForImageClassification.from_pretrained(repo)
 
 

@@ -169,27 +169,18 @@ def test_models_without_a_head_have_the_maps_that_know_no_class(tiny_config, ran
 # The place, and the distance
 
 
-def slow_distances(model, images):
-    """(layers, A) in pixels by loops, in float64."""
-    twin, R, columns = copy.deepcopy(model).double(), model.config.num_prefix_tokens, images.shape[3] // 4
-    twin.set_attn_implementation("eager")
-    attentions = twin(images.double(), output_attentions=True, interpolate_pos_encoding=True).attentions
-    found = torch.zeros(len(attentions), attentions[0].shape[1]).double()
-    for layer, weights in enumerate(attentions):
-        for image, head, query in numpy.ndindex(len(images), found.shape[1], weights.shape[2] - R):
-            row = weights[image, head, R + query, R:].tolist()
-            steps = [numpy.subtract(divmod(query, columns), divmod(key, columns)) for key in range(len(row))]
-            mean = numpy.average([4 * numpy.hypot(*step) for step in steps], weights=row)
-            found[layer, head] += mean / len(row) / len(images)
-    return found
-
-
 @pytest.mark.parametrize("fields", [{}, dict(position_embedding="rotary", num_register_tokens=2, pooling="map")])
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_distances_equal_a_slow_computation(tiny_model, pixels, fields, backend):
-    model, images = tiny_model(**fields), pixels(height=12, width=20)
+def test_distances_are_the_mean_over_the_weights_of_patches(tiny_model, pixels, fields, backend):
+    model, images = tiny_model(**fields), pixels(1, height=12, width=20)
     model.set_attn_implementation(backend)
-    expected = slow_distances(model, images).float()
+    R = model.config.num_prefix_tokens
+    attentions = model(images, output_attentions=True, interpolate_pos_encoding=True).attentions
+    expected = torch.zeros(len(attentions), 4)
+    for layer, head, query in numpy.ndindex(len(attentions), 4, 15):
+        row = attentions[layer][0, head, R + query, R:].tolist()
+        steps = [numpy.subtract(divmod(query, 5), divmod(key, 5)) for key in range(15)]
+        expected[layer, head] += numpy.average([4 * numpy.hypot(*step) for step in steps], weights=row) / 15
     torch.testing.assert_close(model.attention_distances(images), expected, rtol=1e-5, atol=1e-5)
 
 

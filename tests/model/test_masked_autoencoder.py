@@ -152,15 +152,12 @@ def test_random_architectures_are_autoencoders_too_and_come_back(randomize, pixe
 
 def test_masking_draws_each_patch_equally_often_and_anew_for_each_image(autoencoder, pixels):
     kept, mask, ids_restore = random_masking(torch.rand(2000, 16), 0.75)
-    assert kept.shape == (2000, 4)
-    assert torch.equal(mask.sum(dim=1), torch.full((2000,), 12.0))
     assert (mask.gather(1, kept) == 0).all()
     assert torch.equal(ids_restore.gather(1, kept), torch.arange(4).expand(2000, -1))
     assert (mask.sum(dim=0) - 1500).abs().max() < 5 * math.sqrt(2000 * 0.75 * 0.25)
+    assert random_masking(torch.zeros(1, 600), 0.5)[0].tolist() == [list(range(300))]  # on any device
     model, images = autoencoder(), pixels()
     assert not torch.equal(model(images).mask, model(images).mask)
-    noise = torch.rand(2, 16)
-    assert torch.equal(model(images, noise=noise).mask, model(images, noise=noise).mask)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

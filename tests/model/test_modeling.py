@@ -108,14 +108,6 @@ def test_names_and_hidden_states_are_those_of_the_native_vit(tiny_model, tiny_fi
     torch.testing.assert_close(ours.last_hidden_state, theirs.last_hidden_state)
 
 
-def test_hidden_states_run_from_the_embeddings_to_the_last_layer_before_the_norm(tiny_model, pixels):
-    model, images = tiny_model(num_hidden_layers=3).vit, pixels()
-    outputs = model(images, output_hidden_states=True)
-    assert len(outputs.hidden_states) == 4
-    assert torch.equal(outputs.hidden_states[0], model.embeddings(images))
-    assert torch.equal(model.layernorm(outputs.hidden_states[-1]), outputs.last_hidden_state)
-
-
 def test_nothing_is_recorded_unless_asked(tiny_model, pixels):
     outputs = tiny_model()(pixels())
     assert list(outputs) == ["logits"]
@@ -461,6 +453,7 @@ def test_a_lora_adapter_trains_saves_and_loads_both_ways(tiny_model, pixels, tmp
 
 
 @pytest.mark.filterwarnings("ignore:Unsupported layer type:UserWarning")  # of PEFT, about every LayerNorm
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_lntuning_trains_the_norms_that_are_called_layernorm(tiny_model, pixels):
     from peft import LNTuningConfig, get_peft_model
 

@@ -6,7 +6,6 @@ import os
 import re
 import runpy
 import shutil
-import socket
 import struct
 import subprocess
 import sys
@@ -39,7 +38,7 @@ import app  # noqa: E402
 
 SMALL = dict(num_hidden_layers=1, num_attention_heads=1)
 ANSWER, HEAD = "rollout, predicted class", "attention of a head"
-SORRY = "This file cannot be read as an image: "
+SORRY = "This file cannot be read as an image:"
 # Prints where a process connects to, and whose names it looks up.
 WATCH = """
 import sys
@@ -205,12 +204,15 @@ def test_another_layer_method_or_head_gives_another_picture_and_the_same_answer(
 @pytest.mark.parametrize("name", ["photo.jpg", "empty.jpg", "bomb.png", "drawing.svg", "cut.jpg"])
 def test_a_file_that_is_no_image_is_told_in_a_sentence(name, ask, two, broken, photo):
     """a file that is no image, or not a whole one, is dropped on the page | a sentence there; no traceback in the log"""
-    from gradio_client.exceptions import AppError
+    from gradio_client import Client, handle_file
 
-    with pytest.raises(AppError, match=SORRY) as error:
-        ask(broken / name)
-    assert "Wanted a whole JPEG, PNG, WebP or the like." in str(error.value)
-    assert not re.search(r"\n|Traceback|BytesIO|\.\.", str(error.value))
+    client = Client(two.url, analytics_enabled=False, verbose=False)
+    label, picture, words = client.predict(handle_file(broken / name), 2, 1, ANSWER, api_name="/look")
+    client.close()
+    assert picture is None
+    assert not (label or {}).get("confidences")  # the answer to an earlier image goes
+    assert SORRY in words
+    assert not re.search(r"\n|Traceback|BytesIO", words)
     assert "Traceback" not in two.said()
     ask(photo)  # and it goes on
 
@@ -224,17 +226,6 @@ def test_the_page_connects_to_nobody_and_links_to_nothing_it_needs(ask, two, pho
         html = answer.read().decode()
     loaded = re.findall(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"'](https?://[^\"']+)", html)
     assert [address for address in loaded if not address.startswith(two.url)] == []
-
-
-def test_the_examples_are_images_that_the_run_scored(two, demo_run):
-    with urllib.request.urlopen(f"{two.url}config", timeout=10) as answer:
-        components = json.load(answer)["components"]
-    (shown,) = [each["props"]["samples"] for each in components if each["type"] == "dataset"]
-    scored = load_file(demo_run / "samples.safetensors")["images"].permute(0, 2, 3, 1)
-    assert len(shown) == 6
-    for (sample,), image in zip(shown, scored, strict=False):
-        with urllib.request.urlopen(sample["url"], timeout=10) as answer, Image.open(answer) as example:
-            assert (np.asarray(example.convert("RGB")) == image.numpy()).all()
 
 
 def test_the_page_opens_on_an_example_that_is_answered_under_the_names_of_the_models(two, demo_run, model):
@@ -280,18 +271,6 @@ def test_models_that_cannot_be_shown_end_in_one_sentence(given, code, sentence, 
     assert re.search(sentence.format(**places), said)
     assert "Traceback" not in said
     assert len(said.strip().splitlines()) == code  # 2: the usage before it
-
-
-@pytest.mark.slow
-def test_a_port_that_is_taken_ends_in_one_sentence(model):
-    """another program listens at the page's --port | one sentence, exit code 1"""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        line = [sys.executable, APP, model("three"), "--port", str(taken.getsockname()[1])]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 1
-    assert re.fullmatch(r"error: [^\n]*port[^\n]*\n", done.stderr)
 
 
 def test_a_space_answers_with_the_package_beside_it(demo_run, tmp_path):
@@ -360,35 +339,6 @@ def test_a_flat_map_is_told_in_words(model, photo):
     viewer = app.Viewer(str(folder))
     assert viewer.look(str(photo), 1, 1, HEAD)[2] == app.FLAT
     assert app.Viewer(str(model("three"))).look(str(photo), 1, 1, HEAD)[2] == app.COLOURS
-
-
-def test_no_image_is_no_answer(model):
-    assert app.Viewer(str(model("three"))).look(None, 1, 1, ANSWER) == (None, None, app.COLOURS)
-
-
-def test_all_classes_are_given_and_sum_to_one(demo_run, photo):
-    classes, _, _ = app.Viewer(str(demo_run)).look(str(photo), 2, 1, ANSWER)
-    assert len(classes) == 10
-    assert sum(classes.values()) == pytest.approx(1, abs=1e-5)
-
-
-@pytest.mark.parametrize("title", app.METHODS)
-def test_each_layer_has_its_map_and_a_head_counts_where_one_is_chosen(title, model, photo):
-    viewer = app.Viewer(str(model("three")))
-    seen = {
-        (layer, head): viewer.look(str(photo), layer, head, title)[1].tobytes() for layer in (1, 2) for head in (1, 4)
-    }
-    assert seen[1, 1] != seen[2, 1]
-    assert (seen[2, 1] != seen[2, 4]) is (title == HEAD)
-
-
-@pytest.mark.parametrize("fields", [SMALL, dict(num_channels=1)])
-def test_a_model_of_one_layer_head_or_channel_is_looked_at(fields, model, photo):
-    viewer = app.Viewer(str(model("small" if fields is SMALL else "grey", **fields)))
-    for title in app.METHODS:
-        classes, seen, _ = viewer.look(str(photo), 1, 1, title)
-        assert len(classes) == 3
-        assert seen.shape == (384, 384, 3)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -510,42 +460,13 @@ def test_an_uploaded_image_is_named_and_every_choice_changes_the_picture(driver,
 
 
 @pytest.mark.browser
-def test_a_number_that_is_half_typed_is_no_error(driver, alone, photo):
-    from selenium.webdriver.common.keys import Keys
-
-    page = Visitor(driver, alone)
-    page.drop(photo)
-    _, first = page.until(page.sees)
-    page.types(LAYER, Keys.BACKSPACE)  # which leaves the field empty
-    page.types(LAYER, "1")
-    _, second = page.sees_another([first])
-    page.types(LAYER, "99")
-    assert page.sees_another([second])[1] == first
-    assert page.all("[data-testid=toast-body]") == []
-    page.is_content()
-
-
-@pytest.mark.browser
 @pytest.mark.parametrize("name", ["photo.jpg", "empty.jpg", "cut.jpg"])
 def test_a_broken_upload_is_told_on_the_page(name, driver, alone, broken, photo):
     page = Visitor(driver, alone)
     page.drop(broken / name)
-    message = page.until(lambda: [each.text for each in page.all("[data-testid=toast-body]") if SORRY in each.text])[0]
+    page.until(lambda: [each for each in page.all(".column") if SORRY in each.text])
     page.shot(f"broken-{name}")
-    assert "Wanted a whole JPEG, PNG, WebP or the like." in message
-    page.is_content()
-
-
-@pytest.mark.browser
-def test_an_example_that_is_clicked_is_looked_at(driver, alone):
-    page = Visitor(driver, alone)
-    examples = page.all("button.gallery-item")
-    assert len(examples) == 6
-    examples[0].click()
-    _, first = page.until(page.sees)
-    page.all("button.gallery-item")[3].click()
-    page.sees_another([first])
-    page.shot("example")
+    assert driver.page_source.count(SORRY) == 1
     page.is_content()
 
 
@@ -563,13 +484,3 @@ def test_two_models_are_two_columns(driver, two, demo_run, model, photo):
     assert first["x"] + first["width"] <= second["x"]
     assert [each.text for each in page.all("h3")] == ["demo", "small"]
     page.is_content()
-
-
-@pytest.mark.browser
-def test_the_browser_loads_nothing_from_elsewhere(driver, alone, photo):
-    page = Visitor(driver, alone)
-    page.drop(photo)
-    page.until(page.sees)
-    loaded = driver.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)")
-    assert len(loaded) > 10
-    assert [name for name in loaded if not name.startswith((alone.url, "data:", "blob:"))] == []

@@ -1,6 +1,7 @@
 """Claims about recipes/benchmarks, and about the tables, cards and numbers of model_cards/."""
 
 import csv
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -17,10 +18,10 @@ from PIL import Image
 from transformers import AutoImageProcessor
 
 from hf_vit import HFViTForImageClassification
+from hf_vit.card import write_card
 from hf_vit.evaluation.results import Results
 from hf_vit.evaluation.scores import format_prediction
-from hf_vit.hub.card import write_card
-from hf_vit.hub.run_results import FIGURES_WITH_IMAGES
+from hf_vit.hub.finished_run import FIGURES_WITH_IMAGES
 from hf_vit.system.files import checksum
 from hf_vit.training.arguments import TrainArguments, parse_args
 
@@ -53,7 +54,10 @@ def test_the_readme_the_preset_and_the_card_of_a_published_run_state_its_results
     assert accuracy in file.with_name("README.md").read_text()
     assert results["command"].endswith(f" recipes/train.py --config recipes/configs/{preset.name}")
     was = yaml.safe_load(file.with_name("config.yaml").read_text())
-    now, defaults = vars(parse_args(["--config", str(preset)])), vars(TrainArguments())
+    now, defaults = (
+        vars(parse_args(["--config", str(preset)])),
+        {one.name: one.default for one in dataclasses.fields(TrainArguments)},
+    )
     now["loss"] = now["loss"] or "cross_entropy"  # what one label an image gets
     was = {name: was.get(name, defaults[name]) for name in now}  # a flag may be younger than the run
     for args in (now, was):

@@ -11,7 +11,8 @@ from datasets import ClassLabel, Dataset, Features, Image
 from PIL import Image as PILImage
 from transformers import ViTConfig, ViTImageProcessorPil, ViTModel
 
-from hf_vit.training import arguments, pretrain_arguments
+from hf_vit.training.arguments import TrainArguments, parse_args
+from hf_vit.training.pretrain_arguments import PretrainArguments
 
 
 HOUSE = Path(__file__).parents[2]
@@ -76,7 +77,8 @@ ALIKE = ("imagenet", "food3", "mnist")  # presets that take long, or are of the 
 )
 def test_a_preset_trains(path, checkpoint, tmp_path):
     script = "pretrain" if path.stem.startswith("pretrain-") else "train"
-    args = {"train": arguments, "pretrain": pretrain_arguments}[script].parse_args(["--config", str(path)])
+    kind = PretrainArguments if script == "pretrain" else TrainArguments
+    args = parse_args(["--config", str(path)], kind=kind)
     flags = [
         "--config", path, "--dataset_name", stand_in(args.dataset_name, tmp_path / "data"), "--output_dir", tmp_path / "run",
         "--max_train_steps", 3, "--per_device_train_batch_size", 2, "--log_steps", 1, "--eval_epochs", 1000,

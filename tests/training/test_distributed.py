@@ -15,7 +15,6 @@ import forked
 import numpy as np
 import pytest
 import torch
-import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from PIL import Image
@@ -25,7 +24,6 @@ from torch.testing import assert_close
 from hf_vit import HFViTConfig, HFViTForImageClassification
 from hf_vit.data.sampling import epoch_batches
 from hf_vit.training.model import shard_by_layer
-from hf_vit.training.optimizers import learning_rate
 
 
 HOUSE = Path(__file__).parents[2]
@@ -264,20 +262,6 @@ def test_two_processes_train_as_one_does(alone, together):
     assert_same_course(together, alone)
 
 
-def test_two_processes_follow_the_learning_rate_to_its_end(together):
-    warmup = round(0.05 * STEPS)
-    wanted = {step + 1: learning_rate(step, STEPS, warmup, 1e-3) for step in range(STEPS)}
-    assert logged(together, "learning_rate") == wanted
-    assert logged(together, "learning_rate")[STEPS] < 1e-5
-
-
-def test_two_processes_count_each_scored_image_once(together):
-    rows = (together / "confusion_matrix.csv").read_text().splitlines()[1:]
-    assert sum(int(count) for row in rows for count in row.split(",")[1:]) == 2000
-    assert results_of(together)["data"]["scored_images"] == 2000
-    assert [int(line["row"]) for line in predicted(together)] == list(range(2000))
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Sharded
 
@@ -319,6 +303,23 @@ def test_a_model_of_sharded_processes_loads_in_one_and_answers_alike(alone, shar
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Another number of processes
+
+
+def test_a_new_head_of_few_images_is_fitted_first_under_fsdp_too(runs):
+    base = HOUSE / "model_cards" / "transfer" / "pretrained"
+    flags = [
+        "--dataset_name",
+        "fashion-mnist-mini",
+        "--train_fraction",
+        0.005,
+        "--model_name_or_path",
+        base,
+        "--image_size",
+        16,
+    ]
+    flags += ["--max_train_steps", 2, "--mixed_precision", "no", "--per_device_train_batch_size", 8]
+    assert "fitting the head" in two_launched(runs / "head", "fsdp2.yaml", *flags)
+    assert results_of(runs / "head")["metrics"]["accuracy"] > 0.3
 
 
 def test_one_process_goes_on_where_two_sharded_ones_stopped(alone, sharded, runs):
@@ -539,12 +540,6 @@ def test_accelerate_knows_every_key_of_a_launchers_file(file):
     config = load_config_from_file(str(file))
     options = launch_command_parser()._option_string_actions
     assert [key for key in config.fsdp_config or {} if f"--{key}" not in options] == []
-
-
-def test_what_is_sharded_by_itself_is_the_layer_of_the_model(tiny_fields):
-    config = yaml.safe_load((LAUNCHERS / "fsdp2.yaml").read_text())["fsdp_config"]
-    model = HFViTForImageClassification(HFViTConfig(**tiny_fields))
-    assert {type(layer).__name__ for layer in model.vit.layers} == {config["fsdp_transformer_layer_cls_to_wrap"]}
 
 
 @pytest.mark.parametrize(("norm_first", "layer"), [(True, "HFViTLayer"), (False, "HFViTPostNormLayer")])

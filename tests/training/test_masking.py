@@ -6,9 +6,9 @@ from hf_vit import HFViTForPreTraining
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.normalization import normalize
 from hf_vit.model.masked_autoencoder import random_masking
-from hf_vit.training.masking import masking_noise, reconstruction_pictures
 from hf_vit.training.muon import Muon
 from hf_vit.training.optimizers import build_optimizers, layer_id, split_decay
+from hf_vit.training.pretraining import masking_noise, reconstruction_pictures
 
 
 DECODER = dict(decoder_hidden_size=24, decoder_num_hidden_layers=1, decoder_num_attention_heads=2)

@@ -9,14 +9,12 @@ from pathlib import Path
 import forked
 import pytest
 import torch
-from accelerate import Accelerator
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_vit import HFViTForImageClassification
 from hf_vit.system import hardware
-from hf_vit.training import muon, optimizers
-from hf_vit.training.checkpoints import gather_state, gather_weights, restore_state
+from hf_vit.training import muon
 from hf_vit.training.optimizers import build_optimizers
 
 
@@ -146,53 +144,6 @@ def test_a_gpu_that_emulates_bfloat16_gets_fp16_for_the_model_and_float32_for_mu
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     assert hardware.pick_precision("auto", "cuda") == "bf16"
     assert hardware.has_native_bf16("cuda")
-
-
-def test_an_apple_gpu_computes_in_float32():
-    assert hardware.pick_precision("auto", "mps") == "no"
-    assert not hardware.has_native_bf16("mps")
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Going on from a checkpoint of torch's
-
-
-def test_a_checkpoint_of_torchs_muon_goes_on_with_the_step_that_one_would_take(tiny_config, monkeypatch):
-    in_bf16(monkeypatch, False)
-    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
-    accelerator = Accelerator(cpu=True)
-    torchs = lambda groups, lr: torch.optim.Muon(groups, lr=lr, adjust_lr_fn="match_rms_adamw")
-
-    def made(kind):
-        torch.manual_seed(0)
-        model = HFViTForImageClassification(tiny_config())
-        with monkeypatch.context() as patch:
-            patch.setattr(optimizers, "Muon", kind)
-            return model, build_optimizers(model, "muon", 1e-2, 0.1, (0.9, 0.95), layer_decay=0.5)
-
-    def step(model, optimizers, seed):
-        generator = torch.Generator().manual_seed(seed)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = 1e-2 * group["lr_scale"]
-                for parameter in group["params"]:
-                    parameter.grad = torch.randn(parameter.shape, generator=generator)
-            optimizer.step()
-
-    old, ours = made(torchs), made(muon.Muon)
-    for seed in range(3):
-        step(*old, seed)
-    restore_state(gather_state(*old), *ours, None, accelerator)
-    before = gather_weights(ours[0])
-    assert_close(before, gather_weights(old[0]), rtol=0, atol=0)
-    before = {name: value.clone() for name, value in before.items()}
-    for model_and_optimizers in (old, ours):
-        step(*model_and_optimizers, seed=3)
-    assert_close(gather_weights(ours[0]), gather_weights(old[0]), rtol=0, atol=1e-6)
-    moved = [(value - before[name]).abs().max() for name, value in gather_weights(ours[0]).items()]
-    assert min(moved) > 1e-4
-    kept = gather_state(*ours)["optimizer"]
-    assert_close(kept, gather_state(*old)["optimizer"], rtol=0, atol=1e-6)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

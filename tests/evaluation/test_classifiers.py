@@ -1,0 +1,156 @@
+"""Claims about the classifiers that scripts load, and their image processors."""
+
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    ResNetConfig,
+    ResNetForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+)
+
+from hf_vit import HFViTConfig, HFViTForImageClassification
+from hf_vit.evaluation import classifiers
+from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
+from hf_vit.system.errors import UserError
+
+
+def test_the_processor_of_a_timm_repo_is_what_its_config_says(tmp_path):
+    cfg = {"input_size": [3, 32, 48], "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "interpolation": "bilinear"}
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_tiny_patch16_224", "pretrained_cfg": cfg}))
+    processor = load_processor(str(tmp_path))
+    assert dict(processor.size) == {"height": 32, "width": 48}
+    assert list(processor.image_mean) == [0.1, 0.2, 0.3]
+    assert list(processor.image_std) == [0.4, 0.5, 0.6]
+    assert int(processor.resample) == 2  # PIL's bilinear
+
+
+def test_a_checkpoint_without_a_processor_is_warned_about(tiny_config, tmp_path, caplog, monkeypatch):
+    HFViTForImageClassification(tiny_config()).save_pretrained(tmp_path)
+    monkeypatch.setattr(classifiers.logger, "propagate", True)
+    processor = load_processor(str(tmp_path))
+    assert dict(processor.size) == {"height": 16, "width": 16}
+    assert "no preprocessor_config.json" in caplog.text
+
+
+def test_a_model_of_another_task_is_no_classifier_of_images(tmp_path):
+    sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=20)
+    BertForSequenceClassification(BertConfig(**sizes)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="bert"):
+        load_classifier(str(tmp_path))
+    with pytest.raises(ValueError, match="is a file"):
+        model_folder(str(tmp_path / "config.json"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "with_processor", "named"),
+    [
+        (dict(num_labels=3, problem_type="regression"), True, "regression"),
+        (dict(num_labels=1), True, "regression"),
+        (dict(num_labels=3), False, "preprocessor_config.json"),
+    ],
+)
+def test_a_model_of_numbers_or_without_its_processor_is_refused(tmp_path, fields, with_processor, named):
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[1], layer_type="basic", **fields)
+    ResNetForImageClassification(config).save_pretrained(tmp_path)
+    if with_processor:
+        ViTImageProcessorPil().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=named):
+        load_classifier(str(tmp_path)), load_processor(str(tmp_path))
+
+
+def test_a_run_is_a_model_too_and_one_that_is_not_finished_says_so(tiny_model, tmp_path):
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    with pytest.raises(ValueError, match="not finished"):
+        model_folder(str(tmp_path))
+    tiny_model().save_pretrained(tmp_path / "model")
+    assert model_folder(str(tmp_path)) == str(tmp_path / "model")
+    (tmp_path / "model" / "config.yaml").write_text("seed: 0\n")  # as model_cards keeps them
+    assert model_folder(str(tmp_path / "model")) == str(tmp_path / "model")
+
+
+NAMES = ["eel", "cat", "dog"]
+
+
+@pytest.fixture
+def saved(tiny_model, tmp_path):
+    """saved(**overrides) -> a folder with a tiny model, its labels NAMES."""
+
+    def save(dtype=torch.float32, **overrides):
+        model = tiny_model(id2label=dict(enumerate(NAMES)), num_labels=3, **overrides).to(dtype)
+        model.save_pretrained(tmp_path / "saved")
+        side = model.config.image_size
+        ViTImageProcessorPil(size={"height": side, "width": side}).save_pretrained(tmp_path / "saved")
+        return tmp_path / "saved"
+
+    return save
+
+
+def change_config(folder, **fields):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **fields}))
+
+
+@pytest.fixture
+def poisoned(saved):
+    """A model folder with one NaN in the middle of a tensor of more than 2^14 numbers, where loading does not look."""
+    folder = saved(hidden_size=64, intermediate_size=512)
+    tensors = load_file(folder / "model.safetensors")
+    name = "vit.layers.0.mlp.fc1.weight"
+    assert tensors[name].numel() > 2**14
+    tensors[name].view(-1)[tensors[name].numel() // 2] = math.nan
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return str(folder)
+
+
+def test_a_nan_in_the_middle_of_a_tensor_is_found_before_training_and_scoring(poisoned):
+    with pytest.raises(UserError, match=r"vit\.layers\.0\.mlp\.fc1\.weight"):
+        load_classifier(poisoned)
+
+
+def test_a_classifier_of_another_library_has_its_labels_by_id_too(tmp_path):
+    config = ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=16, patch_size=8,
+        id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1},
+    )  # fmt: skip
+    ViTForImageClassification(config).save_pretrained(tmp_path)
+    change_config(tmp_path, id2label={"1": "dog", "0": "cat"})
+    assert list(load_classifier(str(tmp_path)).config.id2label.values()) == ["cat", "dog"]
+
+
+@pytest.mark.parametrize(
+    "id2label",
+    [{"0": "a", "2": "b"}, {"-1": "a", "0": "b"}, {"1": "a", "2": "b"}, {"x": "a", "0": "b"}, {1: "a", "1": "b"}],
+    ids=["a gap", "negative", "from one", "no number", "twice"],
+)
+def test_ids_that_are_no_rows_of_a_head_are_one_sentence(id2label):
+    with pytest.raises(ValueError, match="id2label"):
+        HFViTConfig(id2label=id2label)
+
+
+def test_a_relative_folder_loads_as_an_absolute_one(saved, monkeypatch):
+    folder = saved()
+    (folder / "inside").mkdir()
+    wanted = load_file(folder / "model.safetensors")["classifier.weight"]
+    for place, name in (
+        (folder, "."), (folder, "./"), (folder / "inside", ".."), (folder.parent, "saved"), (folder.parent, "./saved/"),
+        (folder.parent, "saved/../saved"), (folder / "inside", "../inside/.."),
+    ):  # fmt: skip
+        monkeypatch.chdir(place)
+        assert torch.equal(HFViTForImageClassification.from_pretrained(name).classifier.weight, wanted)
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "{", '{"base_model_name_or_path": null}'])
+def test_an_adapter_without_a_base_is_refused(saved, content):
+    folder = saved()
+    (folder / "model.safetensors").unlink()
+    (folder / "adapter_config.json").write_text(content)
+    with pytest.raises(ValueError, match="adapter"):
+        load_classifier(str(folder))

@@ -1,0 +1,227 @@
+"""Claims about logits and features of whole data sets."""
+
+import math
+import os
+import subprocess
+import sys
+
+import forked
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from torch import nn
+from transformers import (
+    DeiTForImageClassification,
+    Dinov2ForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTModel,
+)
+
+from hf_vit import HFViTConfig, HFViTForImageClassification
+from hf_vit.data.image_spec import ImageSpec
+from hf_vit.data.normalization import normalize
+from hf_vit.evaluation.prediction import LOGITS_TOLERANCE, classification_head, gather_rows, logits_difference, predict
+from hf_vit.evaluation.scores import compute_metrics
+from hf_vit.training.model import add_lora
+
+
+FORM = ImageSpec(16, 16, 3, 2, (0.5, 0.45, 0.4), (0.25, 0.2, 0.3))
+
+
+@pytest.fixture
+def accelerator():
+    """accelerator(**arguments) -> Accelerator on CPU; the state that all Accelerators of a process share is new, and given back."""
+
+    def reset():
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+    reset()
+    yield lambda **arguments: Accelerator(cpu=True, **arguments)
+    reset()
+
+
+def test_predictions_keep_their_rows_and_the_model_its_mode(tiny_model):
+    model = tiny_model()
+    model.vit.layers[0].dropout.p = 0.5
+    model.train()
+    pixels = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
+    form = ImageSpec(16, 16, 3, 2, (0.5,) * 3, (0.5,) * 3)
+    batches = [{"images": pixels[rows], "index": torch.tensor(rows)} for rows in ([4, 0], [2], [1, 3])]
+    logits, seen = predict(model, batches, form, Accelerator(cpu=True), 5)
+    assert seen.tolist() == [0, 1, 2, 3, 4]
+    assert model.training
+    with torch.no_grad():
+        torch.testing.assert_close(logits, model.eval()((pixels.float() / 255 - 0.5) / 0.5).logits)
+
+
+FEATURES = {
+    "ours": (HFViTForImageClassification, {}, lambda model, x: model.vit(x).pooler_output),
+    "ours, mean": (HFViTForImageClassification, dict(pooling="mean"), lambda model, x: model.vit(x).pooler_output),
+    "ours, two vectors": (
+        HFViTForImageClassification,
+        dict(pooling="cls_mean"),
+        lambda model, x: torch.cat([(t := model.vit(x).last_hidden_state)[:, 0], t[:, 1:].mean(dim=1)], dim=1),
+    ),
+    "ours, tanh layer": (
+        HFViTForImageClassification,
+        dict(representation_size=12, hidden_dropout_prob=0.5),
+        lambda model, x: torch.tanh(model.pre_logits(model.vit(x).pooler_output)),
+    ),
+    "ViT": (ViTForImageClassification, {}, lambda model, x: model.vit(x).last_hidden_state[:, 0]),
+    "DeiT": (DeiTForImageClassification, {}, lambda model, x: model.deit(x).last_hidden_state[:, 0]),
+    "DINOv2": (
+        Dinov2ForImageClassification,
+        {},
+        lambda model, x: torch.cat([(t := model.dinov2(x).last_hidden_state)[:, 0], t[:, 1:].mean(dim=1)], dim=1),
+    ),
+}
+
+
+def in_batches(images, *rows):
+    return [{"images": images[places], "index": torch.tensor(places)} for places in rows]
+
+
+@pytest.mark.parametrize(("model_class", "fields", "by_hand"), FEATURES.values(), ids=FEATURES)
+def test_features_are_what_the_head_sees(accelerator, tiny_fields, randomize, model_class, fields, by_hand):
+    fields = {**tiny_fields, **fields}
+    if model_class is Dinov2ForImageClassification:
+        fields["mlp_ratio"] = fields.pop("intermediate_size") // fields["hidden_size"]
+    model = randomize(model_class(model_class.config_class(**fields))).train()
+    images = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
+    batches = in_batches(images, [4, 0], [2], [1, 3])
+    features, rows = predict(model, batches, FORM, accelerator(), 5, features=True)
+    assert rows.tolist() == [0, 1, 2, 3, 4]
+    assert model.training
+    assert not model.classifier._forward_pre_hooks
+    with torch.no_grad():
+        wanted = by_hand(model.eval(), normalize(images, FORM))
+        logits = model(normalize(images, FORM)).logits
+    torch.testing.assert_close(features, wanted, check_stride=False, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.classifier(features), logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("features", [False, True])
+def test_rows_of_skipped_images_are_left_out(accelerator, tiny_model, features):
+    model, images = tiny_model(), torch.randint(0, 256, (6, 3, 16, 16), dtype=torch.uint8)
+    every, _ = predict(model, in_batches(images, [0, 1, 2, 3, 4, 5]), FORM, accelerator(), 6, features)
+    values, rows = predict(model, in_batches(images, [5, 1], [2]), FORM, accelerator(), 6, features)
+    assert rows.tolist() == [1, 2, 5]
+    torch.testing.assert_close(values, every[[1, 2, 5]])
+
+
+def test_no_image_to_score_is_an_error(accelerator, tiny_model):
+    with pytest.raises(ValueError, match="none of the 4 images"):
+        predict(tiny_model(), [], FORM, accelerator(), 4)
+
+
+def test_a_model_without_a_head_has_no_features(accelerator, tiny_fields):
+    model = ViTModel(ViTConfig(**{**tiny_fields, "num_labels": 7}), add_pooling_layer=False)
+    with pytest.raises(ValueError, match="ViTModel has no dense layer of 7 labels"):
+        predict(model, in_batches(torch.zeros(1, 3, 16, 16), [0]), FORM, accelerator(), 1, features=True)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT asks for it
+def test_the_head_is_the_last_layer_of_as_many_outputs(tiny_config):
+    """Layers inside may be as wide as there are labels."""
+    model = HFViTForImageClassification(tiny_config(num_labels=32, pooling="map", representation_size=32))
+    assert classification_head(model) is model.classifier
+    model = HFViTForImageClassification(tiny_config(num_labels=32))
+    assert classification_head(add_lora(model, 2, 4.0, 0.0)) is model.classifier.modules_to_save["default"]
+
+
+def test_two_processes_get_every_row_once_and_the_same(accelerator, tmp_path, tiny_fields):
+    """In the second part one process has nothing to do."""
+    script = tmp_path / "two.py"
+    script.write_text(
+        "import sys\n"
+        "import torch\n"
+        "from accelerate import Accelerator\n"
+        "from hf_vit import HFViTConfig, HFViTForImageClassification\n"
+        "from hf_vit.evaluation.prediction import predict\n"
+        "accelerator = Accelerator(cpu=True)\n"
+        "rank = accelerator.process_index\n"
+        "assert accelerator.num_processes == 2\n"
+        "model, images, form, shares, file = torch.load(sys.argv[1], weights_only=False)\n"
+        "found = []\n"
+        "for share in shares:\n"
+        "    batches = [{'images': images[rows], 'index': torch.tensor(rows)} for rows in share[rank]]\n"
+        "    for features in (False, True):\n"
+        "        found.append(predict(model, batches, form, accelerator, len(images), features))\n"
+        "torch.save(found, f'{file}.{rank}')\n"
+        "accelerator.end_training()\n"
+    )
+    model = HFViTForImageClassification(HFViTConfig(**tiny_fields)).eval()
+    nn.init.normal_(model.classifier.weight)
+    images = torch.randint(0, 256, (7, 3, 16, 16), dtype=torch.uint8)
+    shares = [([[0, 3], [5]], [[1], [6, 2]]), ([[6, 4, 3, 2, 1]], [])]
+    torch.save((model, images, FORM, shares, str(tmp_path / "found")), tmp_path / "given")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(tmp_path / "given")],
+            env={**os.environ, **rank, "ACCELERATE_USE_CPU": "true"},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in forked.group_of_two()
+    ]  # fmt: skip
+    printed = [process.communicate(timeout=100)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], printed
+    first, second = (torch.load(f"{tmp_path / 'found'}.{rank}") for rank in (0, 1))
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    for number, (values, rows) in enumerate(first):
+        wanted = [[0, 1, 2, 3, 5, 6], [1, 2, 3, 4, 6]][number // 2]
+        assert rows.tolist() == wanted
+        alone, _ = predict(model, in_batches(images, wanted), FORM, accelerator(), 7, features=number % 2 == 1)
+        torch.testing.assert_close(values, alone)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_not_finite_are_no_score(value):
+    logits = torch.eye(3)
+    logits[1, 2] = value
+    with pytest.raises(ValueError, match="1 of 3 images"):
+        compute_metrics(logits, torch.arange(3))
+
+
+@pytest.mark.parametrize("features", [False, True])
+def test_predictions_that_are_not_finite_name_the_split_and_how_many(tiny_model, features):
+    model = tiny_model()
+    batch = {"images": torch.zeros(3, 3, 16, 16, dtype=torch.uint8), "index": torch.arange(3)}
+    model.vit.layernorm.bias.data[0] = math.nan
+    with pytest.raises(ValueError, match="3 of 3 images of validation"):
+        predict(model, [batch], FORM, Accelerator(cpu=True), 3, features, split="validation")
+
+
+def test_a_saved_model_that_was_rounded_is_told_from_the_one_that_was_scored(tiny_model):
+    model, accelerator = tiny_model(), Accelerator(cpu=True)
+    images = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8)
+    with torch.no_grad():
+        scored = model(normalize(images, FORM)).logits
+    assert logits_difference(model, images, scored, FORM, accelerator) <= 1e-5
+    for weight in model.parameters():
+        weight.data = weight.data.bfloat16().float()
+    assert logits_difference(model, images, scored, FORM, accelerator) > LOGITS_TOLERANCE["no"]
+
+
+def test_batches_that_do_not_fit_are_halved_and_other_errors_are_raised(accelerator):
+    asked = []
+
+    def answer(batch):
+        asked.append(len(batch["images"]))
+        if len(batch["images"]) > 3:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return batch["images"].float().flatten(1)
+
+    images = torch.randint(0, 256, (14, 1, 1, 1), dtype=torch.uint8)
+    values, rows = gather_rows(answer, in_batches(images, list(range(8)), list(range(8, 14))), accelerator(), 14)
+    assert asked == [8, 4, 2, 2, 2, 2, 2, 2, 2]
+    assert rows.tolist() == list(range(14))
+    assert torch.equal(values[:, 0], images.flatten().float())
+
+    def fail(batch):
+        raise RuntimeError("shapes do not fit")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        gather_rows(fail, in_batches(images, [0, 1]), accelerator(), 14)
