@@ -2,13 +2,13 @@
 
 import difflib
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.backbone_utils import BackboneConfigMixin
 
-from .fields import MAX_LABELS, MAX_LAYERS, MAX_WIDTH, as_pair, count, pair, positive, rate
+from .fields import MAX_LABELS, MAX_LAYERS, MAX_WIDTH, as_pair, check_counts, count, pair, positive, rate
 
 
 # Sizes from "An Image is Worth 16x16 Words", arXiv 2010.11929, table 1; tiny and small from DeiT, arXiv 2012.12877, table 1.
@@ -46,6 +46,27 @@ AUTOENCODER_FIELDS = (
     "decoder_hidden_size", "decoder_num_hidden_layers", "decoder_num_attention_heads", "decoder_intermediate_size", "mask_ratio",
     "norm_pix_loss",
 )  # fmt: skip
+
+# () -> the package hf_vit.formats, as hf_vit/__init__.py registers it; None in a copy of this file on the Hub, which does without.
+_load_formats: Callable | None = None
+
+
+def register_formats(load: Callable):
+    """Say how the package that reads public checkpoints is imported."""
+    global _load_formats
+    _load_formats = load
+
+
+def public_formats(purpose: str):
+    """That package, or a ValueError if only the copied model code is there."""
+    if _load_formats is None:
+        raise ValueError(f"this copy of the model's code stands alone: install the package hf_vit to {purpose}")
+    return _load_formats()
+
+
+def read_public(path, is_classifier: bool | None, asked: dict):
+    """The public checkpoint at a path (`hf_vit.formats.read`); None if it is in our own format, or nobody could read it."""
+    return None if _load_formats is None else _load_formats().read(path, is_classifier, asked)
 
 
 def labels_by_id(id2label: dict) -> dict[int, str]:
@@ -201,9 +222,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
     apply_layernorm: bool = True
     reshape_hidden_states: bool = True
 
-    # Two places that hf_vit/__init__.py fills, so that this file can travel alone: the package that knows public formats
-    # (hf_vit/formats), and what is to be imported before the first config is used.
-    formats: ClassVar[Any] = None
+    # What hf_vit/__init__.py imports before the first config is used; nothing in a copy that travels alone.
     prepare: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
 
     @classmethod
@@ -260,31 +279,19 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         """As in transformers; the config.json of a known public family comes back in our terms."""
         cls.prepare()
         kwargs.pop("trust_remote_code", None)  # this class is the code: transformers would warn of it
-        download = dict(kwargs)
+        asked = dict(kwargs)
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        for name, most in (("num_labels", MAX_LABELS), ("num_hidden_layers", MAX_LAYERS)):
-            for part in (
-                config_dict,
-                config_dict.get("vision_config"),
-            ):  # of another family: it would make as many names
-                if isinstance(part, dict) and isinstance(part.get(name), int) and part[name] > most:
-                    raise ValueError(f"{name} in config.json must be at most {most}, got {part[name]}")
-        if not config_dict:
+        if config_dict.get("model_type") == cls.model_type:
+            check_counts(config_dict)
+            return config_dict, kwargs
+        checkpoint = public_formats(f"read {pretrained_model_name_or_path}").read(
+            pretrained_model_name_or_path, asked=asked
+        )
+        if checkpoint is None:
             raise OSError(
                 f"{pretrained_model_name_or_path} has no config.json: give a folder or repo with a saved model"
             )
-        if config_dict.get("model_type") == cls.model_type:
-            return config_dict, kwargs
-        if not {"model_type", "architecture"} & set(config_dict):  # the latter is how timm names a model
-            raise ValueError(
-                f"config.json of {pretrained_model_name_or_path} has no model_type: it is of no known format"
-            )
-        if cls.formats is None:
-            raise ValueError(
-                f"{pretrained_model_name_or_path} is not in the format of hf_vit, and this copy of the model's code stands "
-                "alone: install the package hf_vit to read other formats"
-            )
-        return cls.formats.translate_config(config_dict, pretrained_model_name_or_path, download), kwargs
+        return checkpoint.config, kwargs
 
     @classmethod
     def from_json_file(cls, json_file):

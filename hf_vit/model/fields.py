@@ -39,6 +39,13 @@ def positive(default):
     return checked(default, lambda value: value > 0, "above 0")
 
 
+def check_counts(config: dict):
+    """Raise ValueError for as many labels or layers as no model has: a config makes a name for each before it is checked."""
+    for name, most in (("num_labels", MAX_LABELS), ("num_hidden_layers", MAX_LAYERS)):
+        if isinstance(config.get(name), int) and config[name] > most:
+            raise ValueError(f"{name} in config.json must be at most {most}, got {config[name]}")
+
+
 def as_pair(size) -> tuple[int, int]:
     """`16` or `[16, 8]` -> (height, width)."""
     height, width = (size, size) if isinstance(size, int) else size

@@ -54,7 +54,7 @@ def test_pickled_weights_are_refused_and_not_run(loader, form, repo):
         (repo / "pytorch_model.bin").write_bytes(pickle.dumps(content, protocol=2))
     else:
         torch.save(content, repo / "pytorch_model.bin", _use_new_zipfile_serialization=form == "torch.save")
-    with pytest.raises(ValueError, match="holds more than tensors"):
+    with pytest.raises(ValueError, match="cannot be read"):
         loader.from_pretrained(repo)
     assert os.listdir() == []
 
@@ -89,7 +89,7 @@ def test_code_of_an_unknown_type_is_refused_without_trust(repo):
     for load in (AutoConfig.from_pretrained, AutoModelForImageClassification.from_pretrained):
         with pytest.raises(ValueError, match="trust_remote_code"):
             load(repo)
-    with pytest.raises(ValueError, match="holds a 'evil' model"):
+    with pytest.raises(ValueError, match="evil"):
         HFViTForImageClassification.from_pretrained(repo)
     assert os.listdir() == []
 
@@ -103,7 +103,7 @@ def test_an_index_that_points_outside_is_refused(place, repo):
     names = load_file(outside)
     index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(names, place)}
     (repo / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match=r"lies outside|not to be trusted"):
+    with pytest.raises(ValueError, match="outside"):
         HFViTForImageClassification.from_pretrained(repo)
 
 

@@ -445,8 +445,6 @@ def test_a_lora_adapter_trains_saves_and_loads_both_ways(tiny_model, pixels, tmp
         PeftModel.from_pretrained(load(folder), adapter).eval()(pixel_values=images).logits, trained
     )
     torch.testing.assert_close(load(adapter)(images).logits, trained)
-    monkeypatch.setattr("hf_vit.model.loading.ROOM", 0)  # as if the base were larger than the room for what is missing
-    torch.testing.assert_close(load(adapter)(images).logits, trained)
     base = load(folder)
     base.load_adapter(str(adapter))
     torch.testing.assert_close(base.eval()(images).logits, trained)
