@@ -62,6 +62,7 @@ def test_the_readme_the_preset_and_the_card_of_a_published_run_state_its_results
     was = {name: was.get(name, defaults[name]) for name in now}  # a flag may be younger than the run
     for args in (now, was):
         args["log_steps"] = args["log_steps"] or 10  # what 200 steps or more get
+        args["layer_decay"] = args["layer_decay"] or 1.0  # from scratch
     assert now == was
 
 
