@@ -21,7 +21,7 @@ AUTO_CONFIG = "transformers.models.auto.configuration_auto"
 
 
 def _register_models():
-    """Fill HFViTConfig.formats and tell the Auto classes which class goes with HFViTConfig; runs once, with the first config."""
+    """Tell the Auto classes which class goes with HFViTConfig; runs once, with the first config."""
     from transformers import (
         AutoBackbone,
         AutoImageProcessor,
@@ -33,7 +33,6 @@ def _register_models():
 
     from hf_vit.model.configuration_hf_vit import HFViTConfig
 
-    HFViTConfig.formats = importlib.import_module(".formats", __name__)
     modeling = importlib.import_module(".model.modeling_hf_vit", __name__)
     masked_autoencoder = importlib.import_module(".model.masked_autoencoder", __name__)
     for auto_class, model_class in (
@@ -52,8 +51,9 @@ def _register_config():
     """Tell AutoConfig the class of model type "hf_vit"."""
     from transformers import AutoConfig
 
-    from hf_vit.model.configuration_hf_vit import HFViTConfig
+    from hf_vit.model.configuration_hf_vit import HFViTConfig, register_formats
 
+    register_formats(lambda: importlib.import_module(".formats", __name__))
     HFViTConfig.prepare = staticmethod(_register_models)
     HFViTConfig.register_for_auto_class()  # save_pretrained then writes this code beside the weights
     AutoConfig.register(HFViTConfig.model_type, HFViTConfig, exist_ok=True)

@@ -55,10 +55,9 @@ except ImportError as error:
 import datasets
 import torch
 import transformers
-from huggingface_hub import try_to_load_from_cache
-from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_NAME
 
-from hf_vit.data.columns import COLUMN_FLAGS, column_arguments, match_labels
+from hf_vit.card import weights_file
+from hf_vit.data.columns import column_arguments, match_labels
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
@@ -72,6 +71,7 @@ from hf_vit.evaluation.multi_label import check_task, given_labels, thresholds_o
 from hf_vit.evaluation.scores import compute_metrics, headline
 from hf_vit.system import environment
 from hf_vit.system.errors import UserError, run_script
+from hf_vit.system.escapes import listed
 from hf_vit.system.files import atomic_dir, checksum
 from hf_vit.training import arguments
 from hf_vit.training.inputs import load_rows
@@ -101,51 +101,35 @@ def rows_to_evaluate(args, run: Path | None):
 
     Of a run, they are the very rows that it evaluated on (ValueError if they have changed since), unless others are named.
     """
-    if args.dataset_name is None and run is None:
+    if args.dataset_name is not None:
+        choice = {"train_split": None, "eval_split": args.split, **column_arguments(args)}
+        splits, labels, split = prepare_splits(open_source(args).splits, **choice)
+        source = {"name": args.dataset_name, "config": args.dataset_config, "split": split}
+        return splits["eval"], labels, source, args.on_bad_image or "stop"
+    if run is None:
         return None
-    asked = args
-    if args.dataset_name is None:
-        asked = arguments.parse_args(["--config", str(run / "config.yaml")])
-        for name in ("dataset_config", "class_level", *COLUMN_FLAGS, "on_bad_image"):
-            setattr(asked, name, getattr(args, name) or getattr(asked, name))
-    as_trained = args.dataset_name is None and args.split is None
-    if as_trained:
-        splits, _, labels, split = load_rows(asked, print)
-    else:
-        splits = open_source(asked).splits
-        choice = {"train_split": None, "eval_split": args.split}
-        splits, labels, split = prepare_splits(splits, **column_arguments(asked), **choice)
-    rows = splits["eval"]
-    if as_trained:
-        was = json.loads((run / "results.json").read_text())["data"]
-        gone = len(rows) - was["scored_images"]
-        if (was["scored"], was["labels"]) != (split, labels) or gone not in range(was["skipped_images"] + 1):
-            raise UserError(
-                f"{run} evaluated {was['scored_images']} images of {was['name']} ({was['scored']}), where now there are {len(rows)} "
-                f"({split}); wanted the same data: mend them, or name others with --dataset_name or --split"
-            )
-    source = {"name": asked.dataset_name, "config": asked.dataset_config, "split": split}
-    return rows, labels, source, asked.on_bad_image or "stop"
+    trained = arguments.parse_args(["--config", str(run / "config.yaml")])
+    splits, _, labels, split = load_rows(trained, print)
+    was, rows = json.loads((run / "results.json").read_text())["data"], splits["eval"]
+    gone = len(rows) - was["scored_images"]
+    if (was["scored"], was["labels"]) != (split, labels) or gone not in range(was["skipped_images"] + 1):
+        raise UserError(
+            f"{run} evaluated {was['scored_images']} images of {was['name']} ({was['scored']}), and now there are {len(rows)} "
+            f"({split}): restore them, or name others with --dataset_name"
+        )
+    source = {"name": trained.dataset_name, "config": trained.dataset_config, "split": split}
+    return rows, labels, source, trained.on_bad_image
 
 
 def check_output_dir(folder: Path):
     """Raise ValueError unless `folder` is new, empty, or an earlier export and nothing else."""
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    is_export = "export.json" in names and names <= EXPORT_FILES
-    if (folder.exists() and not folder.is_dir()) or (names and not is_export):
-        what = f"not empty ({', '.join(sorted(names - EXPORT_FILES or names)[:3])})" if names else "a file"
+    names = (
+        {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name} if folder.exists() else set()
+    )
+    if names and not ("export.json" in names and names <= EXPORT_FILES):
         raise UserError(
-            f"{folder} is {what}; wanted a new or empty one, or an earlier export: name another --output_dir"
+            f"--output_dir {folder} must be new, empty or an earlier export, and holds {listed(sorted(names))}"
         )
-
-
-def weights_sha256(checkpoint: str) -> str | None:
-    """SHA-256 of model.safetensors, or of an adapter's file; None where the weights are in other files."""
-    for name in (SAFE_WEIGHTS_NAME, ADAPTER_SAFE_WEIGHTS_NAME):
-        file = Path(checkpoint, name) if Path(checkpoint).is_dir() else try_to_load_from_cache(checkpoint, name)
-        if isinstance(file, str | Path) and Path(file).is_file():
-            return checksum(Path(file))
-    return None
 
 
 def megabytes(file: Path) -> float:
@@ -176,7 +160,7 @@ def export(checkpoint: str, folder: Path, evaluated) -> dict:
     }
     report = {
         "model": checkpoint,
-        "weights_sha256": weights_sha256(checkpoint),
+        "weights_sha256": checksum(weights) if (weights := weights_file(Path(checkpoint))).is_file() else None,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         **exporting.describe(config),
         "compared_on": {
@@ -231,8 +215,7 @@ def table(report: dict) -> str:
 def main(args: argparse.Namespace):
     checkpoint, run = model_folder(args.model), finished_run(args.model)
     if args.output_dir is None and run is None:
-        run_files = "a folder with model/, config.yaml and results.json"
-        raise UserError(f"{args.model} is no finished run ({run_files}): pass --output_dir")
+        raise UserError(f"{args.model} is no finished run: pass --output_dir")
     output = Path(args.output_dir or run / "export").resolve()
     check_output_dir(output)
     datasets.disable_progress_bars()

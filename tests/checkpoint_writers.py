@@ -160,6 +160,61 @@ def dinov2_file(reference, folder):
     return save_pickle(tensors, folder / "dinov2.pth")
 
 
+def dinov3_file(reference, folder):
+    """Meta's DINOv3: storage_tokens, w1 to w3 for SwiGLU, a bias of the keys that a mask takes out, and the rotary periods."""
+    config = reference.config
+    patterns = {
+        r"\.q\.": ".attn.qkv.",
+        r"\.o\.": ".attn.proj.",
+        r"\.gamma(\d)": r".ls\1.gamma",
+        "gate_proj": "mlp.w1",
+        "up_proj": "mlp.w2" if config.use_gated_mlp else "mlp.fc1",
+        "down_proj": "mlp.w3" if config.use_gated_mlp else "mlp.fc2",
+        "^cls$": "cls_token",
+        "^registers$": "storage_tokens",
+        r"^patch\.": "patch_embed.proj.",
+    }
+    tensors, D = short_names(reference), config.hidden_size
+    for index in range(config.num_hidden_layers if config.query_bias else 0):
+        tensors[f"blocks.{index}.k.bias"] = torch.randn(D)  # which the mask takes out
+        tensors[f"blocks.{index}.attn.qkv.bias_mask"] = torch.ones(3, D).index_fill(0, torch.tensor(1), 0).flatten()
+    tensors = rename(fuse(tensors, ".q.", ".k.", ".v."), patterns)
+    quarter = D // config.num_attention_heads // 4
+    tensors["rope_embed.periods"] = config.rope_theta ** (torch.arange(quarter) / quarter)
+    return save_pickle(tensors | {"mask_token": torch.randn(1, D)}, folder / "dinov3.pth")
+
+
+def to_open_clip(reference) -> dict[str, torch.Tensor]:
+    """OpenCLIP's names of a CLIPVisionModel, with the projection and a text tower."""
+    patterns = {
+        r"^blocks\.": "transformer.resblocks.",
+        r"\.q\.": ".attn.in_proj_",
+        r"\.o\.": ".attn.out_proj.",
+        r"\.norm": ".ln_",
+        r"\.fc1": ".mlp.c_fc",
+        r"\.fc2": ".mlp.c_proj",
+        "^cls$": "class_embedding",
+        "^pos$": "positional_embedding",
+        r"^patch\.": "conv1.",
+        r"^norm_pre\.": "ln_pre.",
+        r"^norm\.": "ln_post.",
+        "^": "visual.",
+    }
+    tensors = rename(fuse(short_names(reference), ".q.", ".k.", ".v."), patterns)
+    for name in ("visual.class_embedding", "visual.positional_embedding"):
+        tensors[name] = tensors[name].squeeze()
+    text = {"token_embedding.weight": torch.randn(9, 8), "transformer.resblocks.0.ln_1.weight": torch.randn(8)}
+    return tensors | {"visual.proj": torch.randn(len(tensors["visual.class_embedding"]), 8), **text}
+
+
+def open_clip_repo(reference, folder):
+    save_safetensors(to_open_clip(reference), folder / "open_clip_model.safetensors")
+    vision = dict(image_size=reference.config.image_size, patch_size=reference.config.patch_size)
+    model = dict(embed_dim=8, quick_gelu=True, vision_cfg=vision, text_cfg={})
+    (folder / "open_clip_config.json").write_text(json.dumps(dict(model_cfg=model, preprocess_cfg={})))
+    return folder
+
+
 def deit_file(reference, folder):
     return save_pickle({"model": to_timm(reference)}, folder / "deit.pth")
 

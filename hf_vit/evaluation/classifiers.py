@@ -10,7 +10,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification, Pr
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
 from transformers.utils import is_timm_available, logging
 
-from hf_vit.formats.families import FAMILIES
+from hf_vit.formats.read import families
 from hf_vit.formats.timm_processor import timm_input_size, timm_processor
 from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair, labels_by_id
 from hf_vit.model.loading import base_of_adapter, non_finite
@@ -109,7 +109,7 @@ def load_processor(checkpoint: str):
     try:
         return AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=False)
     except OSError:
-        if config.get("model_type") not in FAMILIES and _is_native(checkpoint):
+        if config.get("model_type") not in families() and _is_native(checkpoint):
             raise UserError(
                 f"{checkpoint} has no preprocessor_config.json: save its image processor beside the model"
             ) from None

@@ -1,8 +1,7 @@
-"""Public checkpoints, in and out. `HFViTConfig.formats` is this package; the model uses the four names below."""
+"""Public checkpoints, in and out: `read` one as a value, and give a model back `to_transformers`."""
 
-from hf_vit.formats.families import FAMILIES, translate_config
 from hf_vit.formats.native_models import to_transformers
-from hf_vit.formats.raw_files import read_raw
+from hf_vit.formats.read import Checkpoint, read
 
 
-__all__ = ["FAMILIES", "read_raw", "to_transformers", "translate_config"]
+__all__ = ["Checkpoint", "read", "to_transformers"]

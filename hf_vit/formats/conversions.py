@@ -1,9 +1,9 @@
-"""Conversions of tensors that transformers lacks, and the rules that several formats share."""
+"""Conversions of tensors that transformers lacks, and the rules that several families share."""
 
 from collections.abc import Callable
 
 import torch
-from transformers.core_model_loading import Chunk, ConversionOps, WeightConverter
+from transformers.core_model_loading import Chunk, ConversionOps, WeightConverter, WeightRenaming
 
 
 QKV = ("attention.q_proj", "attention.k_proj", "attention.v_proj")
@@ -31,12 +31,10 @@ class JoinHeads(ConversionOps):
     "Training data-efficient image transformers & distillation through attention" (arXiv 2012.12877, section 4).
     """
 
-    def convert(self, input_dict, source_patterns, target_patterns, config, **kwargs):
-        heads = [input_dict[name][0] for name in source_patterns if name in input_dict]
-        if config.pooling != "cls_distillation":
-            return {target_patterns[0]: heads[0]}
+    def convert(self, input_dict, source_patterns, target_patterns, **kwargs):
+        heads = [found[0] for found in input_dict.values()]
         if len(heads) != 2:
-            raise ValueError("one of the two heads, of class and distillation token, is missing")
+            raise ValueError(f"{target_patterns[0]} wants two heads, of class and distillation token: one is missing")
         joined = torch.cat(heads, dim=1) / 2 if heads[0].ndim == 2 else (heads[0] + heads[1]) / 2  # (L, 2 D), (L,)
         return {target_patterns[0]: joined}
 
@@ -78,6 +76,11 @@ class AlignPositions(ConversionOps):
         return aligned if registers is None else aligned | {"embeddings.register_tokens": registers}
 
 
+def renamings(table: dict[str, str]) -> list[WeightRenaming]:
+    """A rule for each pattern and what takes its place."""
+    return [WeightRenaming(pattern, name) for pattern, name in table.items()]
+
+
 def split_fused(fused: str, *parts: str) -> list[WeightConverter]:
     """Rules for a weight and its bias that hold several projections on top of each other."""
     dot = "_" if fused.endswith("in_proj") else r"\."  # nn.MultiheadAttention writes in_proj_weight
@@ -87,8 +90,15 @@ def split_fused(fused: str, *parts: str) -> list[WeightConverter]:
     ]
 
 
-def join_heads(of_class: str, of_distillation: str) -> list[WeightConverter]:
-    """Rules for a head, and for the second one that DeiT may have."""
+def add_leading(source: str, target: str, ndim: int) -> WeightConverter:
+    """A rule for a tensor (D,) or (N, D) that has `ndim` dimensions of size 1 in front of it here."""
+    return WeightConverter(source, target, [Apply(lambda t: t[(None,) * ndim], lambda t: t[(0,) * ndim])])
+
+
+def join_heads(config, of_class: str, of_distillation: str) -> list:
+    """Rules for a head, and for the second one of a model that pools two tokens."""
+    if config.pooling != "cls_distillation":
+        return renamings({of_class: "classifier."})
     return [
         WeightConverter([f"{of_class}{kind}", f"{of_distillation}{kind}"], f"classifier.{kind}", [JoinHeads()])
         for kind in ("weight", "bias")

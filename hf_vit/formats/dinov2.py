@@ -1,22 +1,29 @@
-"""DINOv2 of transformers, with and without registers (arXiv 2304.07193, 2309.16588)."""
+"""DINOv2 of transformers, with and without registers (arXiv 2304.07193, 2309.16588).
 
-from dataclasses import replace
+Positions are resampled bicubically, with registers with antialiasing (`interpolate_pos_encoding` in
+transformers/models/dinov2*/modeling_*.py).
+"""
+
+from functools import partial
 
 import torch
-from transformers.core_model_loading import WeightRenaming
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-from hf_vit.formats.conversions import split_fused
-from hf_vit.formats.family import ANY, VIT_IGNORED, Family, NativeClass
-from hf_vit.formats.vit import ATTENTION_RULES
+from hf_vit.formats.conversions import renamings
+from hf_vit.formats.family import ANTIALIASED, ANY, BICUBIC, NativeFamily
 
 
-RULES = [
-    *ATTENTION_RULES,
-    WeightRenaming("norm1", "layernorm_before"),
-    WeightRenaming("norm2", "layernorm_after"),
-    *split_fused(r"mlp\.weights_in", "mlp.gate_proj", "mlp.up_proj"),
-    WeightRenaming(r"mlp\.weights_out", "mlp.down_proj"),
-]
+def rules(config, native_class: str) -> list:
+    return [
+        *get_checkpoint_conversion_mapping(native_class),
+        *renamings(
+            {
+                r"encoder\.layer\.": "layers.",
+                "norm1": "layernorm_before",
+                "norm2": "layernorm_after",
+            }
+        ),
+    ]
 
 
 def mlp_width(hidden_size: int, mlp_ratio: float, gated: bool) -> int:
@@ -33,7 +40,7 @@ def find_mlp_ratio(config) -> int | None:
     return None
 
 
-def read_dinov2(native, classifier: str) -> dict:
+def read_fields(native, classifier: str) -> dict:
     gated = native.use_swiglu_ffn
     width = mlp_width(native.hidden_size, native.mlp_ratio, gated)
     fields = dict(intermediate_size=width, pooling="cls_mean" if classifier else "cls")
@@ -58,26 +65,30 @@ def native_head(weight: torch.Tensor, config) -> torch.Tensor:
     return torch.cat(both if config.pooling == "cls" else both[::-1], dim=1)
 
 
-SUPPORTS = dict(gated_mlp=(True, False), layerscale_value=ANY)
-REGISTERS = dict(num_register_tokens=ANY)
-WITH_HEAD = dict(pooling=("cls", "mean", "cls_mean"))
-DINOV2 = Family(
-    RULES,
-    ignored=VIT_IGNORED,
-    prefix="dinov2",
-    fields=dict(layerscale_value="layerscale_value", use_swiglu_ffn="gated_mlp"),
-    read_fields=read_dinov2,
-    native_fields=native_fields,
-    base=NativeClass("Dinov2Model", **SUPPORTS),
-    classifier=NativeClass("Dinov2ForImageClassification", **SUPPORTS, **WITH_HEAD),
-    square_only=True,
-    unsupported=unsupported,
-    native_head=native_head,
-)
-DINOV2_WITH_REGISTERS = replace(
-    DINOV2,
-    prefix="dinov2_with_registers",
-    fields=DINOV2.fields | dict(num_register_tokens="num_register_tokens"),
-    base=NativeClass("Dinov2WithRegistersModel", **SUPPORTS, **REGISTERS),
-    classifier=NativeClass("Dinov2WithRegistersForImageClassification", **SUPPORTS, **REGISTERS, **WITH_HEAD),
-)
+def dinov2(name: str, native_class: str, resampling: dict, registers: bool = False, classifier: bool = True, **more):
+    """A family of DINOv2's shape; `native_class` without its Model or ForImageClassification."""
+    supports = dict(gated_mlp=(True, False), layerscale_value=ANY)
+    fields = dict(layerscale_value="layerscale_value", use_swiglu_ffn="gated_mlp")
+    if registers:
+        supports["num_register_tokens"], fields["num_register_tokens"] = ANY, "num_register_tokens"
+    pooled = dict(supports, pooling=("cls", "mean", "cls_mean"))
+    return NativeFamily(
+        name=name,
+        rules=partial(rules, native_class=f"{native_class}Model"),
+        resampling=resampling,
+        fields=fields,
+        read_fields=read_fields,
+        native_fields=native_fields,
+        base=(f"{native_class}Model", supports),
+        classifier=(f"{native_class}ForImageClassification", pooled) if classifier else None,
+        square_only=True,
+        unsupported=unsupported,
+        native_head=native_head,
+        **dict(prefix=name) | more,
+    )
+
+
+FAMILIES = [
+    dinov2("dinov2", "Dinov2", BICUBIC),
+    dinov2("dinov2_with_registers", "Dinov2WithRegisters", ANTIALIASED, registers=True),
+]

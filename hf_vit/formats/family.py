@@ -1,69 +1,125 @@
-"""What hf_vit knows about one public format: how it names tensors, how its config is read, and which native models it has."""
+"""What a family of public checkpoints is. A file of this folder that has a list FAMILIES describes some; `read.py` finds it."""
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 
 ANY = object()  # as supported values: whatever the field holds
-# The values of HFViTConfig's fields that a native model supports unless its NativeClass says otherwise.
-PLAIN_VIT = dict(
-    patch_projection=("conv",), patch_bias=(True,), gated_mlp=(False,), qkv_bias=(True, False), key_bias=(True,),
-    qk_norm=(False,), position_embedding=("learned",), use_class_token=(True,), n_cls_tokens=(1,), use_distillation_token=(False,),
-    num_register_tokens=(0,), embedding_norm=(False,), norm_first=(True,), final_norm=("tokens",), pooling=("cls",),
-    pooler_act=(None,), representation_size=(None,), layerscale_value=(None,),
-)  # fmt: skip
-VIT_IGNORED = r"(vit\.)?embeddings\.mask_token"
+# How a family resamples learned positions to another grid.
+BICUBIC = dict(position_antialias=False)
+ANTIALIASED = dict(position_antialias=True)
 
 
-class NativeClass:
-    """A model class of transformers by its name, and the values of HFViTConfig's fields that it supports."""
+@dataclass
+class Source:
+    """A file, folder or repository while its config is read.
 
-    def __init__(self, name: str, **supports):
-        self.name, self.supports = name, supports
+    Args:
+        name: for messages.
+        open: () -> its tensors by their names; those of safetensors stay on disk (`safetensors` calls them slices).
+        is_classifier: whether a classifier is loaded; None for a config alone.
+        asked: fields of HFViTConfig, and arguments of `from_pretrained`, that were passed.
+        said: its config.json, or what stands in for one.
+        container: keys of the dicts around the tensors of a pickle; None for another kind of file.
+        notes: phrases of the log line, to be extended.
+    """
+
+    name: str
+    open: Callable[[], dict]
+    is_classifier: bool | None
+    asked: dict
+    said: dict = field(default_factory=dict)
+    container: list[str] | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def tensors(self) -> dict:
+        return self.open()
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple]:
+        return {name: shape_of(tensor) for name, tensor in self.tensors.items()}
+
+
+def shape_of(tensor) -> tuple:
+    return tuple(tensor.get_shape() if hasattr(tensor, "get_shape") else tensor.shape)
 
 
 def nothing(*_) -> tuple:
     return ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Family:
-    """A public checkpoint format; those with a `signature` have raw files, the others a config.json of transformers.
+    """A family of checkpoints.
 
     Args:
-        rules: names on disk to names in memory, in transformers' own terms: its loader applies them, and they run backwards.
-        extra_rules: HFViTConfig -> the rules that depend on it.
-        ignored: a regular expression for tensors that a ViT has no use for, such as a text tower.
+        name: the model_type of its config.json; for the log line and for errors.
+        rules: HFViTConfig -> new rules of transformers from names on disk to ours; they run backwards too.
+        ignored: a regular expression for tensors, by our names, that a ViT has no use for, such as a text tower.
+        resampling: the fields of HFViTConfig that say how its library resamples positions.
+    """
+
+    name: str
+    rules: Callable
+    ignored: str = r"embeddings\.mask_token"
+    resampling: dict = field(default_factory=lambda: BICUBIC)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NativeFamily(Family):
+    """A model of transformers, with a config.json.
+
+    Args:
         prefix: what a native classifier calls its base model.
         fields: native name -> ours, beyond the names that all families share.
         read_fields: (native config, name of the native classifier that is loaded or "") -> fields of HFViTConfig that are not just renamed.
         native_fields: HFViTConfig -> fields of the native config that are not just renamed.
-        base, classifier, autoencoder: the native classes that `to_transformers` builds.
-        square_only: whether they take square images and patches only.
+        base, classifier, autoencoder: (name of the native class, {field of HFViTConfig: values that it supports
+            beside the default alone}).
+        two_headed: the native classifier with a head for each of class and distillation token.
+        square_only: whether these take square images and patches only.
         unsupported: HFViTConfig -> what else they cannot express, as "field=value".
         native_head: (head weight, HFViTConfig) -> the head weight of the native classifier, if it is another.
-        title, signature: what people call the raw file, and a tensor by which it is recognised.
-        infer_fields: (shapes, fields asked for, whether a classifier is loaded, notes to extend) -> fields of HFViTConfig.
     """
 
-    rules: list
-    extra_rules: Callable = nothing
-    ignored: str | None = None
     prefix: str = ""
     fields: dict = field(default_factory=dict)
     read_fields: Callable = nothing
     native_fields: Callable = nothing
-    base: NativeClass | None = None
-    classifier: NativeClass | None = None
-    autoencoder: NativeClass | None = None
+    base: tuple[str, dict] | None = None
+    classifier: tuple[str, dict] | None = None
+    autoencoder: tuple[str, dict] | None = None
+    two_headed: str = ""
     square_only: bool = False
     unsupported: Callable = nothing
     native_head: Callable | None = None
-    title: str = ""
-    signature: str = ""
-    infer_fields: Callable | None = None
 
-    def rules_for(self, config) -> list:
-        """The rules for a model of this config, as new objects: while they work, rules hold tensors."""
-        return copy.deepcopy([*self.rules, *self.extra_rules(config)])
+    def claims(self, said: dict) -> bool:
+        return said.get("model_type") == self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawFamily(Family):
+    """Files without a config.json of transformers, recognised by their tensors, and repositories of them.
+
+    Args:
+        title: what people call it.
+        signature: names of tensors, behind one prefix; of two families that recognise a file, the one with more of them has it.
+        infer_fields: Source -> fields of HFViTConfig.
+        claims: config -> whether a repository is of this family.
+        files: (its config, its weights, ...) in such a repository, beside the usual names.
+    """
+
+    title: str
+    signature: tuple[str, ...]
+    infer_fields: Callable
+    claims: Callable = nothing
+    files: tuple[str, ...] = ()
+
+    def prefixes(self, names) -> list[str]:
+        """What stands in front of the signature, for each time that it is there."""
+        first, *others = self.signature
+        found = [name.removesuffix(first) for name in names if name.endswith(first)]
+        return [prefix for prefix in found if all(prefix + other in names for other in others)]

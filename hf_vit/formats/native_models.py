@@ -5,47 +5,51 @@ from types import SimpleNamespace
 
 import torch
 import transformers
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 from transformers.core_model_loading import revert_weight_conversion
 
-from hf_vit.formats.conversions import JoinHeads
-from hf_vit.formats.families import COMMON_FIELDS, FAMILIES
-from hf_vit.formats.family import ANY, PLAIN_VIT, Family, NativeClass
-from hf_vit.model.configuration_hf_vit import as_pair
+from hf_vit.formats.family import ANY, NativeFamily
+from hf_vit.formats.read import BACKBONE_FIELDS, COMMON_FIELDS, of_kind
+from hf_vit.model.configuration_hf_vit import AUTOENCODER_FIELDS, HFViTConfig, as_pair
 from hf_vit.model.loading import silence_load_report
 
 
 # Never read: the mask of pre-training, and the norm behind which a CLIP classifier takes its tokens.
 UNUSED = r"(.*\.)?(mask_token|post_layernorm\.(weight|bias))"
+# What a native config says where ours has None.
+NEUTRAL = dict(layerscale_value=1.0, pooler_act="tanh")
+# Fields that native configs take over, or that change no output at the model's own size. Of the others a native class supports
+# what it says, else the default alone: a new field is refused until somebody has thought of it.
+CARRIED = {
+    *COMMON_FIELDS, *BACKBONE_FIELDS, *AUTOENCODER_FIELDS, *PreTrainedConfig.__dataclass_fields__, "rope_theta",
+    "position_interpolation", "position_antialias", "patch_dropout_rate", "_out_features", "_out_indices",
+}  # fmt: skip
 
 
 def to_transformers(model):
-    """See `HFViTPreTrainedModel.to_transformers`."""
+    """See `HFViTPreTrainedModel.to_transformers`; of the classes that express a model, the one with the fewest peculiarities."""
     kind = "classifier" if model.is_classifier else "autoencoder" if model.is_autoencoder else "base"
+    candidates = [family for family in of_kind(NativeFamily) if getattr(family, kind) is not None]
+    candidates.sort(key=lambda family: (len(getattr(family, kind)[1]), family.square_only, family.name))
     for fold_layerscale in (False, True):  # it is kept where a family has it, else multiplied into the layer before it
         wrong = {}
-        for name, family in FAMILIES.items():
-            native = getattr(family, kind)
-            if native is not None:
-                wrong[name] = unsupported_fields(model, family, native, fold_layerscale)
-                if not wrong[name]:
-                    return build_native(model, name, native)
-
-    def distance(name):  # a family that lacks the sizes alone is the closest
-        of_size = [field for field in wrong[name] if field.startswith(("image_size", "patch_size"))]
-        return len(wrong[name]), -len(of_size)
-
-    closest = min(wrong, key=distance)
+        for family in candidates:
+            wrong[family.name] = unsupported_fields(model, family, getattr(family, kind)[1], fold_layerscale)
+            if not wrong[family.name]:
+                return build_native(model, family, *getattr(family, kind))
+    closest = min(wrong, key=lambda name: len(wrong[name]))
     raise ValueError(
         f"no native transformers {'model' if kind == 'base' else kind} has {' and '.join(wrong[closest])} "
         f"(the closest is {closest}); save_pretrained keeps the model as it is"
     )
 
 
-def unsupported_fields(model, family: Family, native: NativeClass, fold_layerscale: bool) -> list[str]:
+def unsupported_fields(model, family: NativeFamily, supports: dict, fold_layerscale: bool) -> list[str]:
     """What of the model's config the native class cannot express, as "field=value"."""
     config = model.config
-    supported = PLAIN_VIT | (dict(layerscale_value=ANY) if fold_layerscale else {}) | native.supports
+    unlisted = sorted(set(HFViTConfig.__dataclass_fields__) - CARRIED)
+    supported = {name: (getattr(HFViTConfig, name),) for name in unlisted} | supports
+    supported |= dict(layerscale_value=ANY) if fold_layerscale else {}
     fields = {name: getattr(config, name) for name in supported}
     if fields["position_embedding"].startswith("sincos"):
         fields["position_embedding"] = "learned"  # a fixed table is a learned one with those values
@@ -93,48 +97,45 @@ def native_weights(model, supports: dict) -> dict[str, torch.Tensor]:
     return weights
 
 
-def native_config(config, name: str, model_class):
-    """The config of the native class, which is of the family `name`."""
-    family, known = FAMILIES[name], AutoConfig.for_model(name)
+def native_config(config, family: NativeFamily, model_class):
+    """The config of a native class of this family."""
+    known = AutoConfig.for_model(family.name)
+    known = known.vision_config if known.sub_configs else known
     fields = {field: getattr(config, field) for field in COMMON_FIELDS if hasattr(known, field)}
-    fields |= {theirs: getattr(config, ours) for theirs, ours in family.fields.items()}
-    if "pooler_act" in fields:
-        fields["pooler_act"] = config.pooler_act or "tanh"
-    if "layerscale_value" in fields:
-        fields["layerscale_value"] = 1.0 if config.layerscale_value is None else float(config.layerscale_value)
+    for theirs, ours in family.fields.items():
+        value = getattr(config, ours)
+        fields[theirs] = NEUTRAL.get(ours) if value is None else value
     if family.square_only:
         fields |= {field: as_pair(fields[field])[0] for field in ("image_size", "patch_size")}
-    fields |= family.native_fields(config)
+    fields |= dict(family.native_fields(config))
     labels = dict(id2label=config.id2label, label2id=config.label2id, problem_type=config.problem_type)
     if hasattr(config, "thresholds"):  # of several labels an image
         labels["thresholds"] = config.thresholds
     if model_class.config_class.sub_configs:  # a CLIP classifier has the config of image and text
         return model_class.config_class(vision_config=fields, **labels)
-    return AutoConfig.for_model(name, **fields, **labels)
+    return model_class.config_class(**fields, **labels)
 
 
-def build_native(model, name: str, native: NativeClass):
-    """The native model of the family `name` with copies of the model's weights."""
-    family, config = FAMILIES[name], model.config
+def build_native(model, family: NativeFamily, class_name: str, supports: dict):
+    """The native model with copies of the model's weights."""
+    config = model.config
     two_heads = model.is_classifier and config.pooling == "cls_distillation"
-    model_class = getattr(transformers, "DeiTForImageClassificationWithTeacher" if two_heads else native.name)
-    rules = family.rules_for(config)
-    if not two_heads:
-        is_join = lambda rule: any(isinstance(op, JoinHeads) for op in getattr(rule, "operations", ()))
-        rules = [rule for rule in rules if not is_join(rule)]
-    weights, options = native_weights(model, native.supports), {}
+    model_class = getattr(transformers, family.two_headed if two_heads else class_name)
+    weights, options = native_weights(model, supports), {}
     if model.is_classifier and family.native_head is not None:
         weights["classifier.weight"] = family.native_head(weights["classifier.weight"], config)
-    if name in ("vit", "deit") and not model.is_classifier and model.pooler is None:
+    if "pooler_act" in family.fields and not model.is_classifier and model.pooler is None:
         options["add_pooling_layer"] = False
     decoder = {key: weights.pop(key) for key in list(weights) if key.startswith("decoder.")}  # named alike in memory
-    stored = revert_weight_conversion(SimpleNamespace(_weight_conversions=rules, config=config), weights)
+    stored = revert_weight_conversion(
+        SimpleNamespace(_weight_conversions=family.rules(config), config=config), weights
+    )
     if model.is_classifier or model.is_autoencoder:
         stored = {key if "classifier." in key else f"{family.prefix}.{key}": stored[key] for key in stored} | decoder
     with silence_load_report():
         result, info = model_class.from_pretrained(
             None,
-            config=native_config(config, name, model_class),
+            config=native_config(config, family, model_class),
             state_dict=stored,
             output_loading_info=True,
             dtype=model.dtype,

@@ -3,22 +3,15 @@
 A repo tells them by the name of its architecture, a file by a tensor that they alone have.
 """
 
-import re
-
-
 # Part of an architecture's name: what no field expresses.
 OTHER_NAMES = {
-    "test_vit3": "attention pooling over class token and registers too",
+    "test_vit": "a number of heads that nothing tells",
     "_rpn_": "norms in its residual branches",
     "_pe_": "rotary positions on top of learned ones",
     "eva02": "rotary positions on top of learned ones, or norms behind its branches",
     "sapiens2": "RMSNorm in place of LayerNorm",
     "rope_mixed": "rotary positions with learned frequencies",
     "rope": "rotary positions that count patches, where those of DINOv3 span the image",
-}
-OTHER_TENSORS = {
-    r"rope\.freqs": "rotary positions with learned frequencies",
-    r"blocks\.0\.(attn|mlp)\.norm\.": "norms inside its attention or MLP, as EVA-02 has",
 }
 # What timm builds DINOv3 with: another value makes another network of the same tensors.
 DINOV3_ARGUMENTS = dict(
@@ -54,7 +47,6 @@ def check_network(shapes: dict, asked: dict, architecture: str, model_args: dict
     """Raise ValueError for a network of timm that no field expresses, naming what is not expressed."""
     names = set(shapes)
     found = [what for part, what in OTHER_NAMES.items() if part in architecture]
-    found += [what for pattern, what in OTHER_TENSORS.items() if any(re.match(pattern, name) for name in names)]
     if "norm_pre.weight" in names and ("attn_pool.latent" in names or not names & {"norm.weight", "fc_norm.weight"}):
         found.append("rotary positions on top of learned ones, as timm's Perception Encoder has")
     if not architecture and {"pos_embed", "blocks.0.attn.q_bias"} <= names:

@@ -6,17 +6,15 @@ from PIL import Image
 from transformers import ViTImageProcessorPil
 from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
-from hf_vit.model.configuration_hf_vit import LARGEST
-
 
 def timm_input_size(repo_config: dict) -> list[int] | None:
     """The (C, H, W) that the config.json of a timm repo states for its images, or None; ValueError if it is no size."""
     size = (repo_config.get("pretrained_cfg") or {}).get("input_size")
-    is_size = isinstance(size, list) and len(size) == 3 and all(isinstance(side, int) and side > 0 for side in size)
-    if size is not None and not (is_size and max(size) <= LARGEST["image_size"]):
+    if size is not None and not (
+        isinstance(size, list) and len(size) == 3 and all(side in range(1, 2**16) for side in size)
+    ):
         raise ValueError(
-            f"input_size in config.json is {size!r}; wanted three numbers, channels, height and width, of 1 to "
-            f"{LARGEST['image_size']:,}: is this config.json whole, and to be trusted?"
+            f"input_size in config.json is {size!r}; it must be [channels, height, width], each below 65,536"
         )
     return size
 
@@ -32,23 +30,18 @@ def timm_processor(cfg: dict, source: str) -> ViTImageProcessorPil:
     Raises:
         ValueError: for values that timm does not have, "border", which pads, and "center" for a model that is not square.
     """
-    sizes = cfg.get("input_size") or (3, 224, 224)
-    height, width = sizes[-2:] if isinstance(sizes, (list, tuple)) else (sizes, sizes)
+    _, height, width = timm_input_size({"pretrained_cfg": cfg}) or (3, 224, 224)
     crop_pct, mode = cfg.get("crop_pct"), cfg.get("crop_mode") or "center"
-    wrong = None
-    if not (isinstance(height, int) and isinstance(width, int) and min(height, width) > 0):
-        wrong = f"input_size {sizes!r}; channels, height and width were wanted"
-    elif crop_pct is not None and not (isinstance(crop_pct, (int, float)) and 0 < crop_pct <= 1):
-        wrong = f"crop_pct {crop_pct!r}; a number above 0 and at most 1 was wanted"
-    elif mode not in ("center", "squash"):
-        wrong = f"crop_mode {mode!r}; center and squash are known here"
-    elif crop_pct is not None and mode == "center" and height != width:
-        wrong = (
-            f"crop_mode center for {height}x{width} pixels, which no image processor of transformers cuts as timm does"
-        )
     resample = str(cfg.get("interpolation") or "bicubic").upper()
-    if resample not in Image.Resampling.__members__:
-        wrong = f"interpolation {cfg['interpolation']!r}; {', '.join(Image.Resampling.__members__).lower()} are known"
+    wrong = None
+    if crop_pct is not None and not (isinstance(crop_pct, (int, float)) and 0 < crop_pct <= 1):
+        wrong = f"crop_pct {crop_pct!r}, which must be above 0 and at most 1"
+    elif mode not in ("center", "squash") or (crop_pct is not None and mode == "center" and height != width):
+        wrong = f"crop_mode {mode!r} for {height}x{width} pixels, which no image processor of transformers cuts as timm does"
+    elif resample not in Image.Resampling.__members__:
+        wrong = (
+            f"interpolation {cfg['interpolation']!r}, which must be one of {', '.join(Image.Resampling.__members__)}"
+        )
     if wrong:
         raise ValueError(
             f"pretrained_cfg of {source} asks for {wrong}: change it in the config.json of a copy of the repo; crop_mode squash "

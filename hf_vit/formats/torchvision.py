@@ -1,40 +1,42 @@
-"""torchvision's `vit_b_16` and its kin: raw files of torch.save."""
+"""torchvision's `vit_b_16` and its kin: raw files of torch.save.
 
-from transformers.core_model_loading import WeightRenaming
+Positions are resampled with the corners of the grids aligned (`interpolate_embeddings` in torchvision/models/vision_transformer.py).
+"""
 
-from hf_vit.formats.conversions import QKV, split_fused
-from hf_vit.formats.family import Family
-from hf_vit.formats.shapes import count_layers, infer_image_size, infer_num_heads
-
-
-RULES = [
-    WeightRenaming(r"encoder\.layers\.encoder_layer_", "layers."),
-    WeightRenaming("ln_1", "layernorm_before"),
-    WeightRenaming("ln_2", "layernorm_after"),
-    WeightRenaming(r"self_attention\.out_proj", "attention.o_proj"),
-    WeightRenaming(r"mlp\.linear_1", "mlp.fc1"),  # as older versions wrote
-    WeightRenaming(r"mlp\.linear_2", "mlp.fc2"),
-    WeightRenaming(r"mlp\.0\.", "mlp.fc1."),
-    WeightRenaming(r"mlp\.3\.", "mlp.fc2."),
-    WeightRenaming("class_token", "embeddings.cls_token"),
-    WeightRenaming("conv_proj", "embeddings.patch_embeddings.projection"),
-    WeightRenaming(r"encoder\.pos_embedding", "embeddings.position_embeddings"),
-    WeightRenaming(r"encoder\.ln\.", "layernorm."),
-    WeightRenaming(r"heads\.head", "classifier"),
-    WeightRenaming(r"heads\.pre_logits", "pre_logits"),
-    *split_fused(r"self_attention\.in_proj", *QKV),
-]
+from hf_vit.formats.conversions import QKV, renamings, split_fused
+from hf_vit.formats.family import BICUBIC, RawFamily, Source
+from hf_vit.formats.shapes import infer_image_size, infer_num_heads, plain_fields
 
 
-def infer_torchvision(shapes: dict, asked: dict, is_classifier: bool, notes: list) -> dict:
-    hidden_size, num_channels, *patch = shapes["conv_proj.weight"]
-    mlp = "encoder.layers.encoder_layer_0.mlp."
-    width = (shapes.get(f"{mlp}0.weight") or shapes[f"{mlp}linear_1.weight"])[0]
-    depth, positions = count_layers(shapes, r"encoder\.layers\.encoder_layer_(\d+)\."), shapes["encoder.pos_embedding"]
-    fields = dict(num_channels=num_channels, patch_size=patch, hidden_size=hidden_size, intermediate_size=width)
-    fields["num_hidden_layers"] = depth
-    fields["image_size"] = infer_image_size(positions[1], (1,), patch, notes, asked=asked.get("image_size"))
-    fields["num_attention_heads"] = infer_num_heads(hidden_size, asked, notes)
+def rules(config) -> list:
+    return [
+        *renamings(
+            {
+                r"encoder\.layers\.encoder_layer_": "layers.",
+                "ln_1": "layernorm_before",
+                "ln_2": "layernorm_after",
+                r"self_attention\.out_proj": "attention.o_proj",
+                r"mlp\.(?:linear_1|0)\.": "mlp.fc1.",  # linear_1 in older versions
+                r"mlp\.(?:linear_2|3)\.": "mlp.fc2.",
+                "class_token": "embeddings.cls_token",
+                "conv_proj": "embeddings.patch_embeddings.projection",
+                r"encoder\.pos_embedding": "embeddings.position_embeddings",
+                r"encoder\.ln\.": "layernorm.",
+                r"heads\.head": "classifier",
+                r"heads\.pre_logits": "pre_logits",
+            }
+        ),
+        *split_fused(r"self_attention\.in_proj", *QKV),
+    ]
+
+
+def infer_fields(source: Source) -> dict:
+    shapes = source.shapes
+    fields = plain_fields(source, "conv_proj.weight", r"encoder\.layers\.encoder_layer_(\d+)\.")
+    mlp, patch = "encoder.layers.encoder_layer_0.mlp.", fields["patch_size"]
+    fields["intermediate_size"] = (shapes.get(f"{mlp}0.weight") or shapes[f"{mlp}linear_1.weight"])[0]
+    fields["image_size"] = infer_image_size(source, shapes["encoder.pos_embedding"][1], (1,), patch)
+    fields["num_attention_heads"] = infer_num_heads(source, fields["hidden_size"])
     if "heads.pre_logits.weight" in shapes:
         fields["representation_size"] = shapes["heads.pre_logits.weight"][0]
     if "heads.head.weight" in shapes:
@@ -42,4 +44,13 @@ def infer_torchvision(shapes: dict, asked: dict, is_classifier: bool, notes: lis
     return fields
 
 
-TORCHVISION = Family(RULES, title="torchvision", signature="conv_proj.weight", infer_fields=infer_torchvision)
+FAMILIES = [
+    RawFamily(
+        name="torchvision",
+        rules=rules,
+        resampling=BICUBIC | dict(position_interpolation="bicubic_corners"),
+        title="torchvision",
+        signature=("conv_proj.weight", "encoder.pos_embedding"),
+        infer_fields=infer_fields,
+    )
+]

@@ -111,7 +111,7 @@ def model_figures(model, images: torch.Tensor, pixel_values: torch.Tensor, capti
             images, torch.stack(maps, dim=1), [figures.METHODS[method] for method in methods], captions
         ),
         "inside": figures.inside(
-            patches.projection.weight if patches.by_convolution else None,
+            patches.projection.weight if config.patch_projection == "conv" else None,
             embeddings.positions_on_grid(config.grid_size)[1][0] if with_table else None,
             config.grid_size,
             model.attention_distances(pixel_values),

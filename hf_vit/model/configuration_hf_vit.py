@@ -1,30 +1,29 @@
 """Every architecture number of a plain Vision Transformer, with its checks. This file is copied to the Hub with the weights."""
 
 import difflib
-import os
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.backbone_utils import BackboneConfigMixin
-from transformers.utils import logging
 
+from .fields import MAX_LABELS, MAX_LAYERS, MAX_WIDTH, as_pair, check_counts, count, pair, positive, rate
 
-logger = logging.get_logger(__name__)
 
 # Sizes from "An Image is Worth 16x16 Words", arXiv 2010.11929, table 1; tiny and small from DeiT, arXiv 2012.12877, table 1.
 PRESETS = {
-    "tiny-patch16-224": dict(hidden_size=192, num_hidden_layers=12, num_attention_heads=3, intermediate_size=768),
-    "small-patch16-224": dict(hidden_size=384, num_hidden_layers=12, num_attention_heads=6, intermediate_size=1536),
-    "base-patch16-224": dict(hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072),
-    "base-patch32-224": dict(
-        hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072, patch_size=32
-    ),
-    "large-patch16-224": dict(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096),
-    "huge-patch14-224": dict(
-        hidden_size=1280, num_hidden_layers=32, num_attention_heads=16, intermediate_size=5120, patch_size=14
-    ),
+    f"{name}-patch{P}-224": dict(
+        hidden_size=D, num_hidden_layers=layers, num_attention_heads=A, intermediate_size=4 * D, patch_size=P
+    )
+    for name, D, layers, A, P in (
+        ("tiny", 192, 12, 3, 16),
+        ("small", 384, 12, 6, 16),
+        ("base", 768, 12, 12, 16),
+        ("base", 768, 12, 12, 32),
+        ("large", 1024, 24, 16, 16),
+        ("huge", 1280, 32, 16, 14),
+    )
 }
 
 # What transformers itself hands to a config beside its fields (older config.json files carry some of them).
@@ -48,32 +47,26 @@ AUTOENCODER_FIELDS = (
     "norm_pix_loss",
 )  # fmt: skip
 
-# Far above anything published. A config.json that asks for more is a mistake or an attack: building it would fill the memory.
-LARGEST = {
-    "image_size": 2**16, "patch_size": 2**16, "num_channels": 2**16, "hidden_size": 2**16, "intermediate_size": 2**20,
-    "num_hidden_layers": 1000, "num_attention_heads": 2**12, "num_register_tokens": 2**16, "n_cls_tokens": 2**16, "representation_size": 2**20,
-    "num_labels": 10**6, "decoder_hidden_size": 2**16, "decoder_num_hidden_layers": 1000, "decoder_num_attention_heads": 2**12,
-    "decoder_intermediate_size": 2**20,
-}  # fmt: skip
-LARGEST_TABLE = 2**28  # numbers in a table of positions, 1 GiB
-LARGEST_FILE = 2**25  # bytes of a config.json, enough for the names of LARGEST["num_labels"] labels
+# () -> the package hf_vit.formats, as hf_vit/__init__.py registers it; None in a copy of this file on the Hub, which does without.
+_load_formats: Callable | None = None
 
 
-def check_sizes(fields: dict):
-    """Raise ValueError for numbers that no model has; what is no number is left to others."""
-    for name, largest in LARGEST.items():
-        value = fields.get(name)
-        for number in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(number, (int, float)) and number > largest:
-                raise ValueError(
-                    f"{name} is {value}; the largest that is accepted is {largest:,}: is this config.json whole, and to be trusted?"
-                )
+def register_formats(load: Callable):
+    """Say how the package that reads public checkpoints is imported."""
+    global _load_formats
+    _load_formats = load
 
 
-def as_pair(size) -> tuple[int, int]:
-    """`16` or `[16, 8]` -> (height, width)."""
-    height, width = (size, size) if isinstance(size, int) else size
-    return height, width
+def public_formats(purpose: str):
+    """That package, or a ValueError if only the copied model code is there."""
+    if _load_formats is None:
+        raise ValueError(f"this copy of the model's code stands alone: install the package hf_vit to {purpose}")
+    return _load_formats()
+
+
+def read_public(path, is_classifier: bool | None, asked: dict):
+    """The public checkpoint at a path (`hf_vit.formats.read`); None if it is in our own format, or nobody could read it."""
+    return None if _load_formats is None else _load_formats().read(path, is_classifier, asked)
 
 
 def labels_by_id(id2label: dict) -> dict[int, str]:
@@ -95,16 +88,14 @@ def labels_by_id(id2label: dict) -> dict[int, str]:
     return dict(sorted(zip(ids, id2label.values(), strict=True)))
 
 
-def closest_field(name: str, cutoff: float = 0.6) -> str | None:
-    """The field whose name is most like `name`; None where none is as much alike as `cutoff`, in [0, 1], asks."""
-    return next(iter(difflib.get_close_matches(name, HFViTConfig.__dataclass_fields__, n=1, cutoff=cutoff)), None)
+def closest_field(name: str) -> str | None:
+    """The field whose name is most like `name`, if one is much alike."""
+    return next(iter(difflib.get_close_matches(name, HFViTConfig.__dataclass_fields__, n=1, cutoff=0.8)), None)
 
 
 def no_such_field(name: str) -> str:
     """What to say of a misspelt field."""
-    close = closest_field(name)
-    hint = f"did you mean {close!r}?" if close else "see help(HFViTConfig) for the names it knows"
-    return f"HFViTConfig has no field {name!r}; {hint}"
+    return f"HFViTConfig has no field {name!r}; did you mean {closest_field(name)!r}? See help(HFViTConfig)"
 
 
 @strict
@@ -173,26 +164,25 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         reshape_hidden_states: True for maps (B, D, h, w) of the patches; False for all tokens (B, T, D), as DPT and Depth
             Anything want them.
 
-    Arguments are checked by name: an unknown one is an error. A saved config is not: libraries and later versions of transformers
-    add keys of their own to config.json, and these are kept and saved again. What tells them apart is `model_type`, which
-    every saved config has.
+    An unknown argument is an error. Unknown keys of a saved config, which has a `model_type`, are kept and saved again: libraries
+    and later versions of transformers add keys of their own to config.json.
 
     Raises:
-        ValueError: for a value, or two values together, that no model can be built from, and for an unknown name.
-        StrictDataclassFieldValidationError: (of huggingface_hub) for a value of another type than the field's.
+        ValueError: for values that do not fit each other, and for an unknown name.
+        StrictDataclassFieldValidationError: (of huggingface_hub) for a value that the field cannot have.
     """
 
     model_type = "hf_vit"
 
-    image_size: int | list[int] | tuple[int, int] = 224
-    patch_size: int | list[int] | tuple[int, int] = 16
-    num_channels: int = 3
+    image_size: int | list[int] | tuple[int, int] = pair(224)
+    patch_size: int | list[int] | tuple[int, int] = pair(16)
+    num_channels: int = count(3)
     patch_projection: Literal["conv", "norm_linear_norm"] = "conv"
     patch_bias: bool = True
-    hidden_size: int = 768
-    num_hidden_layers: int = 12
-    num_attention_heads: int = 12
-    intermediate_size: int = 3072
+    hidden_size: int = count(768)
+    num_hidden_layers: int = count(12, most=MAX_LAYERS)
+    num_attention_heads: int = count(12)
+    intermediate_size: int = count(3072, most=MAX_WIDTH)
     hidden_act: str = "gelu"
     gated_mlp: bool = False
     qkv_bias: bool = True
@@ -203,38 +193,36 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         "bicubic"
     )
     position_antialias: bool = True
-    rope_theta: float | int = 100.0
+    rope_theta: float | int = positive(100.0)
     use_class_token: bool = True
-    n_cls_tokens: int = 1
+    n_cls_tokens: int = count(1)
     use_distillation_token: bool = False
-    num_register_tokens: int = 0
+    num_register_tokens: int = count(0, least=0)
     embedding_norm: bool = False
     norm_first: bool = True
     final_norm: Literal["tokens", "pooled", "none"] = "tokens"
     pooling: Literal["cls", "mean", "cls_mean", "cls_distillation", "map"] = "cls"
     pooler_act: str | None = None
-    representation_size: int | None = None
+    representation_size: int | None = count(None, most=MAX_WIDTH)
     layerscale_value: float | int | None = None
-    drop_path_rate: float | int = 0.0
-    patch_dropout_rate: float | int = 0.0
-    hidden_dropout_prob: float | int = 0.0
-    attention_probs_dropout_prob: float | int = 0.0
-    layer_norm_eps: float = 1e-6
-    initializer_range: float = 0.02
-    decoder_hidden_size: int = 512
-    decoder_num_hidden_layers: int = 8
-    decoder_num_attention_heads: int = 16
-    decoder_intermediate_size: int = 2048
-    mask_ratio: float = 0.75
+    drop_path_rate: float | int = rate()
+    patch_dropout_rate: float | int = rate()
+    hidden_dropout_prob: float | int = rate()
+    attention_probs_dropout_prob: float | int = rate()
+    layer_norm_eps: float = positive(1e-6)
+    initializer_range: float = positive(0.02)
+    decoder_hidden_size: int = count(512)
+    decoder_num_hidden_layers: int = count(8, most=MAX_LAYERS)
+    decoder_num_attention_heads: int = count(16)
+    decoder_intermediate_size: int = count(2048, most=MAX_WIDTH)
+    mask_ratio: float = rate(0.75)  # at 0, a ViTMAEModel gives its features
     norm_pix_loss: bool = True
     _out_features: list[str] | None = None
     _out_indices: list[int] | None = None
     apply_layernorm: bool = True
     reshape_hidden_states: bool = True
 
-    # Two places that hf_vit/__init__.py fills, so that this file can travel alone: the package that knows public formats
-    # (hf_vit/formats), and what is to be imported before the first config is used.
-    formats: ClassVar[Any] = None
+    # What hf_vit/__init__.py imports before the first config is used; nothing in a copy that travels alone.
     prepare: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
 
     @classmethod
@@ -255,45 +243,33 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
                 raise ValueError(
                     f"out_indices {stages[1]} are not all within 0 to {last}, or -1 to {-last - 1}"
                 ) from error
-        check_sizes(kwargs)  # num_labels, before it becomes as many names
         unknown = [key for key in kwargs if key not in TRANSFORMERS_KEYS and not key.startswith("_")]
         if unknown and "model_type" not in kwargs:
             raise ValueError(no_such_field(unknown[0]))
-        self.check_saved_keys(kwargs)
-        if self.id2label is not None:
-            self.id2label = labels_by_id(self.id2label)
-            if kwargs.get("num_labels") not in (None, len(self.id2label)):
-                raise ValueError(
-                    f"num_labels is {kwargs['num_labels']} but id2label names {len(self.id2label)} labels"
-                )
-            if self.label2id is None:
-                self.label2id = {label: index for index, label in self.id2label.items()}
-        super().__post_init__(**kwargs)
-        self.validate_architecture()
-
-    def check_saved_keys(self, keys):
-        """Raise ValueError for a key of a saved config that would hide a method or property; warn of one that looks misspelt."""
-        for key in sorted(set(keys) - TRANSFORMERS_KEYS):
+        for key in set(kwargs) - TRANSFORMERS_KEYS:  # of a saved config: others add keys, which are kept
             attribute = getattr(type(self), key, None)
             if callable(attribute) or (attribute is not None and not key.startswith("_")):
                 raise ValueError(
                     f"the saved config sets {key!r}, which is no field of HFViTConfig: is it to be trusted?"
                 )
-            if (close := closest_field(key, cutoff=0.85)) is not None:
-                logger.warning(f"the saved config has {key!r}, which is kept and not used; did you mean {close!r}?")
+        num_labels, names = kwargs.get("num_labels"), self.id2label
+        if names is not None:
+            self.id2label = labels_by_id(names)
+            self.label2id = self.label2id or {label: index for index, label in self.id2label.items()}
+        if num_labels is not None and not 1 <= num_labels <= MAX_LABELS:
+            raise ValueError(f"num_labels must be in [1, {MAX_LABELS}], got {num_labels}")
+        if None not in (num_labels, names) and num_labels != len(names):
+            raise ValueError(f"num_labels is {num_labels}, but id2label names {len(names)} labels")
+        super().__post_init__(**kwargs)
+        self.validate_architecture()
 
     def to_dict(self):
         """As in transformers; what few models read is left out where it is the default."""
         fields = super().to_dict()
         if fields["out_indices"] in (None, [self.num_hidden_layers]):
             del fields["out_indices"], fields["out_features"]
-        for name in (
-            "n_cls_tokens",
-            "position_interpolation",
-            "apply_layernorm",
-            "reshape_hidden_states",
-            *AUTOENCODER_FIELDS,
-        ):
+        rare = ("n_cls_tokens", "position_interpolation", "apply_layernorm", "reshape_hidden_states")
+        for name in (*rare, *AUTOENCODER_FIELDS):
             if fields[name] == getattr(type(self), name):
                 del fields[name]
         return fields
@@ -303,35 +279,19 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         """As in transformers; the config.json of a known public family comes back in our terms."""
         cls.prepare()
         kwargs.pop("trust_remote_code", None)  # this class is the code: transformers would warn of it
-        download = dict(kwargs)
+        asked = dict(kwargs)
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        for part in (config_dict, config_dict.get("vision_config")):
-            check_sizes(part if isinstance(part, dict) else {})
-        if not config_dict:
+        if config_dict.get("model_type") == cls.model_type:
+            check_counts(config_dict)
+            return config_dict, kwargs
+        checkpoint = public_formats(f"read {pretrained_model_name_or_path}").read(
+            pretrained_model_name_or_path, asked=asked
+        )
+        if checkpoint is None:
             raise OSError(
                 f"{pretrained_model_name_or_path} has no config.json: give a folder or repo with a saved model"
             )
-        if config_dict.get("model_type") == cls.model_type:
-            return config_dict, kwargs
-        if not {"model_type", "architecture"} & set(config_dict):  # the latter is how timm names a model
-            raise ValueError(
-                f"config.json of {pretrained_model_name_or_path} has no model_type: it is of no known format"
-            )
-        if cls.formats is None:
-            raise ValueError(
-                f"{pretrained_model_name_or_path} is not in the format of hf_vit, and this copy of the model's code stands "
-                "alone: install the package hf_vit to read other formats"
-            )
-        return cls.formats.translate_config(config_dict, pretrained_model_name_or_path, download), kwargs
-
-    @classmethod
-    def _dict_from_json_file(cls, json_file):
-        if (size := os.path.getsize(json_file)) > LARGEST_FILE:
-            raise ValueError(f"{json_file} is {size:,} bytes; a config.json of at most {LARGEST_FILE:,} was wanted")
-        try:
-            return super()._dict_from_json_file(json_file)
-        except RecursionError as error:
-            raise ValueError(f"{json_file} is nested too deeply to be a config.json") from error
+        return checkpoint.config, kwargs
 
     @classmethod
     def from_json_file(cls, json_file):
@@ -348,89 +308,56 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
             config_dict = {k: v for k, v in config_dict.items() if k not in ("id2label", "label2id")}
         if "id2label" in fields:
             config_dict.pop("num_labels", None)
-        misspelt = [key for key in kwargs if closest_field(key, cutoff=0.85) and not hasattr(cls, key)]
+        misspelt = [key for key in kwargs if closest_field(key) and not hasattr(cls, key)]
         if misspelt and not kwargs.get("return_unused_kwargs"):
             raise ValueError(no_such_field(misspelt[0]))
         return super().from_dict({**config_dict, **fields}, **kwargs)
 
     def validate_architecture(self):
-        """Raise ValueError for numbers that do not fit each other; models call it again before they are built."""
+        """Raise ValueError for fields that do not fit each other; models call it again before they are built."""
         from transformers.activations import ACT2FN  # here, because it makes transformers import accelerate
 
-        check_sizes({name: getattr(self, name) for name in LARGEST})
-        sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
-        for name in ("num_channels", "n_cls_tokens", *sizes, *(f"decoder_{size}" for size in sizes), "num_labels"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("image_size", "patch_size"):
-            size = getattr(self, name)
-            if (not isinstance(size, int) and len(size) != 2) or min(as_pair(size)) < 1:
-                raise ValueError(f"{name} is {size}; give one positive int, or a pair (height, width)")
         (height, width), (patch_height, patch_width) = as_pair(self.image_size), as_pair(self.patch_size)
-        if height % patch_height or width % patch_width:
-            fitting = (max(1, height // patch_height) * patch_height, max(1, width // patch_width) * patch_width)
-            raise ValueError(
-                f"patch_size {self.patch_size} does not divide image_size {self.image_size}; "
-                f"use image_size {fitting} or another patch_size"
-            )
-        if (height // patch_height) * (width // patch_width) * self.hidden_size > LARGEST_TABLE:
-            raise ValueError(
-                f"image_size {self.image_size} has {(height // patch_height) * (width // patch_width):,} patches of "
-                f"{self.hidden_size} channels: their positions would not fit in memory"
-            )
-        for part in ("", "decoder_"):
-            heads, width = (getattr(self, f"{part}{name}") for name in ("num_attention_heads", "hidden_size"))
-            if width % heads:
-                raise ValueError(
-                    f"{part}num_attention_heads {heads} does not divide {part}hidden_size {width}; change one of them"
-                )
-        if self.decoder_hidden_size % 4:
-            raise ValueError(
-                f"the decoder's positions need a decoder_hidden_size that 4 divides, not {self.decoder_hidden_size}"
-            )
-        if not 0 <= self.mask_ratio < 1:  # at 0, a ViTMAEModel gives its features
-            raise ValueError(f"mask_ratio is {self.mask_ratio}; a number in [0, 1) was wanted")
-        if self.position_embedding == "sincos2d" and self.hidden_size % 4:
-            raise ValueError(
-                f"sincos2d positions need a hidden_size that 4 divides, not {self.hidden_size} "
-                "(sine and cosine, for row and column)"
-            )
-        if self.position_embedding == "sincos1d" and self.hidden_size % 2:
-            raise ValueError(f"sincos1d positions need an even hidden_size, not {self.hidden_size}")
-        if self.position_embedding == "rotary" and self.hidden_size // self.num_attention_heads % 4:
-            raise ValueError(
-                f"rotary positions need heads whose size 4 divides, not {self.hidden_size // self.num_attention_heads} "
-                f"(hidden_size {self.hidden_size} over {self.num_attention_heads} heads)"
-            )
-        if self.pooling.startswith("cls") and not self.use_class_token:
-            raise ValueError(
-                f'pooling "{self.pooling}" needs use_class_token=True; without a class token use pooling="mean" or "map"'
-            )
-        if self.pooling == "cls_distillation" and not self.use_distillation_token:
-            raise ValueError('pooling "cls_distillation" needs use_distillation_token=True')
-        if self.use_distillation_token and not self.use_class_token:
-            raise ValueError("use_distillation_token needs use_class_token=True: it stands behind the class token")
-        if self.pooled_size != self.hidden_size and self.final_norm == "pooled":
-            raise ValueError(
-                f'pooling "{self.pooling}" gives {self.pooled_size} channels, but final_norm "pooled" takes '
-                f'{self.hidden_size}: use final_norm "tokens", or another pooling'
-            )
-        if self.patch_projection != "conv" and not self.patch_bias:
-            raise ValueError('patch_bias=False needs patch_projection="conv"')
-        if self.num_register_tokens < 0:
-            raise ValueError(f"num_register_tokens is {self.num_register_tokens}; it must be 0 or more")
-        if self.representation_size is not None and self.representation_size < 1:
-            raise ValueError(f"representation_size is {self.representation_size}; it must be at least 1, or None")
-        for name in ("hidden_act", "pooler_act"):
-            act = getattr(self, name)
-            if act is not None and act not in ACT2FN:
-                raise ValueError(f"{name} {act!r} is unknown; transformers knows {', '.join(sorted(ACT2FN))}")
-        for name in ("drop_path_rate", "patch_dropout_rate", "hidden_dropout_prob", "attention_probs_dropout_prob"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; a probability in [0, 1) was wanted")
-        for name in ("layer_norm_eps", "initializer_range", "rope_theta"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+        D, A, positions, pooling = self.hidden_size, self.num_attention_heads, self.position_embedding, self.pooling
+        decoder, heads = self.decoder_hidden_size, self.decoder_num_attention_heads
+        pools_class_token = pooling.startswith("cls")
+        for holds, rule in (
+            (
+                height % patch_height == 0 and width % patch_width == 0,
+                f"patch_size {self.patch_size} does not divide image_size {self.image_size}",
+            ),
+            (D % A == 0, f"num_attention_heads {A} must divide hidden_size {D}"),
+            (decoder % heads == 0, f"decoder_num_attention_heads {heads} must divide decoder_hidden_size {decoder}"),
+            (
+                decoder % 4 == 0,
+                f"decoder_hidden_size must be a multiple of 4 for its sincos2d positions, got {decoder}",
+            ),
+            (positions != "sincos2d" or D % 4 == 0, f"sincos2d positions need a hidden_size that 4 divides, got {D}"),
+            (positions != "sincos1d" or D % 2 == 0, f"sincos1d positions need an even hidden_size, got {D}"),
+            (
+                positions != "rotary" or D // A % 4 == 0,
+                f"rotary positions need heads whose size 4 divides, got {D // A}",
+            ),
+            (
+                self.use_class_token or not (pools_class_token or self.use_distillation_token),
+                f'pooling "{pooling}" and a distillation token need use_class_token=True: use pooling="mean" or "map"',
+            ),
+            (
+                self.use_distillation_token or pooling != "cls_distillation",
+                'pooling "cls_distillation" needs use_distillation_token=True',
+            ),
+            (
+                self.pooled_size == D or self.final_norm != "pooled",
+                f'final_norm "pooled" takes {D} channels, but pooling "{pooling}" gives {self.pooled_size}',
+            ),
+            (self.patch_bias or self.patch_projection == "conv", 'patch_bias=False needs patch_projection="conv"'),
+            (
+                {self.hidden_act, self.pooler_act} - {None} <= set(ACT2FN),
+                f"hidden_act {self.hidden_act!r} and pooler_act {self.pooler_act!r} must be of {', '.join(sorted(ACT2FN))}",
+            ),
+        ):
+            if not holds:
+                raise ValueError(rule)
 
     @property
     def stage_names(self) -> list[str]:

@@ -15,7 +15,7 @@ from transformers import initialization as init
 from transformers.utils import ModelOutput, TransformersKwargs
 from transformers.utils.generic import can_return_tuple
 
-from .configuration_hf_vit import LARGEST_TABLE, HFViTConfig, as_pair
+from .configuration_hf_vit import HFViTConfig, as_pair
 from .modeling_hf_vit import HFViTLayer, HFViTModel, HFViTPreTrainedModel
 from .patches import patchify, unpatchify
 from .positions import resample_position_embeddings, sincos_2d
@@ -86,12 +86,7 @@ class HFViTDecoder(nn.Module):
     def __init__(self, config: HFViTConfig):
         super().__init__()
         self.config = config
-        width, num_patches = config.decoder_hidden_size, config.grid_size[0] * config.grid_size[1]
-        if num_patches * width > LARGEST_TABLE:
-            raise ValueError(
-                f"the positions of {num_patches:,} patches of {width} channels would not fit in memory; "
-                "choose a smaller image_size or decoder_hidden_size"
-            )
+        width = config.decoder_hidden_size
         layer_config = HFViTConfig(
             hidden_size=width,
             num_attention_heads=config.decoder_num_attention_heads,
@@ -154,6 +149,7 @@ class HFViTForPreTraining(HFViTPreTrainedModel):
     """
 
     is_autoencoder = True
+    can_merge_tokens = False  # it answers for every patch
 
     def __init__(self, config: HFViTConfig):
         super().__init__(config)
@@ -175,9 +171,6 @@ class HFViTForPreTraining(HFViTPreTrainedModel):
             init.copy_(module.decoder_pos_embed, module.fixed_positions())
         else:
             super()._init_weights(module)
-
-    def set_token_merging(self, r):
-        raise ValueError("a masked autoencoder answers for every patch: merge tokens in an HFViTModel or a classifier")
 
     @torch.no_grad()
     def resize_input(self, image_size=None, patch_size=None, num_channels=None) -> list[str]:
@@ -211,7 +204,7 @@ class HFViTForPreTraining(HFViTPreTrainedModel):
             ValueError: if pixel_values or noise has another shape than the model's, or if `config.mask_ratio` leaves no patch
                 of these images visible, or none masked.
         """
-        check_pixel_values(pixel_values, self.config, interpolate_pos_encoding)
+        check_pixel_values(pixel_values, self.config, interpolate_pos_encoding)  # before anything is masked
         patch_embeddings = self.vit.embeddings.patch_embeddings
         grid = patch_embeddings.grid_size(pixel_values)  # (h, w)
         shape = (len(pixel_values), grid[0] * grid[1])
@@ -224,8 +217,11 @@ class HFViTForPreTraining(HFViTPreTrainedModel):
         kept, mask, ids_restore = random_masking(
             noise.to(pixel_values.device, non_blocking=True), self.config.mask_ratio
         )
-        outputs = self.vit.features(pixel_values, interpolate_pos_encoding, kept=kept, **kwargs)
-        tokens = self.vit.layernorm(outputs.last_hidden_state)  # (B, R + M, D)
+        outputs = self.vit(pixel_values, interpolate_pos_encoding, kept=kept, **kwargs)
+        tokens = outputs.last_hidden_state  # (B, R + M, D)
+        # CODEPATH: CLIP and MAE's classifiers norm the pooled vector alone, and here there is none.
+        if self.config.final_norm == "pooled":
+            tokens = self.vit.layernorm(tokens)
         logits = self.decoder(tokens, ids_restore, grid)  # (B, N, P * P * C)
         targets = pixel_targets(pixel_values, patch_embeddings.patch_size, self.config.norm_pix_loss)
         loss = masked_patch_loss(logits, targets, mask)

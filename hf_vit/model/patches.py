@@ -21,14 +21,13 @@ def unpatchify(patches: torch.Tensor, patch_size: tuple[int, int], grid: tuple[i
     return pixels.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)  # (B, C, h, P, w, P) -> (B, C, H, W)
 
 
-def drop_patches(tokens: torch.Tensor, num_prefix: int, rate: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keep a random M = (1 - rate) N patches of each image, at least one: (B, R + N, D) -> (B, R + M, D), and which, (B, M).
+def random_patches(tokens: torch.Tensor, num_prefix: int, rate: float) -> torch.Tensor:
+    """A random M = (1 - rate) N patches of each image, at least one: tokens (B, R + N, D) -> which are kept, (B, M).
 
     PatchDropout (arXiv 2208.07220, section 3.2): the layers then work on fewer tokens.
     """
     B, N = tokens.shape[0], tokens.shape[1] - num_prefix
-    kept = torch.rand(B, N, device=tokens.device).argsort(dim=1)[:, : max(1, round((1 - rate) * N))]  # (B, M)
-    return keep_patches(tokens, num_prefix, kept), kept
+    return torch.rand(B, N, device=tokens.device).argsort(dim=1)[:, : max(1, round((1 - rate) * N))]  # (B, M)
 
 
 def keep_patches(tokens: torch.Tensor, num_prefix: int, kept: torch.Tensor) -> torch.Tensor:

@@ -4,11 +4,9 @@ Letters of the shapes: D hidden size, C channels, P patch side.
 """
 
 import copy
-from contextlib import suppress
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
 
 from .configuration_hf_vit import as_pair
 
@@ -131,21 +129,3 @@ class ResizingMixin:
         for name in INPUT_FIELDS:
             setattr(self.config, name, getattr(wanted, name))
         return notes
-
-
-def split_off_input_sizes(cls, path, kwargs: dict) -> dict:
-    """Take the sizes asked for out of `kwargs`, so that the model loads at the checkpoint's; `resize_input` applies them later."""
-    config = kwargs.get("config")
-    if not isinstance(config, PreTrainedConfig):
-        return {name: kwargs.pop(name) for name in INPUT_FIELDS if name in kwargs}
-    if config.model_type != cls.config_class.model_type:
-        raise ValueError(f"config is a {type(config).__name__}; leave it out, or pass an HFViTConfig")
-    if both := [name for name in kwargs if name in config.__dataclass_fields__ and name != "dtype"]:
-        raise ValueError(f"config= and {both[0]}= are both given: set {both[0]} in the config")
-    if path is not None:
-        with suppress(OSError):  # a folder without config.json holds what the given config says
-            stored = cls.config_class.from_dict(cls.config_class.get_config_dict(path, **kwargs)[0])
-            kwargs["config"] = copy.deepcopy(config)
-            for name in INPUT_FIELDS:
-                setattr(kwargs["config"], name, getattr(stored, name))
-    return {name: getattr(config, name) for name in INPUT_FIELDS}

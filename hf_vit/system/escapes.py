@@ -36,7 +36,7 @@ def listed(items, most: int = 5) -> str:
 def inline(text: object) -> str:
     """Text that is nothing but text within a line or a table of Markdown."""
     # An underscore within a word is only that (CommonMark 0.31, section 6.2).
-    escaped = re.sub(r"([\\`*|\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", printable(" ".join(str(text).split())))
+    escaped = re.sub(r"(^[#>]|[\\`*|\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", printable(" ".join(str(text).split())))
     return escaped.replace("<", "&lt;")
 
 

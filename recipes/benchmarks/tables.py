@@ -32,14 +32,15 @@ def _read(house: Path, part: str, file: str = "benchmark.json") -> tuple[dict, s
 def families(house: Path) -> str:
     """One row per public format: which references were loaded, what they are exported as, and the largest difference."""
     rows = json.loads((house / "model_cards" / "parity.json").read_text())
-    lines = header("format", "reference", "exported as", "largest difference")
+    lines = header("format", "reference", "exported as", "largest difference", "at another size")
     for family in dict.fromkeys(row["family"] for row in rows):
         mine = [row for row in rows if row["family"] == family]
         references = ", ".join(dict.fromkeys(row["reference"] for row in mine))
         natives = ", ".join(dict.fromkeys(row["native"] for row in mine))
         exported = "the same" if natives == references else natives
         largest = max(max(row["loaded"], row["given_back"]) for row in mine)
-        lines.append(f"| {family} | {references} | {exported} | {largest:.1e} |")
+        resized = max(row["resized"] for row in mine)
+        lines.append(f"| {family} | {references} | {exported} | {largest:.1e} | {resized:.1e} |")
     return "\n".join(lines)
 
 

@@ -291,7 +291,7 @@ def test_a_folder_in_the_way_is_refused(native, tmp_path, monkeypatch):
     assert "thesis.txt" in refusal(monkeypatch, tmp_path, native, "--output_dir", tmp_path / "mine")
     (tmp_path / "mine" / "export.json").write_text("{}")
     assert "thesis.txt" in refusal(monkeypatch, tmp_path, native, "--output_dir", tmp_path / "mine")
-    assert "a file" in refusal(monkeypatch, tmp_path, native, "--output_dir", tmp_path / "mine" / "thesis.txt")
+    assert "thesis.txt" in refusal(monkeypatch, tmp_path, native, "--output_dir", tmp_path / "mine" / "thesis.txt")
 
 
 def test_a_model_without_a_head_is_refused(native, tiny_config, tmp_path, monkeypatch):

@@ -85,3 +85,9 @@ def test_every_folder_of_the_package_is_in_the_wheel():
     listed = set(tomllib.loads((HOUSE / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     rooms = {".".join(file.relative_to(HOUSE).parts[:-1]) for file in (HOUSE / "hf_vit").rglob("*.py")}
     assert listed == rooms | {"hf_vit_recipes"}
+
+
+def test_help_into_a_pipe_that_is_closed_is_no_traceback():
+    line = f"{sys.executable} {HOUSE / 'recipes' / 'cli.py'} --help | true"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True)
+    assert done.stderr == ""

@@ -1,0 +1,355 @@
+"""What does not fit is one error with every name; what is not whole, or holds code, is refused."""
+
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+from zipfile import ZipFile
+
+import numpy as np
+import parity
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from hf_vit import HFViTConfig, HFViTForImageClassification, HFViTModel
+from hf_vit.model.modeling_hf_vit import HFViTPreTrainedModel
+
+
+LOAD, READ = HFViTForImageClassification.from_pretrained, HFViTForImageClassification.from_checkpoint
+D, NAN, INF = 32, float("nan"), float("inf")
+
+
+@pytest.fixture
+def folder(tiny_fields, randomize, tmp_path):
+    """folder(native class) -> where a tiny one with random weights is saved."""
+
+    def make(native_class=transformers.Dinov2ForImageClassification, **arguments):
+        fields = {name: value for name, value in tiny_fields.items() if name != "intermediate_size"}
+        native = randomize(native_class(native_class.config_class(**fields), **arguments))
+        native.save_pretrained(tmp_path / "native")
+        return tmp_path / "native"
+
+    return make
+
+
+def save(tensors, file):
+    if file.suffix == ".safetensors":
+        save_file(tensors, file, metadata={"format": "pt"})
+    elif file.suffix == ".npz":
+        np.savez(file, **tensors)
+    else:
+        torch.save(tensors, file, _use_new_zipfile_serialization=not file.name.startswith("old"))
+    return file
+
+
+def raw_file(folder, name="vit.pth", change=lambda w: None):
+    native = transformers.ViTForImageClassification(transformers.ViTConfig(**parity.SMALL | dict(num_hidden_layers=2)))
+    tensors = parity.to_timm(parity.randomize(native))
+    if name.endswith("npz"):
+        tensors = dict(np.load(parity.jax_file()(native, folder)))
+    change(tensors)
+    return save(tensors, folder / name)
+
+
+def edit(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save(tensors, folder / "model.safetensors")
+
+
+LAYER, BLOCK = "dinov2.encoder.layer.1.", "blocks.1.attn."
+IN_A_FOLDER = [
+    (lambda w: (w.pop(f"{LAYER}mlp.fc1.bias"), w.update({f"{LAYER}norm2.weight": torch.ones(8)})),
+     ["layers.1.mlp.fc1.bias is missing", "layernorm_after.weight has shape (8,), the model (32,)"]),
+    (lambda w: w.update({"dinov2.layers.1.layernorm_before.bias": torch.ones(D)}), ["layers.1.layernorm_before.bias", f"{LAYER}norm1.bias"]),
+    (lambda w: w[f"{LAYER}mlp.fc1.weight"][D // 2, D // 2].fill_(NAN), ["layers.1.mlp.fc1.weight holds NaN"]),
+    (lambda w: w["dinov2.embeddings.patch_embeddings.projection.weight"][9, 0, 0].fill_(-INF), ["projection.weight holds NaN or infinity"]),
+    (lambda w: w.update({f"{LAYER}attention.rel_pos": torch.ones(3), "x": torch.ones(3)}), ["layers.1.attention.rel_pos", "x is not known"]),
+    (lambda w: w.update({"classifier.weight": torch.ones(3, D)}), ["classifier.weight has shape (3, 32), the model (3, 64)"]),
+    (lambda w: w.update({"classifier.dense.weight": torch.ones(3)}), ["classifier.dense.weight is not known"]),
+    (lambda w: w.pop("classifier.bias"), ["classifier.bias is missing"]),
+]  # fmt: skip
+IN_A_FILE = [
+    (lambda w: w.pop(f"{BLOCK}qkv.weight"), [f"layers.1.attention.{part}_proj.weight is missing" for part in "qkv"]),
+    (lambda w: w.update({f"{BLOCK}qkv.weight": w[f"{BLOCK}qkv.weight"][:288]}), ["q_proj.weight has shape (96, 192)"]),
+    (lambda w: w.update({"layers.1.attention.q_proj.weight": torch.ones(1)}), ["layers.1.attention.q_proj.weight is there 2 times"]),
+    (lambda w: w.update({"fc_norm.weight": torch.ones(192)}), ["fc_norm.weight", "norm.weight"]),
+    (lambda w: w[f"{BLOCK}qkv.weight"][193].fill_(NAN), ["attention.k_proj.weight holds NaN"]),
+    (lambda w: w.update({"blocks.5.norm1.bias": torch.ones(192)}), ["layers.2.attention.k_proj.bias is missing"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "named"), IN_A_FOLDER)
+def test_every_difference_in_a_native_folder_is_named_in_one_error(folder, change, named):
+    path = folder()
+    edit(path, change)
+    with pytest.raises(ValueError, match=re.escape(named[0])) as error:
+        LOAD(path)
+    assert all(text in str(error.value) for text in named)
+
+
+@pytest.mark.parametrize(("change", "named"), IN_A_FILE)
+def test_every_difference_in_a_raw_file_is_named_in_one_error(tmp_path, change, named):
+    with pytest.raises(ValueError, match=re.escape(named[0])) as error:
+        READ(raw_file(tmp_path, change=change))
+    assert all(text in str(error.value) for text in named)
+
+
+def test_no_tensor_can_be_missing_but_the_mask_and_the_bias_of_patches_that_clip_lacks(folder, tmp_path):
+    path, loaded = folder(), []
+    tensors = load_file(path / "model.safetensors")
+    raw = torch.load(raw_file(tmp_path))
+    for found, file, load in ((tensors, path / "model.safetensors", LOAD), (raw, tmp_path / "raw.pth", READ)):
+        for name in found.keys() - {"head.weight"}:
+            save({other: tensor for other, tensor in found.items() if other != name}, file)
+            try:
+                load(path if load is LOAD else file)
+                loaded.append(name)
+            except ValueError:
+                pass
+    assert sorted(loaded) == ["dinov2.embeddings.mask_token", "patch_embed.proj.bias"]
+
+
+def test_a_deit_with_one_of_its_two_heads_is_an_error(folder):
+    path = folder(transformers.DeiTForImageClassificationWithTeacher)
+    edit(path, lambda weights: weights.pop("distillation_classifier.bias"))
+    with pytest.raises(ValueError, match=r"classifier\.bias wants two heads"):
+        LOAD(path)
+
+
+def test_half_a_pooler_is_an_error_and_a_native_base_model_without_one_gives_the_class_token(folder, caplog):
+    model = HFViTModel.from_pretrained(folder(transformers.ViTModel, add_pooling_layer=False))
+    assert model.pooler is None
+    assert "no pooler in the checkpoint" in caplog.text
+    path = folder(transformers.ViTModel)
+    edit(path, lambda weights: weights.pop("pooler.dense.bias"))
+    with pytest.raises(ValueError, match=r"pooler\.dense\.bias is missing"):
+        HFViTModel.from_pretrained(path)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_another_number_of_labels_resets_only_the_head_and_says_so(folder, caplog, reset):
+    path = folder()
+    kept = LOAD(path, num_labels=3).state_dict()
+    assert "reset" not in caplog.text
+    model = LOAD(path, num_labels=10, ignore_mismatched_sizes=reset)
+    assert "classifier reset to 10 labels (the checkpoint has 3)" in caplog.text
+    assert model.classifier.weight.eq(0).all()
+    other = [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, kept[name])]
+    assert other == ["classifier.weight", "classifier.bias"]
+
+
+@pytest.mark.parametrize("override", [dict(num_hidden_layers=3), dict(qkv_bias=False), dict(num_register_tokens=2)])
+def test_an_override_that_the_weights_do_not_fit_is_an_error(folder, override):
+    with pytest.raises(ValueError, match="do not fit HFViTForImageClassification"):
+        LOAD(folder(), **override, ignore_mismatched_sizes=True)
+
+
+@pytest.mark.parametrize("as_state_dict", [False, True])
+def test_old_names_under_our_config_are_an_error_and_never_a_random_encoder(folder, as_state_dict):
+    path = folder(transformers.ViTForImageClassification)
+    config = HFViTConfig.from_pretrained(path)
+    config.save_pretrained(path)
+    source = dict(state_dict=load_file(path / "model.safetensors"), config=config) if as_state_dict else {}
+    with pytest.raises(ValueError, match=r"layers\.0\.attention\.k_proj\.bias is missing"):
+        LOAD(None if as_state_dict else path, **source)
+
+
+def test_a_native_config_object_is_refused_and_ours_reads_a_native_folder(folder):
+    path = folder()
+    with pytest.raises(ValueError, match="Dinov2Config"):
+        LOAD(path, config=transformers.AutoConfig.from_pretrained(path))
+    model = LOAD(path, config=HFViTConfig.from_pretrained(path, id2label=dict(enumerate("abc"))))
+    assert model.config.id2label[2] == "c"
+    _, info = LOAD(path, output_loading_info=True)
+    assert not info["missing_keys"]
+
+
+class Regressor(HFViTPreTrainedModel):
+    """A subclass with a head far larger than its base."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.vit = HFViTModel(config, add_pooling_layer=False)
+        self.regressor = torch.nn.Linear(config.hidden_size, 2**20 + 1)
+        self.post_init()
+
+
+def test_a_subclass_may_have_a_head_far_larger_than_its_checkpoint(folder, caplog):
+    Regressor.from_pretrained(folder())
+    assert "newly initialised regressor (2 tensors); left out classifier" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_an_adapter_loads_on_a_base_of_any_family_and_refuses_one_that_it_does_not_fit(folder, tmp_path, pixels):
+    from peft import LoraConfig, get_peft_model
+
+    path, images = folder(), pixels()
+    model = get_peft_model(LOAD(path), LoraConfig(target_modules=["q_proj"], init_lora_weights=False)).eval()
+    wanted = model(images).logits
+    model.save_pretrained(tmp_path / "adapter")
+    torch.testing.assert_close(LOAD(tmp_path / "adapter").eval()(images).logits, wanted)
+    edit(path, lambda weights: weights.pop(f"{LAYER}norm1.bias"))
+    with pytest.raises(ValueError, match=r"layernorm_before\.bias is missing"):
+        LOAD(tmp_path / "adapter")
+    LOAD(folder(transformers.ViTForImageClassification), hidden_size=32).save_pretrained(path)
+    wider = HFViTConfig(**json.loads((path / "config.json").read_text()) | dict(hidden_size=64))
+    HFViTForImageClassification(wider).save_pretrained(path)
+    with pytest.raises(ValueError, match=r"adapter.*q_proj\.lora_A"):
+        LOAD(tmp_path / "adapter")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Broken and hostile files
+
+
+CUTS = {
+    "empty": lambda data: b"",
+    "half": lambda data: data[: len(data) // 2],
+    "all but a byte": lambda data: data[:-1],
+    "text": lambda data: b"<!DOCTYPE html><p>404: Not Found</p>",
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("name", ["vit.safetensors", "vit.pth", "vit.npz", "model.safetensors", "pytorch_model.bin"])
+def test_a_file_that_is_not_whole_is_an_error_that_names_it(folder, tmp_path, name, cut):
+    if name.startswith("vit"):
+        path, load = raw_file(tmp_path, name), READ
+        file = path
+    else:
+        path, load = folder(), LOAD
+        tensors = load_file(path / "model.safetensors")
+        (path / "model.safetensors").unlink()
+        file = save(tensors, path / name)
+    load(path)
+    file.write_bytes(CUTS[cut](file.read_bytes()))
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}.* (cannot be read|is no checkpoint)"):
+        load(path)
+
+
+class Evil:
+    """Its pickle makes a file when it is opened."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)
+
+
+@pytest.fixture
+def evil(tmp_path):
+    """An object whose pickle runs code; fails if it was run."""
+    yield Evil(tmp_path / "marker")
+    assert not (tmp_path / "marker").exists()
+
+
+def test_the_pickle_of_these_tests_would_run_code(tmp_path):
+    pickle.loads(pickle.dumps(Evil(tmp_path / "marker"), protocol=2))
+    assert (tmp_path / "marker").exists()
+
+
+@pytest.mark.parametrize("name", ["new.pth", "old.pth", "bare.pth", "pytorch_model.bin"])
+def test_code_in_a_pickle_is_never_run(folder, tmp_path, evil, name):
+    path = folder()
+    if name == "pytorch_model.bin":
+        (path / "model.safetensors").unlink()
+    file = (path if name == "pytorch_model.bin" else tmp_path) / name
+    if name == "bare.pth":
+        file.write_bytes(pickle.dumps(evil, protocol=2))
+    else:
+        save({"model": {"x": torch.ones(3)}, "args": evil}, file)
+    with pytest.raises(ValueError, match=r"\((posix|nt)\.system\)"):
+        LOAD(path) if name == "pytorch_model.bin" else READ(file)
+
+
+def test_torchscript_is_refused_with_what_to_do(tmp_path):
+    with ZipFile(tmp_path / "ViT-B-32.pt", "w") as archive:
+        archive.writestr("model/constants.pkl", b"")
+    with pytest.raises(ValueError, match=r"TorchScript.*OpenAI.*safetensors"):
+        READ(tmp_path / "ViT-B-32.pt")
+
+
+@pytest.mark.parametrize("kind", ["text", "object"])
+def test_text_and_objects_in_an_npz_are_refused(tmp_path, evil, kind):
+    note = np.array("hello") if kind == "text" else np.array(evil, dtype=object)
+    with pytest.raises(ValueError, match="note holds"):
+        READ(raw_file(tmp_path, "vit.npz", lambda arrays: arrays.update(note=note)))
+
+
+@pytest.mark.parametrize("content", [[1, 2], torch.ones(3), {"epoch": 3}, {"weight": torch.ones(3)}, {}], ids=repr)
+def test_a_pickle_without_a_vit_is_refused_by_name(tmp_path, content):
+    with pytest.raises(ValueError, match=r"vit\.pth"):
+        READ(save(content, tmp_path / "vit.pth"))
+
+
+def test_a_config_of_another_family_lists_the_known_ones_and_files_are_told_where_they_belong(folder, tmp_path):
+    path = folder()
+    with pytest.raises(ValueError, match="give the folder to from_pretrained"):
+        READ(path / "model.safetensors")
+    for load, wrong in ((LOAD, path / "model.safetensors"), (READ, path), (READ, path / "no.pth")):
+        with pytest.raises(ValueError, match=re.escape(str(wrong))):
+            load(wrong)
+    (path / "config.json").write_text(json.dumps({"model_type": "swin"}))
+    with pytest.raises(ValueError, match=r"swin.* vit, .*timm"):
+        LOAD(path)
+
+
+def test_a_tensor_in_two_shards_is_an_error(folder):
+    path = folder(transformers.SiglipVisionModel)
+    tensors, index = load_file(path / "model.safetensors"), {}
+    (path / "model.safetensors").unlink()
+    for number, part in enumerate((tensors, dict(list(tensors.items())[:1]))):
+        save(part, path / f"{number}.safetensors")
+        index |= {f"{name}{number}": f"{number}.safetensors" for name in part}
+    (path / "model.safetensors.index.json").write_text(json.dumps(dict(metadata={}, weight_map=index)))
+    with pytest.raises(ValueError, match=f"{re.escape(min(part))} 2 times"):
+        HFViTModel.from_pretrained(path)
+
+
+@pytest.mark.parametrize("sizes", [dict(image_size=30), dict(patch_size=7), dict(image_size=(16, 18))], ids=repr)
+def test_sizes_that_the_patch_does_not_divide_are_an_error(folder, sizes):
+    with pytest.raises(ValueError, match=r"patch_size .* does not divide image_size"):
+        LOAD(folder(), **sizes)
+
+
+INTERRUPTED = """
+import sys, hf_vit
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "hf_vit.formats.timm":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+try:
+    sys.exit(f"{hf_vit.HFViTModel.from_pretrained(sys.argv[1])} was loaded")
+except KeyboardInterrupt:
+    del sys.meta_path[0]
+hf_vit.HFViTModel.from_pretrained(sys.argv[1])
+"""
+
+
+def test_a_first_import_that_was_interrupted_is_made_up_for(folder):
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, folder()], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_only_its_own_file_names_a_family():
+    """Beside the files of families, no code knows one by name."""
+    house = Path(sys.modules["hf_vit"].__file__).parent
+    files = [
+        *(house / "model").glob("*.py"),
+        *(house / "formats" / f"{name}.py" for name in ("read", "native_models", "family")),
+    ]
+    for file in files:
+        code = re.sub(r'""".*?"""|#.*', "", file.read_text(), flags=re.DOTALL)
+        assert not re.findall(
+            r"[\"'](?:vit_mae|deit|dinov2|dinov3\w*|clip\w*|siglip\w*|timm|jax|pixio|ijepa)[\"']", code
+        ), file
