@@ -94,6 +94,9 @@ def broken(tmp_path_factory, photo):
     header = struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0)
     bomb = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
     (folder / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bomb)
+    with Image.open(photo) as image:
+        image.save(folder / "page.eps")
+    (folder / "page.eps").rename(folder / "page.png")
     (folder / "drawing.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>')
     return folder
 
@@ -201,7 +204,7 @@ def test_another_layer_method_or_head_gives_another_picture_and_the_same_answer(
     assert (ask(photo, 99, -1, ANSWER)[1] == pictures[1]).all()  # the nearest that there is
 
 
-@pytest.mark.parametrize("name", ["photo.jpg", "empty.jpg", "bomb.png", "drawing.svg", "cut.jpg"])
+@pytest.mark.parametrize("name", ["photo.jpg", "empty.jpg", "bomb.png", "page.png", "drawing.svg", "cut.jpg"])
 def test_a_file_that_is_no_image_is_told_in_a_sentence(name, ask, two, broken, photo):
     """a file that is no image, or not a whole one, is dropped on the page | a sentence there; no traceback in the log"""
     from gradio_client import Client, handle_file
