@@ -56,8 +56,11 @@ class LoadingMixin:
         if path is not None and os.path.isfile(path):
             raise ValueError(f"{path} is a file: from_pretrained takes a folder or a repo, from_checkpoint a file")
         kwargs.pop("trust_remote_code", None)  # this class is the code; transformers would warn
-        if (base := base_of_adapter(path, kwargs)) is not None:
-            model, info = load_with_adapter(cls, base, path, *model_args, **kwargs)
+        found = kwargs.pop("adapter_kwargs", None) or {}  # of an Auto class, which has looked for an adapter
+        adapter = found.get("_adapter_model_path", path)
+        kwargs |= {name: found[name] for name in FROM_HUB if found.get(name) is not None}
+        if (base := base_of_adapter(adapter, kwargs)) is not None:
+            model, info = load_with_adapter(cls, base, adapter, *model_args, **kwargs)
         else:
             with readable_errors(path):
                 checkpoint = None if path is None else read_public(path, cls.is_classifier, kwargs)
