@@ -66,17 +66,17 @@ def test_each_command_answers_help_under_its_own_name(installed, name):
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "named"),
     [
-        (["trian"], "hf-vit: error: trian is not a command; wanted one of train, pretrain"),
-        (["train", "--lr", "1"], "--lr is not a flag of hf-vit train: did you mean --learning_rate?"),
-        (["train", "--num_processes"], "hf-vit: error: --num_processes has no value"),
+        (["trian"], ["trian", "train, pretrain"]),
+        (["train", "--lr", "1"], ["--lr", "--learning_rate"]),
+        (["train", "--num_processes"], ["--num_processes"]),
     ],
 )
-def test_a_wrong_word_is_named_with_what_was_meant(installed, words, sentence):
+def test_a_wrong_word_is_named_with_what_was_meant(installed, words, named):
     done = installed(*words)
     assert done.returncode == 2
-    assert sentence in done.stderr
+    assert all(name in done.stderr for name in named)
 
 
 def test_every_folder_of_the_package_is_in_the_wheel():

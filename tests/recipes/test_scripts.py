@@ -76,7 +76,7 @@ def test_flags_are_answered_before_the_imports_that_take_seconds(script, flag, t
             text.count(f"recipes/{script.relative_to(HOUSE / 'recipes')} ") + text.count(f"{script.name}\n") >= 2
         )  # examples
     else:
-        assert "--no-such-flag is not a flag of" in done.stderr
+        assert "--no-such-flag" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
