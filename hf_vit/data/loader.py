@@ -46,8 +46,8 @@ def data_loader(
                 raise UserError(f"no image of a whole batch of {len(errors)} can be read; {errors[0]}")
             if batch["images"] is not None or keep_empty:
                 yield batch
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
             raise
         raise UserError(
             f"a process that decodes images was killed ({error}), mostly because memory is short: pass a --num_workers below "

@@ -69,13 +69,13 @@ def test_what_a_timm_repo_leaves_out_is_timms_own_default():
     ("cfg", "named"),
     [
         ({"crop_mode": "border", "crop_pct": 1.0}, "crop_mode 'border'"),
-        ({"crop_mode": "center", "crop_pct": 0.9, "input_size": [3, 32, 48]}, "crop_mode center"),
+        ({"crop_mode": "center", "crop_pct": 0.9, "input_size": [3, 32, 48]}, "crop_mode 'center'"),
         ({"crop_pct": 0}, "crop_pct 0"),
         ({"crop_pct": "0.9"}, "crop_pct '0.9'"),
         ({"interpolation": "random"}, "interpolation 'random'"),
-        ({"input_size": "224"}, "input_size '224'"),
+        ({"input_size": "224"}, "'224'"),
     ],
 )
 def test_a_timm_repo_that_cannot_be_followed_is_refused(cfg, named):
-    with pytest.raises(ValueError, match=f"timm/some_model.*{named}"):
+    with pytest.raises(ValueError, match=named):
         timm_processor(cfg, "timm/some_model")
