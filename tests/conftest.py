@@ -138,3 +138,34 @@ def demo_run(tmp_path_factory):
     forked.run([sys.executable, "-W", "ignore", train, "--config", preset, *flags], cwd=home, check=True)
     shutil.rmtree(home / "demo" / "checkpoints")
     return home / "demo"
+
+
+@pytest.fixture
+def accelerator():
+    """accelerator(**arguments) -> Accelerator on CPU; the state that all Accelerators of a process share is new, and given back."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+
+    def reset():
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+    reset()
+    yield lambda **arguments: Accelerator(cpu=True, **arguments)
+    reset()
+
+
+@pytest.fixture
+def saved(tiny_model, tmp_path):
+    """saved(**overrides) -> a folder with a tiny model, its labels eel, cat and dog."""
+    import torch
+    from transformers import ViTImageProcessorPil
+
+    def save(dtype=torch.float32, **overrides):
+        model = tiny_model(id2label=dict(enumerate(["eel", "cat", "dog"])), num_labels=3, **overrides).to(dtype)
+        model.save_pretrained(tmp_path / "saved")
+        side = model.config.image_size
+        ViTImageProcessorPil(size={"height": side, "width": side}).save_pretrained(tmp_path / "saved")
+        return tmp_path / "saved"
+
+    return save

@@ -79,20 +79,6 @@ def test_a_run_is_a_model_too_and_one_that_is_not_finished_says_so(tiny_model, t
 NAMES = ["eel", "cat", "dog"]
 
 
-@pytest.fixture
-def saved(tiny_model, tmp_path):
-    """saved(**overrides) -> a folder with a tiny model, its labels NAMES."""
-
-    def save(dtype=torch.float32, **overrides):
-        model = tiny_model(id2label=dict(enumerate(NAMES)), num_labels=3, **overrides).to(dtype)
-        model.save_pretrained(tmp_path / "saved")
-        side = model.config.image_size
-        ViTImageProcessorPil(size={"height": side, "width": side}).save_pretrained(tmp_path / "saved")
-        return tmp_path / "saved"
-
-    return save
-
-
 def change_config(folder, **fields):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **fields}))

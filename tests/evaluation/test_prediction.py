@@ -9,7 +9,6 @@ import forked
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
 from torch import nn
 from transformers import (
     DeiTForImageClassification,
@@ -28,19 +27,6 @@ from hf_vit.training.model import add_lora
 
 
 FORM = ImageSpec(16, 16, 3, 2, (0.5, 0.45, 0.4), (0.25, 0.2, 0.3))
-
-
-@pytest.fixture
-def accelerator():
-    """accelerator(**arguments) -> Accelerator on CPU; the state that all Accelerators of a process share is new, and given back."""
-
-    def reset():
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
-
-    reset()
-    yield lambda **arguments: Accelerator(cpu=True, **arguments)
-    reset()
 
 
 def test_predictions_keep_their_rows_and_the_model_its_mode(tiny_model):

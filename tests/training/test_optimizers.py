@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
 
 from hf_vit import HFViTForImageClassification
 from hf_vit.data.augment import mix
@@ -137,19 +135,6 @@ def test_average_equals_the_plain_formula(model):
     with average.applied(model):
         torch.testing.assert_close(model.get_parameter(name).detach(), wanted.detach())
     assert torch.equal(model.get_parameter(name), last)
-
-
-@pytest.fixture
-def accelerator():
-    """accelerator(**arguments) -> Accelerator on CPU; the state that all Accelerators of a process share is new, and given back."""
-
-    def reset():
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
-
-    reset()
-    yield lambda **arguments: Accelerator(cpu=True, **arguments)
-    reset()
 
 
 @pytest.mark.parametrize("weights", [None, [0.5, 1.0, 2.0]], ids=["even", "weighted"])

@@ -15,7 +15,6 @@ import torch
 from accelerate import Accelerator
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from transformers import ViTImageProcessorPil
 
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import ImageSpec, image_spec_of
@@ -37,20 +36,6 @@ HOUSE = Path(__file__).parents[2]
 TRAIN = HOUSE / "recipes" / "train.py"
 FORM = ImageSpec(16, 16, 3, 2, (0.5,) * 3, (0.5,) * 3)
 NAMES = ["eel", "cat", "dog"]
-
-
-@pytest.fixture
-def saved(tiny_model, tmp_path):
-    """saved(**overrides) -> a folder with a tiny model, its labels NAMES."""
-
-    def save(dtype=torch.float32, **overrides):
-        model = tiny_model(id2label=dict(enumerate(NAMES)), num_labels=3, **overrides).to(dtype)
-        model.save_pretrained(tmp_path / "saved")
-        side = model.config.image_size
-        ViTImageProcessorPil(size={"height": side, "width": side}).save_pretrained(tmp_path / "saved")
-        return tmp_path / "saved"
-
-    return save
 
 
 def change_config(folder, **fields):
