@@ -23,6 +23,7 @@ from hf_vit.system.files import checksummed_dir, sync, verify_checksums
 
 logger = logging.get_logger(__name__)
 
+KEPT = 2  # checkpoints: a damaged one has one before it
 TENSORS = ("average", "model", "optimizer")  # the files of a checkpoint, beside state.json
 
 
@@ -173,8 +174,8 @@ def _check_tensors(tensors: dict, model, averaged: bool):
             )
 
 
-def save_checkpoint(run: Path, state: dict, keep: int):
-    """Write `checkpoints/step-N`, N being `state["step"]`, and delete all but the last `keep`; OSError on a full disk.
+def save_checkpoint(run: Path, state: dict):
+    """Write `checkpoints/step-N`, N being `state["step"]`, and delete all but the last `KEPT`; OSError on a full disk.
 
     Args:
         state: as `TrainState.state_dict` returns it.
@@ -190,7 +191,7 @@ def save_checkpoint(run: Path, state: dict, keep: int):
             save_file(part, aside / f"{name}.safetensors")
         (aside / "state.json").write_text(json.dumps(counters))
     earlier = [other for other in list_checkpoints(run) if step_of(other) < state["step"]]
-    for old in earlier[: max(0, len(earlier) - keep + 1)]:
+    for old in earlier[: max(0, len(earlier) - KEPT + 1)]:
         shutil.rmtree(old, ignore_errors=True)
 
 

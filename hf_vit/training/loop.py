@@ -12,6 +12,7 @@ from hf_vit.training.optimizers import clip_gradients, is_finite, learning_rate,
 from hf_vit.training.run import Run
 
 
+MOST_SKIPPED = 10  # steps without a finite loss and gradient, before the run stops
 FIRST_CHECKPOINT, SECONDS_BETWEEN_CHECKPOINTS = 60, 300  # where --checkpointing_steps is not given
 
 
@@ -58,8 +59,7 @@ def train_step(run: Run, batches: Prefetcher, saved_at: float) -> tuple[bool, bo
     """One optimizer step: (whether a signal came, whether a checkpoint is due), on any process."""
     plan, args, state = run.plan, run.plan.args, run.state
     began, input_before = time.monotonic(), state.seconds["input"]
-    schedule = args.lr_scheduler_type, args.lr_decay_ratio, args.lr_stages
-    rate = learning_rate(state.step, plan.total_steps, plan.warmup_steps, args.learning_rate, *schedule)
+    rate = learning_rate(state.step, plan.total_steps, plan.warmup_steps, args.learning_rate, args.lr_scheduler_type)
     set_learning_rate(state.optimizers, rate)
     sums, norm, ids = forward_backward(run, batches)
     finite, stopped, checkpoint_is_due = sync_flags(run, sums, norm, saved_at, batches)
@@ -123,12 +123,12 @@ def skip_step(run: Run, rate: float, ids: torch.Tensor):
     """Log a step that is not finite; UserError after too many."""
     state = run.state
     rows = gather_object(run.data.train_images.row_numbers(ids))
-    if len(state.skipped_steps) >= run.plan.args.max_skipped_steps:
+    if len(state.skipped_steps) >= MOST_SKIPPED:
         before = f", and before in {', '.join(map(str, state.skipped_steps))}" if state.skipped_steps else ""
         raise UserError(
             f"the loss or its gradient was not finite in step {state.step + 1:,}{before}: learning rate {rate:.3g}, training "
             f"images {', '.join(map(str, rows[:64]))}{' ...' * (len(rows) > 64)}. Look at these, or begin a new run with a smaller "
-            "--learning_rate; --max_skipped_steps allows more of such steps"
+            "--learning_rate"
         )
     state.skipped_steps.append(state.step + 1)
     run.log.print(f"step {state.step + 1:,} is skipped: its loss or gradient is not finite")

@@ -19,6 +19,9 @@ from hf_vit.system.progress import warn
 from hf_vit.training.optimizers import layer_id
 
 
+LORA_ALPHA = 16  # low-rank updates are scaled by it, divided by their rank
+
+
 @as_user_errors()
 def build_model(
     labels: list[str],
@@ -156,7 +159,7 @@ def freeze(model: nn.Module, backbone: bool, layers: int) -> list[nn.Module]:
     return [model.vit.embeddings, *model.vit.layers[:layers]] if layers > 0 else []
 
 
-def add_lora(model, rank: int, alpha: float, dropout: float):
+def add_lora(model, rank: int):
     """The model with low-rank updates of all dense layers of its transformer layers (arXiv 2106.09685, section 4.1), by PEFT.
 
     The updates and the head are trainable.
@@ -172,8 +175,7 @@ def add_lora(model, rank: int, alpha: float, dropout: float):
     dense = {name.rpartition(".")[2] for name, module in modules if isinstance(module, nn.Linear)}
     lora = LoraConfig(
         r=rank,
-        lora_alpha=alpha,
-        lora_dropout=dropout,
+        lora_alpha=LORA_ALPHA,
         target_modules=rf".*\.layers\..*\.({'|'.join(sorted(dense))})",
         modules_to_save=["classifier"],
     )

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from hf_vit.training.muon import Muon
 
 
+BETA1 = 0.9
 # Learned vectors, not maps between vectors: weight decay would pull them to zero for no reason (arXiv 2010.11929, B.1).
 NO_DECAY = (
     "cls_token", "distillation_token", "register_tokens", "mask_token", "probe", "position_embeddings", "lambda1"
@@ -65,7 +66,7 @@ def build_optimizers(
     kind: str,
     learning_rate: float,
     weight_decay: float,
-    betas: tuple[float, float],
+    beta2: float,
     layer_decay: float = 1.0,
     head_scale: float = 1.0,
 ) -> list[torch.optim.Optimizer]:
@@ -82,7 +83,7 @@ def build_optimizers(
             if names:
                 groups.append({**group, "names": names, "params": [model.get_parameter(name) for name in names]})
     fused = next(model.parameters()).device.type in ("cuda", "cpu")
-    optimizers = [torch.optim.AdamW(others, lr=learning_rate, betas=betas, fused=fused)] if others else []
+    optimizers = [torch.optim.AdamW(others, lr=learning_rate, betas=(BETA1, beta2), fused=fused)] if others else []
     if hidden:
         optimizers.append(Muon(hidden, lr=learning_rate))
     return optimizers
@@ -94,16 +95,13 @@ def learning_rate(
     warmup_steps: int,
     peak: float,
     schedule: str = "cosine",
-    decay: float = 0.2,
-    stages: int = 2,
 ) -> float:
     """The rate of a step, counted from 0: a linear warm-up to `peak`, and then
 
     "cosine": half a cosine to 0 (arXiv 1608.03983, equation 5, one period);
     "linear": a line to 0;
     "constant": `peak`;
-    "wsd": `peak`, and in the last `decay` of all steps a line to 0 (warm-up, stable, decay: arXiv 2404.06395, section 4);
-    "step": as many equally long `stages`, each at a tenth of the rate of the one before.
+    "step": `peak`, and a tenth of it in the second half of all steps.
     """
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
@@ -112,9 +110,7 @@ def learning_rate(
         return peak * 0.5 * (1 + math.cos(math.pi * progress))
     if schedule == "linear":
         return peak * (1 - progress)
-    if schedule == "wsd":
-        return peak * min(1.0, (total_steps - step) / max(1, round(decay * total_steps)))
-    return peak * 0.1 ** (step * stages // total_steps) if schedule == "step" else peak
+    return peak * 0.1 if schedule == "step" and 2 * step >= total_steps else peak
 
 
 def set_learning_rate(optimizers: list[torch.optim.Optimizer], rate: float):

@@ -85,8 +85,7 @@ class Run:
     def save(self):
         """Write a checkpoint of this step."""
         state = {**self.state.state_dict(), "identity": self.plan.identity()}
-        keep = self.plan.args.checkpoints_total_limit
-        run_on_main(self.accelerator, lambda: save_checkpoint(self.folder, state, keep))
+        run_on_main(self.accelerator, lambda: save_checkpoint(self.folder, state))
         self.state.saved_step = self.state.step
 
 
@@ -103,12 +102,12 @@ def build_run(
     data, model, processor = read_data(args, task, accelerator, say)
     frozen_modules, backbone = freeze(model, args.freeze_backbone, args.freeze_layers), model.vit
     if args.lora_rank > 0:
-        model = add_lora(model, args.lora_rank, args.lora_alpha, args.lora_dropout)
+        model = add_lora(model, args.lora_rank)
     task.set_up(data, backbone, accelerator)
     images = None if data.is_stream else len(data.train_images)
     plan = resolve(
         args,
-        DataSize(images, task.evaluation_images(), data.multi_label),
+        DataSize(images, task.evaluation_images()),
         model.config.hidden_size,
         accelerator.num_processes,
         fingerprint(data, model, task.teacher, accelerator),
@@ -151,9 +150,8 @@ def prepare(plan: Plan, accelerator, model, data: RunData, began: float) -> tupl
     """The optimizers and the average of a model, as a `TrainState`, and the model as Accelerate prepared it."""
     args, sharded = plan.args, accelerator.distributed_type == DistributedType.FSDP
     head_scale = (args.head_learning_rate or args.learning_rate) / args.learning_rate
-    betas = (args.adam_beta1, args.adam_beta2)
     optimizers = build_optimizers(
-        model, args.optimizer, args.learning_rate, args.weight_decay, betas, args.layer_decay, head_scale
+        model, args.optimizer, args.learning_rate, args.weight_decay, args.adam_beta2, args.layer_decay, head_scale
     )
     if args.cache_features:
         model = classification_head(model)

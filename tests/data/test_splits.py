@@ -169,17 +169,17 @@ def test_numbers_to_predict_are_carried_where_they_are_asked_for():
 
 
 def test_parts_of_the_training_images_are_by_class_and_by_seed():
-    train = dataset([0] * 20 + [1] * 8 + [2], "abc")
+    train = dataset([0] * 20 + [1] * 8 + [2] * 4, "abc")
     rows_of = lambda **how: {role: rows["row"][:] for role, rows in prepare({"train": train}, **how)[0].items()}
     assert prepare({"train": train})[2] == "part of train"
-    whole, half, few = rows_of(), rows_of(train_fraction=0.5), rows_of(shots=1)
+    whole, half, few = rows_of(), rows_of(shots=3), rows_of(shots=1)
     assert whole["eval"] == half["eval"] == few["eval"]
     assert set(half["train"]) < set(whole["train"])
     assert not set(whole["train"]) & set(whole["eval"])
     counts = lambda rows: np.bincount(np.asarray(train["label"])[rows]).tolist()
-    assert [counts(part["train"]) for part in (whole, half, few)] == [[15, 6, 1], [8, 3, 1], [1, 1, 1]]
-    assert half == rows_of(train_fraction=0.5)
-    assert half["train"] != rows_of(train_fraction=0.5, seed=1)["train"]
+    assert [counts(part["train"]) for part in (whole, half, few)] == [[15, 6, 3], [3, 3, 3], [1, 1, 1]]
+    assert half == rows_of(shots=3)
+    assert half["train"] != rows_of(shots=3, seed=1)["train"]
     assert whole["eval"] != rows_of(seed=1)["eval"]
 
 
@@ -188,7 +188,7 @@ def test_each_of_several_labels_with_two_images_is_on_both_sides(seed):
     """300 images of 12 labels, from frequent to rare."""
     rng = np.random.default_rng(seed)
     labels = (rng.random((300, 12)) < np.geomspace(0.4, 0.008, 12)).astype(np.float32)
-    few = labels[stratified_subset(labels[:, :6], list("abcdef"), 1.0, 4, seed), :6]  # 4 shots
+    few = labels[stratified_subset(labels[:, :6], list("abcdef"), 4, seed), :6]  # 4 shots
     assert ((few.sum(axis=0) >= 3).all(), len(few) < 40) == (True, True)
     held_out = stratified_holdout(labels, 0.1, seed)
     counts, taken = labels.sum(axis=0), labels[held_out].sum(axis=0)

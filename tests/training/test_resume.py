@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from hf_vit.data.sampling import epoch_batches
 from hf_vit.system.errors import UserError
 from hf_vit.system.files import atomic_dir, checksummed_dir
-from hf_vit.training import loop, run_folder
+from hf_vit.training import checkpoints, loop, run_folder
 from hf_vit.training.arguments import TrainArguments
 from hf_vit.training.checkpoints import list_checkpoints, newest_checkpoint, step_of
 from hf_vit.training.classification import Classification
@@ -28,9 +28,17 @@ from hf_vit.training.train import train as train_run
 
 FLAGS = dict(
     preset="tiny-patch16-224", config_overrides=TINY + ",drop_path_rate=0.2,hidden_dropout_prob=0.1", erase=0.3, ema_decay=0.9,
-    per_device_train_batch_size=4, max_train_steps=12, log_steps=2, eval_steps=4, checkpointing_steps=3, checkpoints_total_limit=4,
+    per_device_train_batch_size=4, max_train_steps=12, log_steps=2, eval_steps=4, checkpointing_steps=3,
     num_workers=0, auto_find_batch_size=False,
 )  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kept():
+    """Checkpoints that a test goes on from stay."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "KEPT", 4)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +222,8 @@ def test_checkpoints_are_written_after_some_time_and_then_every_so_often(
 ):
     monkeypatch.setattr(loop, "FIRST_CHECKPOINT", first)
     monkeypatch.setattr(loop, "SECONDS_BETWEEN_CHECKPOINTS", between)
-    train(tmp_path, checkpointing_steps=None, checkpoints_total_limit=3)
+    monkeypatch.setattr(checkpoints, "KEPT", 3)
+    train(tmp_path, checkpointing_steps=None)
     assert [step_of(folder) for folder in list_checkpoints(tmp_path)] == steps
 
 
@@ -439,10 +448,11 @@ def test_a_step_without_a_finite_loss_is_skipped_counted_and_noted(train, tmp_pa
         assert all(tensor.isfinite().all() for tensor in load_file(file).values()), file
 
 
-def test_one_bad_step_too_many_stops_the_run_and_says_where_to_look(train, tmp_path, capsys):
+def test_one_bad_step_too_many_stops_the_run_and_says_where_to_look(train, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(loop, "MOST_SKIPPED", 0)
     rows = ", ".join(map(str, list(epoch_batches(24, 4, 0, 0))[4]))
     with pytest.raises(UserError, match=f"step 5: learning rate 0.000.*{rows}"):
-        train(tmp_path, NotANumber, max_skipped_steps=0)
+        train(tmp_path, NotANumber)
     assert "from step 4" in capsys.readouterr().out
     last = newest_checkpoint(tmp_path)
     assert step_of(last) == 4
