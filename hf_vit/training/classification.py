@@ -19,7 +19,7 @@ from hf_vit.data.splits import class_weights
 from hf_vit.evaluation.calibration import fit_temperature
 from hf_vit.evaluation.classifiers import load_classifier, model_folder
 from hf_vit.evaluation.intervals import intervals
-from hf_vit.evaluation.multi_label import DEFAULT_THRESHOLD, MULTI_LABEL, choose_thresholds
+from hf_vit.evaluation.multi_label import DEFAULT_THRESHOLD, choose_thresholds
 from hf_vit.evaluation.prediction import LOGITS_TOLERANCE, logits_difference
 from hf_vit.evaluation.prediction_table import image_names, prediction_table
 from hf_vit.evaluation.results import Results
@@ -69,10 +69,6 @@ class Classification(Task):
     def build_model(self, labels: list[str], eval_rows):
         """(model, image processor)."""
         args, multi_label = self.args, has_several_labels(eval_rows)
-        if args.problem_type is not None and multi_label != (args.problem_type == MULTI_LABEL):
-            raise UserError(
-                f"--problem_type {args.problem_type}: images of the data have {'several labels' if multi_label else 'one label'}"
-            )
         if multi_label and (args.balance == "sampling" or args.teacher_name_or_path is not None):
             raise UserError(
                 "several labels an image do not go with --balance sampling or --teacher_name_or_path: leave it out"
