@@ -38,8 +38,8 @@ if __name__ == "__main__":  # the imports take seconds
 
     ARGUMENTS = training_arguments(__doc__, TrainArguments)
 
+from hf_vit import run_figures
 from hf_vit.evaluation.classifiers import load_classifier
-from hf_vit.hub import pictures
 from hf_vit.training.classification import Classification
 from hf_vit.training.train import train_as_script
 
@@ -49,7 +49,9 @@ def draw(folder: Path, run, log: list[dict], scores: dict, samples: dict):
     data, args = run.data, run.plan.args
     has_examples = not (data.is_stream or args.cache_features or data.spec.processor is not None)
     model, examples = load_classifier(str(folder.parent)), run.batches.examples if has_examples else None
-    pictures.draw_run(folder, log, scores, samples, data.labels, data.spec, model.to(run.accelerator.device), examples)
+    run_figures.draw_run(
+        folder, log, scores, samples, data.labels, data.spec, model.to(run.accelerator.device), examples
+    )
 
 
 if __name__ == "__main__":
