@@ -22,7 +22,7 @@ from hf_vit.system.run_files import NUM_SAMPLES
 
 TRANSFORMERS_JS_MODELS = ("vit", "deit", "ijepa", "dinov2", "dinov2_with_registers")  # classifiers of version 4
 FIGURES = (
-    "predictions", "mistakes", "attention", "confusion", "average_precision", "calibration", "curves", "augmentations", "inside",
+    "predictions", "mistakes", "attention", "confusion", "scatter", "average_precision", "calibration", "curves", "augmentations", "inside",
     "reconstructions",
 )  # fmt: skip
 METRICS = {  # key of results.json: name in the card, metric of the Hub, format
@@ -34,6 +34,8 @@ METRICS = {  # key of results.json: name in the card, metric of the Hub, format
     "mean_average_precision": ("mean average precision", "mean_average_precision", "{:.2%}"),
     "micro_f1": ("micro F1", "f1", "{:.2%}"),
     "exact_match": ("exact match", "exact_match", "{:.2%}"),
+    "mae": ("mean absolute error", "mae", "{:.4g}"),
+    "r2": ("R²", "r_squared", "{:.4f}"),
     "loss": ("cross-entropy", "loss", "{:.4f}"),
 }
 
@@ -56,7 +58,7 @@ def write_card(
 
     Args:
         folder: holds the saved model and perhaps `example.png` and `figures/`.
-        template: Jinja template of the card: that of a classifier, or of a model that was trained without labels.
+        template: Jinja template of the card: that of a classifier, a regression, or a model that was trained without labels.
         config: the text of config.yaml.
         model_path: what the card calls the folder if not by its path.
         repo, revision: where the model will be on the Hub; None for a local model, and for the main branch.
@@ -66,20 +68,21 @@ def write_card(
         export: the content of export.json if its files are published too.
     """
     results, config = without_paths(results, config)
-    data, is_classifier = results.data, results.per_class is not None
+    data, has_labels = results.data, results.intervals is not None
     name = printable(Path(data["name"]).name) or "images"
-    title = f"Vision Transformer {'' if is_classifier else 'pre-trained '}on {name}"
-    metrics, evaluations = _metrics(results, name) if is_classifier else ([], None)
+    kind, task = ("for regression ", None) if "r2" in results.metrics else ("", "image-classification")
+    title = f"Vision Transformer {kind if has_labels else 'pre-trained '}on {name}"
+    metrics, evaluations = _metrics(results, name) if has_labels else ([], None)
     recalls = [row for row in results.per_class or () if row.get("recall") is not None]
     card = ModelCard.from_template(
         ModelCardData(
             library_name="transformers",
-            pipeline_tag="image-classification" if is_classifier else "image-feature-extraction",
+            pipeline_tag=task if has_labels else "image-feature-extraction",
             tags=["hf_vit", "vision"],
             license=as_license(license),
             base_model=results.base_model_hub_id,
             datasets=[data["hub_id"]] if data.get("hub_id") else None,
-            model_name=title if is_classifier else None,
+            model_name=title if has_labels else None,
             eval_results=evaluations,
         ),
         template_path=str(template),
@@ -140,11 +143,13 @@ def _metrics(results: Results, name: str) -> tuple[list[tuple], list[EvalResult]
         value, interval = results.metrics[key], results.intervals.get(key)
         if key == "loss" and results.thresholds:  # of several labels an image
             metric = "binary cross-entropy"
+        elif key == "loss" and "r2" in results.metrics:
+            metric = "squared error, of standardised labels"
         interval = interval and f"{form.format(interval[0])} to {form.format(interval[1])}"
         rows.append((metric, form.format(value), interval))
         evaluations.append(
             EvalResult(
-                task_type="image-classification",
+                task_type="image-regression" if "r2" in results.metrics else "image-classification",
                 dataset_type=data.get("hub_id") or "imagefolder",
                 dataset_name=name,
                 dataset_config=data.get("config") and printable(data["config"]),

@@ -178,6 +178,18 @@ def average_precision(per_class: list[dict]) -> Figure:
 
 
 @styled
+def scatter(labels, predicted) -> Figure:
+    """A point an image: its label, and the number that was predicted; on the line, both are the same."""
+    figure = Figure(figsize=(4.5, 4.5))
+    panel = figure.subplots()
+    panel.scatter(labels, predicted, s=6, alpha=min(1.0, 30 / len(labels) ** 0.5), color=BLUE, linewidth=0)
+    ends = [min(*labels, *predicted), max(*labels, *predicted)]
+    panel.plot(ends, ends, color=GREY, linewidth=1)
+    panel.set(xlabel="label", ylabel="predicted", aspect="equal")
+    return figure
+
+
+@styled
 def calibration(bins: list[dict]) -> Figure:
     """How often the model is right when it is so sure, and how often it is.
 

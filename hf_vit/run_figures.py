@@ -46,6 +46,25 @@ def draw_run(
         figures.save(figure, folder / f"{name}.png")
 
 
+def draw_regression(folder: Path, log: list[dict], table, samples: dict, spec, model):
+    """The pictures of a model that predicts a number: curves, predictions against labels, and what it looks at.
+
+    Args:
+        table: a pandas table of all evaluated images, with the columns `label` and `predicted`.
+    """
+    folder.mkdir()
+    drawn = {
+        "curves": figures.curves(log, "squared error, standardised"),
+        "scatter": figures.scatter(table["label"], table["predicted"]),
+    }
+    if spec.channels in (1, 3):
+        numbers = zip(samples["labels"][:4].tolist(), samples["logits"][:4, 0].tolist(), strict=True)
+        captions = [f"{predicted:.4g} is {label:.4g}" for label, predicted in numbers]
+        drawn |= model_figures(model, samples["images"][:4], spec, captions)
+    for name, figure in drawn.items():
+        figures.save(figure, folder / f"{name}.png")
+
+
 def report_figures(report: dict, labels: list[str]) -> dict[str, Figure]:
     """The confusion matrix and calibration of what `classification_report` makes, or of several labels their average precisions."""
     if "thresholds" in report:

@@ -6,7 +6,7 @@
 
 Each row of the output is an image: its `file` (or its `row`, if the data set has no files), then label_1, probability_1 and so on
 of the best --top_k labels, or one column of probabilities for each label with --top_k 0. A model of several labels an image adds
-`labels`: those that reach their thresholds, joined by ";".
+`labels`: those that reach their thresholds, joined by ";". A model of numbers (regression) gives one column, `prediction`.
 
 An embedding is the vector that the classifier's head reads: a column `embedding` of a Parquet file, or a row of a .npy array, with
 the files in FILE.rows.csv beside it.
@@ -67,7 +67,7 @@ from accelerate.utils import gather_object
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.unlabelled import load_unlabelled
-from hf_vit.evaluation.classifiers import class_names, load_classifier, load_processor, model_folder
+from hf_vit.evaluation.classifiers import class_names, is_regression, load_classifier, load_processor, model_folder
 from hf_vit.evaluation.multi_label import thresholds_of
 from hf_vit.evaluation.prediction import predict_images
 from hf_vit.evaluation.tables import best_labels, prediction_columns
@@ -101,11 +101,12 @@ def main(args: argparse.Namespace):
     accelerator = set_up_evaluation(args.mixed_precision)
     with accelerator.main_process_first():
         images = load_unlabelled(args.dataset_name, args.dataset_config, args.split, args.image_column)
-    model = load_classifier(folder, trained=not embeds).to(accelerator.device)
+    model = load_classifier(folder, trained=not embeds, regression=True).to(accelerator.device)
     spec, thresholds = image_spec_of(load_processor(folder), model.config), thresholds_of(model.config)
     dataset = ImageDataset(images.rows, spec, args.on_bad_image, decode_first=False)
     how = {"batch_size": args.per_device_eval_batch_size, "num_workers": args.num_workers, "features": embeds}
-    if not embeds:
+    is_number = is_regression(model.config)
+    if not (embeds or is_number):
         how["convert"] = lambda logits: best_labels(logits, args.top_k, thresholds)
     values, rows = predict_images(model, dataset, spec, accelerator, **how)
     unreadable = [printable(message) for message in gather_object([*dataset.skipped])]
@@ -113,10 +114,11 @@ def main(args: argparse.Namespace):
         names, listed = {images.key: images.names(rows.tolist())}, beside(args.output_file)[0]
         if embeds:
             write_embeddings(args.output_file, names, values)
+        elif is_number:
+            write_labels(args.output_file, names | {"prediction": values[:, 0].numpy()})
         else:
-            columns = prediction_columns(
-                values, class_names(model.config), args.top_k, thresholds is not None, images.key
-            )
+            several, labels = thresholds is not None, class_names(model.config)
+            columns = prediction_columns(values, labels, args.top_k, several, images.key)
             write_labels(args.output_file, names | columns)
         print(f"{counted(len(rows), 'image')} in {args.output_file}")
         listed.unlink(missing_ok=True)  # of an output file that is replaced

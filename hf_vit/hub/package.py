@@ -48,7 +48,7 @@ def build_package(
 
     Args:
         run: the folder of a finished run.
-        templates: the folder of model_card.md and pretraining_card.md.
+        templates: the folder of the cards.
         repo, revision, license: see `write_card`.
         layout: None, "native" or "code", see `choose_layout`.
         data_license: replaces the licence of the data in the results.
@@ -71,11 +71,11 @@ def build_package(
     shown = dict(repo=repo, revision=revision, license=license)
     if pinned and (folder / "modeling_hf_vit.py").is_file():
         shown["revision"] = content_tag(folder)
-    template = templates / ("pretraining_card.md" if is_pretrained(folder) else "model_card.md")
-    if not is_pretrained(folder):
+    kind = "pretraining" if is_pretrained(folder) else "regression" if "r2" in results.metrics else "model"
+    if kind == "model":
         thresholds = torch.tensor(results.thresholds) if results.thresholds else None
         shown["prediction"] = format_prediction(outputs[0], results.data["labels"], thresholds)
-    write_card(folder, template, results, config, layout=reason, export=export, **shown)
+    write_card(folder, templates / f"{kind}_card.md", results, config, layout=reason, export=export, **shown)
     return reason
 
 
@@ -91,7 +91,7 @@ def load_merged_model(folder: Path):
         return PeftModel.from_pretrained(model, folder).merge_and_unload().eval()
     if is_pretrained(folder):
         return HFViTForPreTraining.from_pretrained(folder).eval()
-    return load_classifier(str(folder)).eval()
+    return load_classifier(str(folder), regression=True).eval()
 
 
 def choose_layout(model, layout: str | None = None) -> tuple[object, str]:

@@ -68,6 +68,9 @@ class TrainArguments:
     class_level: int | None = argument(
         None, "folder below the split that is the class, 2 for animals/dogs/1.jpg; default: 1"
     )
+    problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = argument(
+        None, "regression predicts a number; default: classification, by the type of the labels"
+    )
     train_split: str = argument("train", "split to train on")
     eval_split: str | None = argument(
         None, "split to evaluate; if not given: validation, else test, else a part of train"
@@ -286,6 +289,17 @@ CONFLICTS = {  # a flag, and those that do not go with it
 }
 
 
+OF_CLASSES = (
+    "shots",
+    "balance",
+    "label_names",
+    "label_separator",
+    "label_columns",
+    "streaming",
+    "teacher_name_or_path",
+)
+
+
 def check_combinations(args: TrainArguments):
     """Raise ValueError for arguments that are missing or contradict each other, and for one that has no effect without another."""
     given = {one.name for one in dataclasses.fields(args) if getattr(args, one.name) != one.default}
@@ -302,6 +316,8 @@ def check_combinations(args: TrainArguments):
     for name in sorted(given & {*CONFLICTS}):
         for other in sorted(given & {*CONFLICTS[name].split()}):
             raise UserError(f"--{name} does not go with --{other}: leave one out")
+    if args.problem_type == "regression" and (others := sorted(given & {*OF_CLASSES})):
+        raise UserError(f"--problem_type regression does not go with --{others[0]}: leave one out")
     if args.eval_split == args.train_split:
         raise UserError("--eval_split and --train_split are the same: leave one out, and a part of it is held out")
 

@@ -6,7 +6,7 @@ from hf_vit.training.arguments import BELOW_ONE, PART, TrainArguments, argument
 
 
 USES_NO_LABELS = (
-    "label_separator", "label_columns", "shots", "balance", "label_smoothing", "mixup", "cutmix",
+    "problem_type", "label_separator", "label_columns", "shots", "balance", "label_smoothing", "mixup", "cutmix",
     "head_learning_rate",
 )  # fmt: skip
 TRAINS_ALL = ("freeze_backbone", "freeze_layers", "cache_features", "lora_rank", "lora_save")
