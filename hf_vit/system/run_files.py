@@ -29,7 +29,7 @@ def listed_files(folder: Path, *needed: str) -> dict[str, dict]:
     for name in (*needed, *files):
         if name not in files:
             raise UserError(f"its {MANIFEST} lists no {name}")
-        if (folder / name).resolve() != folder.resolve() / name or not (folder / name).is_file():
+        if not (folder / name).resolve().is_relative_to(folder.resolve()) or not (folder / name).is_file():
             raise UserError(f"its {MANIFEST} lists {printable(name)}, which is no regular file below it")
     return files
 

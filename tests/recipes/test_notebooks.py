@@ -13,6 +13,7 @@ import psutil
 import pytest
 from nbclient import NotebookClient
 
+from hf_vit import run_figures
 from hf_vit.data import image_dataset
 from hf_vit.training import run_folder
 from hf_vit.training.log import RunLog
