@@ -1,10 +1,8 @@
 """Any saved image classifier, and its image processor."""
 
-import hashlib
 import os
 from pathlib import Path
 
-import torch
 from torch import nn
 from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedConfig, ViTImageProcessorPil
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
@@ -88,16 +86,6 @@ def is_regression(config) -> bool:
 def class_names(config) -> list[str]:
     """The names of a model's classes, in the order of its logits."""
     return [config.id2label[index] for index in range(config.num_labels)]
-
-
-def model_digest(model: nn.Module, processor) -> str:
-    """SHA-256 of all that a classifier's logits depend on: weights, config and image processor."""
-    digest = hashlib.sha256((model.config.to_json_string() + processor.to_json_string()).encode())
-    for name, weight in model.state_dict().items():
-        digest.update(name.encode())
-        if type(weight) is torch.Tensor:  # not quantised
-            digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def check_weights(model: nn.Module, source: str):

@@ -1,6 +1,7 @@
 """What a finished run leaves: the published model, its card and pictures, and results.json."""
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from hf_vit.evaluation.results import Results
 from hf_vit.system.environment import environment_info
 from hf_vit.system.errors import UserError
 from hf_vit.system.files import atomic_dir, checksum, write_text
-from hf_vit.system.run_files import PREDICTIONS, SAMPLES, copy_file
+from hf_vit.system.run_files import PREDICTIONS, SAMPLES
 from hf_vit.training.checkpoints import load_best
 from hf_vit.training.inputs import on_hub
 from hf_vit.training.run import Run
@@ -66,7 +67,7 @@ def publish_model(run: Run) -> dict:
     publish_best(folder, run.folder / "model", leave_out=("scores.json", SAMPLES, PREDICTIONS))
     for name in (SAMPLES, PREDICTIONS):
         if (folder / name).is_file():
-            copy_file(folder / name, run.folder / name)
+            shutil.copy(folder / name, run.folder / name)
     return scores
 
 

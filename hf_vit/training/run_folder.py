@@ -8,6 +8,7 @@ import socket
 import time
 from pathlib import Path
 
+import yaml
 from safetensors.torch import load_file
 from transformers.utils import logging
 
@@ -46,7 +47,7 @@ def locked(run: Path):
     made = [folder for folder in (run, *run.parents) if not folder.exists()]
     try:
         run.mkdir(parents=True, exist_ok=True)
-        file = os.fdopen(run_files.open_regular(run / ".lock", os.O_RDWR | os.O_CREAT), "r+")
+        file = os.fdopen(os.open(run / ".lock", os.O_RDWR | os.O_CREAT), "r+")
     except OSError as error:
         raise UserError(f"{run} cannot be written to ({error.strerror}): choose another --output_dir") from error
     with file:
@@ -102,7 +103,7 @@ def find_checkpoint(run: Path, args: TrainArguments) -> tuple[bool, Path | None]
             raise UserError(f"--resume {named}: {error}") from error
         return False, named
     given = {name: value for name, value in fixed_arguments(args).items() if value is not None}
-    check_identity(run_files.read_flat_yaml(run / STARTED), given, f"{run} holds")
+    check_identity(yaml.safe_load((run / STARTED).read_text()), given, f"{run} holds")
     folder = newest_checkpoint(run) or named  # a run that was stopped before its first own checkpoint
     if (run / FINISHED).exists() and (folder is None or (run / "model" / "config.json").is_file()):
         return True, None
@@ -167,7 +168,7 @@ def continue_run(origin: Path, run: Path, step: int, evaluated_step: int) -> dic
     if best is not None and origin.resolve() != run.resolve():
         with atomic_dir(run / "checkpoints" / best[0].name) as aside:
             run_files.copy_listed(best[0], aside)
-            run_files.copy_file(best[0] / run_files.MANIFEST, aside / run_files.MANIFEST)
+            shutil.copy(best[0] / run_files.MANIFEST, aside)
     return best and best[1]
 
 
