@@ -123,8 +123,7 @@ class Classification(Task):
         if self.teacher is not None:
             with self.autocast():
                 teacher_logits = self.teacher(batch.inputs)
-            distillation = distillation_loss(logits, teacher_logits, args.distillation_temperature)
-            loss = (1 - args.distillation_alpha) * loss + args.distillation_alpha * distillation
+            loss = (loss + distillation_loss(logits, teacher_logits)) / 2
         return loss, logits
 
     def count_correct(self, logits, batch: Batch) -> torch.Tensor:

@@ -68,7 +68,7 @@ def test_another_type_for_the_weights_is_refused(saved):
 @pytest.mark.parametrize("lora_save", ["merged", "adapter"])
 def test_lora_on_a_half_precision_base_is_merged_in_float32(saved, tmp_path, lora_save, pixels):
     model, _ = build_model(NAMES, str(saved(torch.bfloat16)), None, None, {})
-    model = add_lora(model, 4, 8.0, 0.0)
+    model = add_lora(model, 4, 8.0)
     for name, weight in model.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(weight, std=1e-2)
