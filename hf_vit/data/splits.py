@@ -26,7 +26,6 @@ def prepare_splits(
     train_split: str | None = "train",
     eval_split: str | None = None,
     eval_fraction: float = 0.1,
-    train_fraction: float = 1.0,
     shots: int | None = None,
     seed: int = 0,
     min_classes: int = 2,
@@ -41,8 +40,7 @@ def prepare_splits(
         eval_split: by default "validation", else "test", or another of `EVAL_SPLITS`; else a stratified part of the training split
             is held out.
         eval_fraction: the size of that part.
-        train_fraction: the part of each class to train on, of what is not held out.
-        shots: the number of images of each class to train on.
+        shots: the number of images of each class to train on, of what is not held out.
         seed: decides what is held out and left out.
         min_classes: that training images must be of.
         columns: as of `select_and_encode`.
@@ -72,8 +70,8 @@ def prepare_splits(
         held_out = stratified_holdout(labels, eval_fraction, seed)
         kept = np.setdiff1d(np.arange(len(labels)), held_out)
         chosen = DatasetDict(train=chosen["train"].select(kept), eval=chosen["train"].select(held_out))
-    if train_fraction < 1 or shots is not None:
-        kept = stratified_subset(label_tensor(chosen["train"]).numpy(), names, train_fraction, shots, seed)
+    if shots is not None:
+        kept = stratified_subset(label_tensor(chosen["train"]).numpy(), names, shots, seed)
         chosen["train"] = chosen["train"].select(kept)
     return chosen, names, eval_split
 
@@ -170,20 +168,16 @@ def stratified_holdout(labels: np.ndarray, fraction: float, seed: int) -> np.nda
     return held_out
 
 
-def stratified_subset(
-    labels: np.ndarray, names: list[str], fraction: float, shots: int | None, seed: int
-) -> np.ndarray:
-    """Sorted row numbers of `fraction` of each class (at least one image), or of `shots` images of each; where an image has several
-    labels, of about as many.
+def stratified_subset(labels: np.ndarray, names: list[str], shots: int, seed: int) -> np.ndarray:
+    """Sorted row numbers of `shots` images of each class; where an image has several labels, of about as many.
 
     Raises:
         UserError: if a class has fewer than `shots` images.
     """
     counts = count_labels(torch.from_numpy(labels), len(names)).tolist()
-    if few := [f"{name} {count}" for name, count in zip(names, counts, strict=True) if 0 < count < (shots or 0)]:
+    if few := [f"{name} {count}" for name, count in zip(names, counts, strict=True) if 0 < count < shots]:
         raise UserError(f"--shots {shots}: there are fewer training images of {listed(few)}; take fewer shots")
-    wanted = lambda count: shots or max(1, round(fraction * count))
-    return _sample_per_class(labels, wanted, np.random.default_rng([seed, 1]))
+    return _sample_per_class(labels, lambda _: shots, np.random.default_rng([seed, 1]))
 
 
 def _sample_per_class(labels: np.ndarray, wanted, rng: np.random.Generator) -> np.ndarray:

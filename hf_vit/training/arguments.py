@@ -46,7 +46,11 @@ class TrainArguments:
     """
 
     hidden: ClassVar[tuple[str, ...]] = ()  # fields that are no flags of a script
-    retired: ClassVar[dict] = {"first_stage": 0.8, "stream_lanes": 4, "augment_repeats": 1}  # see `read_yaml`
+    retired: ClassVar[dict] = {  # see `read_yaml`
+        "first_stage": 0.8, "stream_lanes": 4, "augment_repeats": 1, "train_fraction": 1.0, "lora_alpha": 16.0, "lora_dropout": 0.0,
+        "distillation_alpha": 0.5, "distillation_temperature": 1.0, "checkpoints_total_limit": 2, "max_skipped_steps": 10,
+        "adam_beta1": 0.9, "lr_decay_ratio": 0.2, "lr_stages": 2, "calibrate": True, "loss": None,
+    }  # fmt: skip
 
     dataset_name: str | None = argument(
         None, "Hub id, local folder or file, or `fashion-mnist-mini`, which lies in recipes/data", group="data"
@@ -71,7 +75,6 @@ class TrainArguments:
     eval_fraction: float = argument(
         0.1, "part of train that is held out, by class, where there is no split to evaluate", BELOW_ONE
     )
-    train_fraction: float = argument(1.0, "part of each class to train on", PART)
     shots: int | None = argument(None, "images of each class to train on; if not given, all", AT_LEAST_ONE)
     balance: Literal["none", "sampling", "weights"] = argument(
         "none", "rare classes: sampling shows each class as often as any other, weights makes its loss count as much"
@@ -103,16 +106,12 @@ class TrainArguments:
     lora_rank: int = argument(
         0, "above 0: train low-rank updates of the layers, and the head, through PEFT", NOT_NEGATIVE
     )
-    lora_alpha: float = argument(16.0, "the updates are scaled by lora_alpha / lora_rank", POSITIVE)
-    lora_dropout: float = argument(0.0, "dropout before the updates", BELOW_ONE)
     lora_save: Literal["merged", "adapter"] = argument(
         "merged", "merged: a whole model; adapter: what goes on top of the base"
     )
     teacher_name_or_path: str | None = argument(
         None, "image classifier whose answers are learned too (distillation); if not given, none"
     )
-    distillation_alpha: float = argument(0.5, "weight of the teacher's part of the loss", FRACTION)
-    distillation_temperature: float = argument(1.0, "softens both answers", POSITIVE)
     output_dir: str | None = argument(None, "run folder, such as runs/demo", resume=True, group="run folder")
     overwrite: bool = argument(False, "replace the run in output_dir", resume=True)
     resume: str = argument(
@@ -125,10 +124,6 @@ class TrainArguments:
         "steps between checkpoints; if not given, 5 minutes; 0: only where a run is stopped",
         NOT_NEGATIVE,
         resume=True,
-    )
-    checkpoints_total_limit: int = argument(2, "checkpoints that are kept, the last ones", AT_LEAST_ONE, resume=True)
-    max_skipped_steps: int = argument(
-        10, "steps without a finite loss and gradient that are skipped before the run stops", NOT_NEGATIVE, resume=True
     )
     seed: int = argument(0, "decides initial weights, order and augmentation", NOT_NEGATIVE)
     num_train_epochs: float | None = argument(
@@ -150,7 +145,7 @@ class TrainArguments:
         True, "on out-of-memory, halve the micro-batch and accumulate gradients", resume=True
     )
     optimizer: Literal["adamw", "muon"] = argument(
-        "adamw", "muon: Muon for the matrices of the layers, AdamW for the rest", group="optimizer and loss"
+        "adamw", "muon: Muon for the matrices of the layers, AdamW for the rest", group="optimizer"
     )
     learning_rate: float | None = argument(
         None, "peak; if not given, 1e-3 from scratch, else by what is trained and how wide the model is", POSITIVE
@@ -160,11 +155,9 @@ class TrainArguments:
         "peak of the classification head; if not given, learning_rate where that is given, else by what is trained",
         POSITIVE,
     )
-    lr_scheduler_type: Literal["cosine", "linear", "constant", "wsd", "step"] = argument(
-        "cosine", "after the warm-up; wsd: constant, then linear to 0; step: in stages of a tenth each"
+    lr_scheduler_type: Literal["cosine", "linear", "constant", "step"] = argument(
+        "cosine", "after the warm-up; step: a tenth in the second half"
     )
-    lr_decay_ratio: float = argument(0.2, "wsd: part of the steps at the end over which the rate falls", PART)
-    lr_stages: int = argument(2, "step: number of stages", AT_LEAST_ONE)
     layer_decay: float | None = argument(
         None,
         "below 1: each layer learns at this part of the rate of the one above it; if not given 0.75 to fine-tune all layers without --learning_rate, else 1",
@@ -173,23 +166,13 @@ class TrainArguments:
     weight_decay: float = argument(
         0.05, "decoupled weight decay of matrices; biases, norms, tokens and positions have none", NOT_NEGATIVE
     )
-    adam_beta1: float = argument(0.9, "AdamW", BELOW_ONE)
     adam_beta2: float = argument(0.999, "AdamW", BELOW_ONE)
     warmup_ratio: float = argument(0.05, "part of the steps over which the learning rate rises", FRACTION)
     max_grad_norm: float = argument(1.0, "gradients are clipped to this norm; 0 leaves them alone", NOT_NEGATIVE)
-    loss: Literal["cross_entropy", "binary_cross_entropy"] | None = argument(
-        None,
-        "binary: a yes or no for each label; if not given, binary for several labels an image, else cross_entropy",
-    )
     label_smoothing: float = argument(
         0.1,
         "probability mass spread over all classes; of several labels an image, over the yes and no of each",
         BELOW_ONE,
-    )
-    calibrate: bool = argument(
-        True,
-        "with validation images: fit a temperature on them, and fold it into the head, so that probabilities are as often right as they say",
-        resume=True,
     )
     ema_decay: float = argument(
         0.0, "above 0: evaluate and save an exponential moving average of the weights", BELOW_ONE
@@ -289,16 +272,16 @@ class TrainArguments:
 # pixels out of 160: 0.64.
 CROP_SCALE, CROP_SCALE_FROM_SCRATCH = 0.64, 0.35
 NEEDED = {  # what has no effect without another flag
-    "lora_alpha": "lora_rank", "lora_dropout": "lora_rank", "lora_save": "lora_rank", "shuffle_buffer": "streaming",
-    "distillation_alpha": "teacher_name_or_path", "distillation_temperature": "teacher_name_or_path",
-    "cache_features": "freeze_backbone", "streaming": "max_train_steps",  # a stream has no length
-}  # fmt: skip
+    "lora_save": "lora_rank",
+    "shuffle_buffer": "streaming",
+    "cache_features": "freeze_backbone",
+    "streaming": "max_train_steps",  # a stream has no length
+}
 CONFLICTS = {  # a flag, and those that do not go with it
     "preset": "model_name_or_path freeze_backbone freeze_layers lora_rank",
-    "shots": "train_fraction",
     "lora_rank": "freeze_backbone freeze_layers",
     "cache_features": "shift color_jitter erase mixup cutmix auto_augment streaming teacher_name_or_path",  # each image is seen once
-    "streaming": "shots train_fraction balance",  # which need the whole data set at hand
+    "streaming": "shots balance",  # which need the whole data set at hand
     "overwrite": "resume",
 }
 

@@ -6,17 +6,16 @@ import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.utils import logging
 
-from hf_vit.system.errors import UserError
 from hf_vit.system.files import checksummed_dir, sync, verify_checksums
 
 
 logger = logging.get_logger(__name__)
 
-KEPT = 2  # checkpoints, the last ones
+KEPT = 2  # checkpoints: a damaged one has one before it
 
 
 def list_checkpoints(run: Path, kind: str = "step") -> list[Path]:
@@ -82,18 +81,6 @@ def save_checkpoint(run: Path, counters: dict, tensors: dict[str, dict[str, torc
         (aside / "state.json").write_text(json.dumps(counters))
     for old in [folder for folder in list_checkpoints(run) if step_of(folder) <= step][:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
-
-
-def read_tensors(folder: Path, name: str, shapes: dict[str, torch.Size]) -> dict[str, torch.Tensor]:
-    """The tensors of a file of a checkpoint; ValueError unless these are their names and shapes."""
-    tensors = load_file(folder / f"{name}.safetensors")
-    found = {key: value.shape for key, value in tensors.items()}
-    if found != shapes:
-        other = min(key for key in {*found, *shapes} if found.get(key) != shapes.get(key))
-        raise UserError(
-            f"{folder / name}.safetensors is not of this model: {other} is {found.get(other)} there, and {shapes.get(other)} here"
-        )
-    return tensors
 
 
 def save_best(run: Path, step: int, scores: dict, needed: int, write_model):

@@ -31,6 +31,7 @@ from hf_vit.evaluation.scores import (
     surest_mistakes,
 )
 from hf_vit.system.command_line import shell_line
+from hf_vit.system.errors import UserError
 from hf_vit.system.escapes import csv_cell
 from hf_vit.system.files import write_text
 from hf_vit.system.recipes_folder import RECIPES
@@ -46,7 +47,7 @@ from hf_vit.training.losses import (
     soft_targets,
 )
 from hf_vit.training.model import build_model
-from hf_vit.training.plan import choose_loss, default_rates
+from hf_vit.training.plan import default_rates
 from hf_vit.training.predictor import SplitPredictor
 from hf_vit.training.task import Evaluation, Task
 
@@ -68,7 +69,10 @@ class Classification(Task):
     def build_model(self, labels: list[str], eval_rows):
         """(model, image processor)."""
         args, multi_label = self.args, has_several_labels(eval_rows)
-        self.loss_kind = choose_loss(args, multi_label)
+        if multi_label and (args.balance == "sampling" or args.teacher_name_or_path is not None):
+            raise UserError(
+                "several labels an image do not go with --balance sampling or --teacher_name_or_path: leave it out"
+            )
         overrides = parse_overrides(args.config_overrides)
         checkpoint = args.model_name_or_path and model_folder(args.model_name_or_path)
         return build_model(labels, checkpoint, args.preset, args.image_size, overrides, args.eval_crop, multi_label)
@@ -107,7 +111,7 @@ class Classification(Task):
         """The loss () of logits and targets (B, L), without a teacher."""
         if self.data.multi_label:
             return multi_label_loss(logits, targets, self.weights)
-        return classification_loss(logits, targets, self.loss_kind, self.weights)
+        return classification_loss(logits, targets, self.weights)
 
     def with_targets(self, inputs, labels, epoch: int, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets (B, L), mixed if that is asked for: all micro-batches of a step alike, as one large batch would be."""
@@ -169,8 +173,7 @@ class Classification(Task):
         decided without that.
         """
         data, labels, rows = self.data, evaluation.labels, evaluation.rows
-        calibrates = self.args.calibrate and data.selects_best
-        temperature = fit_temperature(evaluation.logits, labels) if calibrates else 1.0
+        temperature = fit_temperature(evaluation.logits, labels) if data.selects_best else 1.0
         logits = evaluation.logits / temperature
         thresholds = self.choose_thresholds(logits, labels)
         images, mistakes = data.eval_images, surest_mistakes(labels, logits, thresholds=thresholds)
@@ -215,7 +218,7 @@ class Classification(Task):
         found, (name, value) = [], headline(results.metrics)
         losses = [line["loss"] for line in log if line.get("loss") is not None][-LAST_LINES:]
         # Equal probabilities for all labels, or for yes and no of each, whatever is smoothed or mixed; a teacher and weights change it.
-        uninformed = math.log(2 if self.loss_kind == "binary_cross_entropy" else len(self.data.labels))
+        uninformed = math.log(2 if self.data.multi_label else len(self.data.labels))
         largest = DIVERGED * uninformed if self.teacher is None and self.weights is None else sys.float_info.max
         if losses and not (last := statistics.median(losses)) <= largest:
             found.append(

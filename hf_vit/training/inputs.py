@@ -110,7 +110,7 @@ def load_rows(args: TrainArguments, print_main):
         stream, eval_rows, labels, scored = prepare_stream(source.splits, **columns)
         splits = {"eval": eval_rows}
     else:
-        sizes = {name: getattr(args, name) for name in ("eval_fraction", "train_fraction", "shots", "seed")}
+        sizes = {name: getattr(args, name) for name in ("eval_fraction", "shots", "seed")}
         splits, labels, scored = prepare_splits(source.splits, **columns, **sizes)
     read = {"train": stream, **splits}
     print_main("\n".join(summary(read, {"train": args.train_split, "eval": scored}, labels, source)))

@@ -19,26 +19,18 @@ def soft_targets(labels: torch.Tensor, num_labels: int, smoothing: float) -> tor
     return nn.functional.one_hot(labels, num_labels) * (1 - smoothing) + smoothing / num_labels
 
 
-def classification_loss(
-    logits, targets, kind: str = "cross_entropy", weights: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Mean loss of the images, in float32.
+def classification_loss(logits, targets, weights: torch.Tensor | None = None) -> torch.Tensor:
+    """Mean cross-entropy of the images, in float32.
 
     Args:
         logits, targets: (B, L); targets are probabilities.
-        kind: "cross_entropy", or "binary_cross_entropy", a yes or no for each label, mean of the labels
-            (arXiv 2110.00476, section 2.2).
         weights: (L,), one per label. An image counts as much as its targets weigh: if each label's term were weighted instead,
             as PyTorch does, the smoothed targets of a rare label would outweigh the label of a frequent one.
     """
-    logits = logits.float()
-    if kind == "cross_entropy":
-        if weights is None:
-            return nn.functional.cross_entropy(logits, targets)
-        each = nn.functional.cross_entropy(logits, targets, reduction="none")
-    else:
-        each = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(dim=1)
-    return (each if weights is None else each * (targets * weights).sum(dim=1)).mean()
+    if weights is None:
+        return nn.functional.cross_entropy(logits.float(), targets)
+    each = nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+    return (each * (targets * weights).sum(dim=1)).mean()
 
 
 def multi_label_loss(logits, targets, weights: torch.Tensor | None = None) -> torch.Tensor:
@@ -62,7 +54,7 @@ def count_correct(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def distillation_loss(logits, teacher_logits) -> torch.Tensor:
     """KL(teacher || student) of the probabilities, mean of the images (arXiv 1503.02531, section 2, at temperature 1)."""
-    answers = (logits.float().log_softmax(dim=1), teacher_logits.float().log_softmax(dim=1))
+    answers = [values.float().log_softmax(dim=1) for values in (logits, teacher_logits)]
     return nn.functional.kl_div(*answers, reduction="batchmean", log_target=True)
 
 

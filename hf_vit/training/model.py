@@ -18,6 +18,9 @@ from hf_vit.system.progress import warn
 from hf_vit.training.optimizers import layer_id
 
 
+LORA_ALPHA = 16  # low-rank updates are scaled by it, divided by their rank
+
+
 @as_user_errors()
 def build_model(
     labels: list[str],
@@ -148,7 +151,7 @@ def freeze(model: nn.Module, backbone: bool, layers: int) -> list[nn.Module]:
     return [model.vit.embeddings, *model.vit.layers[:layers]] if layers > 0 else []
 
 
-def add_lora(model, rank: int, alpha: float):
+def add_lora(model, rank: int):
     """The model with low-rank updates of all dense layers of its transformer layers (arXiv 2106.09685, section 4.1), by PEFT.
 
     The updates and the head are trainable.
@@ -158,7 +161,7 @@ def add_lora(model, rank: int, alpha: float):
     modules = model.vit.layers.named_modules()
     dense = {name.rpartition(".")[2] for name, module in modules if isinstance(module, nn.Linear)}
     targets = rf".*\.layers\..*\.({'|'.join(sorted(dense))})"
-    lora = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, modules_to_save=["classifier"])
+    lora = LoraConfig(r=rank, lora_alpha=LORA_ALPHA, target_modules=targets, modules_to_save=["classifier"])
     return get_peft_model(model, lora)
 
 

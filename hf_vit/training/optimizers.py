@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from hf_vit.training.muon import Muon
 
 
+BETA1 = 0.9
 # Learned vectors, not maps between vectors: weight decay would pull them to zero for no reason (arXiv 2010.11929, B.1).
 NO_DECAY = (
     "cls_token", "distillation_token", "register_tokens", "mask_token", "probe", "position_embeddings", "lambda1"
@@ -56,7 +57,7 @@ def build_optimizers(
     kind: str,
     learning_rate: float,
     weight_decay: float,
-    betas: tuple[float, float],
+    beta2: float,
     layer_decay: float = 1.0,
     head_scale: float = 1.0,
 ) -> list[torch.optim.Optimizer]:
@@ -68,7 +69,7 @@ def build_optimizers(
     for group in parameter_groups(model, weight_decay, layer_decay, head_scale):
         (hidden if kind == "muon" and group["hidden"] else others).append(group)
     fused = next(model.parameters()).device.type in ("cuda", "cpu")
-    adamw = torch.optim.AdamW(others, lr=learning_rate, betas=betas, fused=fused)
+    adamw = torch.optim.AdamW(others, lr=learning_rate, betas=(BETA1, beta2), fused=fused)
     return [adamw, Muon(hidden, lr=learning_rate)] if hidden else [adamw]
 
 

@@ -6,12 +6,10 @@ from hf_vit.training.arguments import BELOW_ONE, PART, TrainArguments, argument
 
 
 USES_NO_LABELS = (
-    "label_separator", "label_columns", "shots", "balance", "loss", "label_smoothing", "calibrate", "mixup", "cutmix",
-    "distillation_alpha", "distillation_temperature", "head_learning_rate",
+    "label_separator", "label_columns", "shots", "balance", "label_smoothing", "mixup", "cutmix",
+    "head_learning_rate",
 )  # fmt: skip
-TRAINS_ALL = (
-    "freeze_backbone", "freeze_layers", "cache_features", "lora_rank", "lora_alpha", "lora_dropout", "lora_save",
-)  # fmt: skip
+TRAINS_ALL = ("freeze_backbone", "freeze_layers", "cache_features", "lora_rank", "lora_save")
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class PreTraining(Task):
             rows = load_unlabelled(*source, args.eval_split, args.image_column, "--eval_split").rows
             splits, scored = splits | {"eval": as_one_class(rows)}, "eval"
         print_main(f"labels are left out, and with them the k-NN accuracy: {str(why).splitlines()[0]}")
-        sizes = {name: getattr(args, name) for name in ("eval_fraction", "train_fraction", "seed")}
+        sizes = {name: getattr(args, name) for name in ("eval_fraction", "seed")}
         splits, _, _ = prepare_splits(splits, eval_split=scored, min_classes=1, **sizes)
         names = {"train": args.train_split, "eval": args.eval_split or f"part of {args.train_split}"}
         print_main("\n".join(summary(splits, names, [], Source(DatasetDict(), args.dataset_name))))

@@ -59,11 +59,11 @@ class Run:
         self.data, model, self.processor = read_data(args, task, accelerator)
         self.frozen_modules, backbone = freeze(model, args.freeze_backbone, args.freeze_layers), model.vit
         if args.lora_rank > 0:
-            model = add_lora(model, args.lora_rank, args.lora_alpha)
+            model = add_lora(model, args.lora_rank)
         task.set_up(self.data, backbone, accelerator)
         self.plan = resolve(
             args,
-            DataSize(self.data.train_size, task.evaluation_images(), self.data.multi_label),
+            DataSize(self.data.train_size, task.evaluation_images()),
             model.config.hidden_size,
             accelerator.num_processes,
             self.fingerprint(model),
@@ -158,7 +158,7 @@ class Run:
             args.optimizer,
             args.learning_rate,
             args.weight_decay,
-            (0.9, args.adam_beta2),
+            args.adam_beta2,
             args.layer_decay,
             (args.head_learning_rate or args.learning_rate) / args.learning_rate,
         )

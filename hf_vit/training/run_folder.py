@@ -43,19 +43,18 @@ def locked(run: Path):
     made, latest = [folder for folder in (run, *run.parents) if not folder.exists()], time.monotonic() + LOCK_SECONDS
     try:
         run.mkdir(parents=True, exist_ok=True)
-        file = open(run / ".lock", "a+")
+        (run / ".lock").touch()
     except OSError as error:
         raise UserError(f"{run} cannot be written to ({error.strerror}): choose another --output_dir") from error
-    with file:
+    with open(run / ".lock", "r+") as file:
         while True:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except (BlockingIOError, PermissionError) as error:  # which of them depends on the system
                 if time.monotonic() > latest:
-                    holder = (run / ".lock").read_text()
                     raise UserError(
-                        f"another run is at work in {run} ({holder}): wait for its end, or choose another --output_dir"
+                        f"another run is at work in {run} ({file.read()}): wait for its end, or choose another --output_dir"
                     ) from error
                 time.sleep(0.1)
             except OSError as error:

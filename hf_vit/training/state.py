@@ -12,7 +12,8 @@ import torch
 from accelerate.utils import gather_object
 from safetensors.torch import load_file
 
-from hf_vit.training.checkpoints import as_sharded, full_tensors, read_tensors, save_checkpoint
+from hf_vit.system.errors import UserError
+from hf_vit.training.checkpoints import as_sharded, full_tensors, save_checkpoint
 from hf_vit.training.distributed import run_on_main
 from hf_vit.training.ema import ModelEMA, trainable
 
@@ -103,7 +104,12 @@ class TrainState:
             ValueError: if the tensors are not those of this model.
         """
         for file, part in self.weights().items():
-            saved = read_tensors(folder, file, {name: tensor.shape for name, tensor in part.items()})
+            saved = load_file(folder / f"{file}.safetensors")
+            shapes = [{name: tensor.shape for name, tensor in tensors.items()} for tensors in (saved, part)]
+            if shapes[0] != shapes[1]:
+                raise UserError(
+                    f"{folder / file}.safetensors does not hold the weights of this model, by names and shapes"
+                )
             for name, tensor in part.items():
                 tensor.copy_(as_sharded(saved[name], tensor))
         states = self.optimizer_states()

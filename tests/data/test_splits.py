@@ -184,16 +184,16 @@ def test_numbers_to_predict_are_carried_where_they_are_asked_for():
 
 
 def test_parts_of_the_training_images_are_by_class_and_by_seed():
-    train = dataset([0] * 20 + [1] * 8 + [2], "abc")
+    train = dataset([0] * 20 + [1] * 8 + [2] * 4, "abc")
     rows_of = lambda **how: {role: rows["row"][:] for role, rows in prepare({"train": train}, **how)[0].items()}
-    whole, half, few = rows_of(), rows_of(train_fraction=0.5), rows_of(shots=1)
+    whole, half, few = rows_of(), rows_of(shots=3), rows_of(shots=1)
     assert whole["eval"] == half["eval"] == few["eval"]
     assert set(half["train"]) < set(whole["train"])
     assert not set(whole["train"]) & set(whole["eval"])
     counts = lambda rows: np.bincount(np.asarray(train["label"])[rows]).tolist()
-    assert [counts(part["train"]) for part in (whole, half, few)] == [[15, 6, 1], [8, 3, 1], [1, 1, 1]]
-    assert half == rows_of(train_fraction=0.5)
-    assert half["train"] != rows_of(train_fraction=0.5, seed=1)["train"]
+    assert [counts(part["train"]) for part in (whole, half, few)] == [[15, 6, 3], [3, 3, 3], [1, 1, 1]]
+    assert half == rows_of(shots=3)
+    assert half["train"] != rows_of(shots=3, seed=1)["train"]
     assert whole["eval"] != rows_of(seed=1)["eval"]
 
 
@@ -228,7 +228,7 @@ def test_labels_that_cannot_all_be_on_both_sides_are_still_split():
 
 def test_shots_of_several_labels_are_about_as_many_of_each():
     labels = random_labels(0)[:, :6]
-    kept = stratified_subset(labels, list("abcdef"), 1.0, 4, seed=0)
+    kept = stratified_subset(labels, list("abcdef"), 4, seed=0)
     assert (labels[kept].sum(axis=0) >= 3).all()
     assert len(kept) < 40
 

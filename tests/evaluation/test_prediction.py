@@ -115,7 +115,7 @@ def test_the_head_is_the_last_layer_of_as_many_outputs(tiny_config):
     model = HFViTForImageClassification(tiny_config(num_labels=32, pooling="map", representation_size=32))
     assert classification_head(model) is model.classifier
     model = HFViTForImageClassification(tiny_config(num_labels=32))
-    assert classification_head(add_lora(model, 2, 4.0)) is model.classifier.modules_to_save["default"]
+    assert classification_head(add_lora(model, 2)) is model.classifier.modules_to_save["default"]
 
 
 def test_two_processes_get_every_row_once_and_the_same(accelerator, tmp_path, tiny_fields):

@@ -37,7 +37,7 @@ def private(tmp_path_factory, demo_run):
     shutil.copytree(demo_run / "model", home / "base" / "model")
     names = list(json.loads((demo_run / "model" / "config.json").read_text())["id2label"].values())
     (home / "names.txt").write_text("\n".join(names))
-    (home / "short.yaml").write_text("max_train_steps: 2\ntrain_fraction: 0.05\n")
+    (home / "short.yaml").write_text("max_train_steps: 2\nshots: 50\n")
     flags = {
         "--config": home / "short.yaml", "--dataset_name": home / "photos", "--model_name_or_path": home / "base" / "model",
         "--teacher_name_or_path": home / "base" / "model", "--label_names": home / "names.txt", "--output_dir": home / "run",

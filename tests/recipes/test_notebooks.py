@@ -22,7 +22,7 @@ from hf_vit.training.log import RunLog
 HOUSE = Path(__file__).parents[2]
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)
 FLAGS = {
-    "config": "demo", "max_train_steps": 4, "train_fraction": 0.02, "per_device_train_batch_size": 32, "eval_steps": 2,
+    "config": "demo", "max_train_steps": 4, "shots": 20, "per_device_train_batch_size": 32, "eval_steps": 2,
     "config_overrides": "image_size=28,patch_size=14,hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=32",
 }  # fmt: skip
 
@@ -74,9 +74,9 @@ def at_step(monkeypatch):
     update = RunLog.update
 
     def patch(number, act):
-        def acting(self, state, *numbers):
-            update(self, state, *numbers)
-            if state.step == number:
+        def acting(self, *numbers):
+            update(self, *numbers)
+            if self.run.state.step == number:
                 act()
 
         monkeypatch.setattr(RunLog, "update", acting)

@@ -139,7 +139,7 @@ if [ "$1" = requeue ]; then echo $2 >> queue; else echo 127.0.0.1; fi
 def test_the_slurm_script_requeues_a_stopped_job_and_ends_with_a_finished_one(desk, tmp_path):
     (script,) = re.findall(r"```bash\n(#!.*?)```", PAGES["recipes/docs/slurm.md"], re.DOTALL)
     script = script.replace("29500", forked.free_port())
-    flags = "demo.yaml --output_dir runs/slurm --train_fraction 0.05 --max_train_steps 60 --log_steps 1"
+    flags = "demo.yaml --output_dir runs/slurm --shots 50 --max_train_steps 60 --log_steps 1"
     (desk / ".venv" / "bin").mkdir(parents=True)
     (desk / ".venv" / "bin" / "activate").touch()
     for name, text in {

@@ -31,9 +31,9 @@ TRAIN, LAUNCHERS = HOUSE / "recipes" / "train.py", HOUSE / "recipes" / "accelera
 STEPS, TOGETHER = 50, 32
 TINY = "patch_size=7,hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=64"
 FLAGS = [
-    "--dataset_name", "fashion-mnist-mini", "--train_fraction", 0.1, "--preset", "tiny-patch16-224", "--config_overrides",
+    "--dataset_name", "fashion-mnist-mini", "--shots", 100, "--preset", "tiny-patch16-224", "--config_overrides",
     f"image_size=28,{TINY}", "--max_train_steps", STEPS, "--eval_steps", 25, "--log_steps", 1, "--checkpointing_steps", 20,
-    "--checkpoints_total_limit", 9, "--ema_decay", 0.9, "--mixup", 0.2, "--mixed_precision", "no", "--optimizer", "muon",
+    "--ema_decay", 0.9, "--mixup", 0.2, "--mixed_precision", "no", "--optimizer", "muon",
 ]  # fmt: skip
 
 # Runs train.py, and notes in the folder NOTES, a file a process and a line an event, what the process does. NAN and TERM are
@@ -310,8 +310,8 @@ def test_a_new_head_of_few_images_is_fitted_first_under_fsdp_too(runs):
     flags = [
         "--dataset_name",
         "fashion-mnist-mini",
-        "--train_fraction",
-        0.005,
+        "--shots",
+        5,
         "--model_name_or_path",
         base,
         "--image_size",
@@ -382,7 +382,7 @@ def test_two_processes_train_as_one_does_and_go_on_alone_or_as_two_in_every_prec
     """The masks of pre-training and its targets would differ if a launcher rounded them."""
     script = TRAIN.with_name(f"{recipe}.py")
     flags = [
-        "--dataset_name", "fashion-mnist-mini", "--train_fraction", 0.02, "--preset", "tiny-patch16-224", "--config_overrides",
+        "--dataset_name", "fashion-mnist-mini", "--shots", 20, "--preset", "tiny-patch16-224", "--config_overrides",
         f"image_size=28,{TINY}", "--max_train_steps", 20, "--eval_steps", 20, "--log_steps", 1, "--checkpointing_steps", 10,
         "--mixed_precision", precision,
     ]  # fmt: skip

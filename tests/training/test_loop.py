@@ -51,7 +51,7 @@ def test_a_run_is_a_plain_loop_over_mixed_images_and_keeps_the_average(tmp_path,
 
     images, labels = (run.data.train_images.cache / 255 - 0.5) / 0.5, torch.tensor(rows["label"][:])
     weights = torch.tensor([24 / 3 / 12, 24 / 3 / 6, 24 / 3 / 6])
-    optimizer = torch.optim.AdamW(parameter_groups(model.train(), 0.1), 1e-3, betas=(args.adam_beta1, args.adam_beta2))
+    optimizer = torch.optim.AdamW(parameter_groups(model.train(), 0.1), 1e-3, betas=(0.9, args.adam_beta2))
     average = {name: weight.clone() for name, weight in model.state_dict().items()}
     losses, norms = [], []
     for step in range(6):
@@ -143,8 +143,9 @@ def stub(monkeypatch):
             timed=lambda _, work: work(),
         )
         args = SimpleNamespace(
-            lr_scheduler_type="constant", learning_rate=1.0, checkpointing_steps=checkpointing_steps
-        )
+            lr_scheduler_type="constant", learning_rate=1.0,
+            checkpointing_steps=checkpointing_steps,
+        )  # fmt: skip
         accelerator = SimpleNamespace(
             scaler=None, is_main_process=True, device=SimpleNamespace(type="cuda"), reduce=lambda values, _: values
         )

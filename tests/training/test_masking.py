@@ -57,7 +57,7 @@ def test_muon_trains_the_matrices_of_the_decoders_layers_and_the_mask_token_does
     model = HFViTForPreTraining(tiny_config(**DECODER))
     of_muon = {
         name
-        for one in build_optimizers(model, "muon", 1e-3, 0.1, (0.9, 0.95))
+        for one in build_optimizers(model, "muon", 1e-3, 0.1, 0.95)
         if isinstance(one, Muon)
         for group in one.param_groups
         for name in group["names"]

@@ -96,13 +96,13 @@ def test_low_rank_updates_of_every_dense_layer_and_the_head_are_trained(tiny_mod
     model, pixels = tiny_model(pooling="map", **fields), torch.randn(2, 3, 16, 16)
     before = model(pixels).logits
     dense = [name for name, module in model.vit.layers.named_modules() if isinstance(module, nn.Linear)]
-    lora = add_lora(model, 2, 4.0).eval()
+    lora = add_lora(model, 2).eval()
     assert {*trained(lora)} == {
         *(f"base_model.model.vit.layers.{name}.lora_{part}.default.weight" for name in dense for part in "AB"),
         *(f"base_model.model.classifier.modules_to_save.default.{kind}" for kind in ("weight", "bias")),
     }
     scales = {module.scaling["default"] for module in lora.modules() if hasattr(module, "lora_A")}
-    assert scales == {4.0 / 2}  # alpha / rank
+    assert scales == {16 / 2}  # alpha / rank
     torch.testing.assert_close(lora(pixels).logits, before)  # new ones change nothing yet
 
 
@@ -123,7 +123,7 @@ def lora_run(tmp_path, tiny_model, tiny_fields, randomize):
             tiny_model(num_labels=5, id2label=dict(enumerate("xyzab"))).save_pretrained(folder)
             ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
         model, _ = build_model(["a", "b", "c"], folder, None, 24, {})
-        lora = add_lora(model, 2, 4.0)
+        lora = add_lora(model, 2)
         with torch.no_grad():
             for parameter in lora.parameters():
                 if parameter.requires_grad:

@@ -101,7 +101,7 @@ def test_a_deeper_model_needs_no_more_products(tiny_config, layer_decay):
         model = HFViTForImageClassification(tiny_config(num_hidden_layers=layers))
         for parameter in model.parameters():
             parameter.grad = torch.randn_like(parameter)
-        _, optimizer = build_optimizers(model, "muon", 1e-3, 0.1, (0.9, 0.95), layer_decay)
+        _, optimizer = build_optimizers(model, "muon", 1e-3, 0.1, 0.95, layer_decay)
         with Products() as products:
             optimizer.step()
         counts.append(Counter(name for name, _ in products.count.elements()))

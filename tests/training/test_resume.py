@@ -22,6 +22,7 @@ from hf_vit.data.sampling import epoch_batches
 from hf_vit.system import files
 from hf_vit.system.files import atomic_dir, checksummed_dir, verify_checksums, write_text
 from hf_vit.training import checkpoints, run_folder
+from hf_vit.training.arguments import TrainArguments, to_yaml
 from hf_vit.training.checkpoints import (
     list_checkpoints,
     load_best,
@@ -30,7 +31,7 @@ from hf_vit.training.checkpoints import (
     save_checkpoint,
     step_of,
 )
-from hf_vit.training.run_folder import continue_run, locked, publish_best
+from hf_vit.training.run_folder import continue_run, find_checkpoint, locked
 from hf_vit.training.signals import STOPPED
 
 
@@ -40,7 +41,7 @@ FLAGS = (
     "--dataset_name", "photos", "--preset", "tiny-patch16-224",
     "--config_overrides", TINY + ",drop_path_rate=0.2,hidden_dropout_prob=0.1", "--erase", "0.3", "--ema_decay", "0.9",
     "--per_device_train_batch_size", "4", "--max_train_steps", "12", "--log_steps", "2", "--eval_steps", "4",
-    "--checkpointing_steps", "3", "--checkpoints_total_limit", "4",
+    "--checkpointing_steps", "3",
 )  # fmt: skip
 
 SLOW = """
@@ -54,6 +55,7 @@ def slow(*args, **kwargs):
     return augment(*args, **kwargs)
 module.augment = slow
 """
+NONE_SKIPPED = "from hf_vit.training import loop\nloop.MOST_SKIPPED = 0\n"
 NOT_A_NUMBER = """
 import sys, time
 import importlib
@@ -118,9 +120,10 @@ def until(condition, process=None, seconds=60):
 
 @pytest.fixture(scope="module")
 def whole(photos):
-    """A run that nothing interrupted, by the real command: 12 steps, checkpoints at 3, 6, 9, 12, scorings at 4, 8, 12."""
-    run = photos.parent / "whole"
-    line = [sys.executable, "-W", "ignore", HOUSE / "recipes" / "train.py", *FLAGS, "--output_dir", run]
+    """A run that nothing interrupted: 12 steps, checkpoints at 3, 6, 9, 12, evaluations at 4, 8, 12."""
+    run, code = photos.parent / "whole", forked.THEN_THE_SCRIPT
+    code = code.replace("pictures.draw_run = lambda *_: None", "")  # with its pictures
+    line = [sys.executable, "-W", "ignore", "-c", code, HOUSE / "recipes" / "train.py", *FLAGS, "--output_dir", run]
     forked.run(line, cwd=photos.parent, check=True)
     return run
 
@@ -255,9 +258,10 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_says_that_it_begins_a
     assert results_of(run)["resumed_at_steps"] == []
 
 
-def test_what_lies_beyond_the_step_that_a_run_goes_on_from_goes(tmp_path):
+def test_what_lies_beyond_the_step_that_a_run_goes_on_from_goes(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "KEPT", 3)
     for step in (3, 6, 9):
-        save(tmp_path, step, keep=3)
+        save(tmp_path, step)
     (tmp_path / "checkpoints" / ".step-000008.part").mkdir()
     (tmp_path / "results.json").touch()
     lines = ['{"step": 3}\n', '{"step": 6}\n', '{"step": 7}\n', '{"st']
@@ -350,9 +354,9 @@ def test_a_checkpoint_asked_for_by_name_must_be_whole(killed, train, tmp_path):
 # Broken checkpoints, by small ones
 
 
-def save(run, step, keep=2):
+def save(run, step):
     tensors = {"model": {"weight": torch.full((64,), float(step))}, "optimizer": {"weight.exp_avg": torch.ones(8)}}
-    save_checkpoint(run, {"step": step, **tensors}, keep)
+    save_checkpoint(run, {"step": step}, tensors)
     return run / "checkpoints" / f"step-{step:06d}"
 
 
@@ -383,13 +387,15 @@ def test_a_broken_checkpoint_is_named_and_the_one_before_is_used(harm, tmp_path,
 
 
 def test_where_all_checkpoints_are_broken_each_is_named_and_none_deleted(tmp_path, said):
+    args = TrainArguments("photos", preset="tiny-patch16-224", output_dir=str(tmp_path))
+    (tmp_path / "config.yaml").write_text(to_yaml(args))
     folders = [save(tmp_path, step) for step in (3, 6)]
     flip(folders[0] / "model.safetensors")
     truncated(folders[1])
     before = files_of(tmp_path)
-    with pytest.raises(ValueError, match="--overwrite") as raised:
-        newest_checkpoint(tmp_path)
-    assert all(str(folder) in str(raised.value) for folder in folders)
+    with pytest.raises(ValueError, match="--overwrite"):
+        find_checkpoint(tmp_path, args)
+    assert all(str(folder) in " ".join(said) for folder in folders)
     assert files_of(tmp_path) == before
 
 
@@ -446,20 +452,16 @@ def test_a_text_is_replaced_as_a_whole(tmp_path, monkeypatch):
     assert path.read_text() == "old"
 
 
-def test_as_many_checkpoints_stay_as_were_asked_for(tmp_path):
+def test_the_last_two_checkpoints_stay(tmp_path):
     for step in (999_998, 999_999, 1_000_000, 1_000_001):  # which names sort otherwise
-        save(tmp_path, step, keep=3)
-    assert [step_of(folder) for folder in list_checkpoints(tmp_path)] == [999_999, 1_000_000, 1_000_001]
-    last = save(tmp_path, 1_000_002, keep=1)
-    assert list_checkpoints(tmp_path) == [last]
+        save(tmp_path, step)
+    assert [step_of(folder) for folder in list_checkpoints(tmp_path)] == [1_000_000, 1_000_001]
 
 
 def test_of_the_best_weights_only_the_newest_stay(tmp_path):
     for step in (4, 8):
         save_best(tmp_path, step, {"step": step}, 0, lambda folder: (folder / "weights").write_text("some"))
     assert os.listdir(tmp_path / "checkpoints") == ["best-000008"]
-    publish_best(tmp_path / "checkpoints" / "best-000008", tmp_path / "model", leave_out=("scores.json",))
-    assert os.listdir(tmp_path / "model") == ["weights"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -663,7 +665,7 @@ def test_a_step_without_a_finite_loss_is_skipped_counted_and_noted(train, tmp_pa
 
 def test_one_bad_step_too_many_stops_the_run_and_says_where_to_look(train, tmp_path):
     run = tmp_path / "run"
-    printed = train(run, "--max_skipped_steps", 0, before=NOT_A_NUMBER, code=1)
+    printed = train(run, before=NOT_A_NUMBER + NONE_SKIPPED, code=1)
     rows = list(epoch_batches(24, 4, 0, 0))[4]
     assert "in step 5: learning rate 0.000" in printed
     assert f"images {', '.join(map(str, rows))}." in printed
