@@ -22,7 +22,7 @@ from hf_vit.system.run_files import NUM_SAMPLES
 
 TRANSFORMERS_JS_MODELS = ("vit", "deit", "ijepa", "dinov2", "dinov2_with_registers")  # classifiers of version 4
 FIGURES = (
-    "predictions", "mistakes", "attention", "confusion", "average_precision", "calibration", "curves", "augmentations", "inside",
+    "predictions", "mistakes", "attention", "confusion", "scatter", "average_precision", "calibration", "curves", "augmentations", "inside",
     "reconstructions",
 )  # fmt: skip
 METRICS = {  # key of results.json: name in the card, metric of the Hub, format
@@ -34,6 +34,8 @@ METRICS = {  # key of results.json: name in the card, metric of the Hub, format
     "mean_average_precision": ("mean average precision", "mean_average_precision", "{:.2%}"),
     "micro_f1": ("micro F1", "f1", "{:.2%}"),
     "exact_match": ("exact match", "exact_match", "{:.2%}"),
+    "mae": ("mean absolute error", "mae", "{:.4g}"),
+    "r2": ("R²", "r_squared", "{:.4f}"),
     "loss": ("cross-entropy", "loss", "{:.4f}"),
 }
 
@@ -134,6 +136,38 @@ def write_pretraining_card(
     )
 
 
+def write_regression_card(
+    folder: Path,
+    template: Path,
+    results: Results,
+    config: str,
+    *,
+    repo: str | None = None,
+    revision: str | None = None,
+    license: str | None = None,
+):
+    """Write README.md beside a model that predicts a number; see `write_card`."""
+    results, config = without_paths(results, config)
+    title = f"Vision Transformer for regression on {_data_name(results)}"
+    metrics, evaluations = _metrics(results)
+    has_code = (folder / "modeling_hf_vit.py").is_file()
+    _write(
+        folder,
+        template,
+        _metadata(results, license, None, model_name=title, eval_results=evaluations),
+        results,
+        config,
+        title=title,
+        metrics=metrics,
+        license=inline(as_license(license) or ""),
+        source=json.dumps(repo or str(folder)),
+        at=f", revision={json.dumps(revision)}" if revision else "",
+        trust=", trust_remote_code=True" if has_code else "",
+        channels=num_channels(folder),
+        checksum=checksum(weights_file(folder)),
+    )
+
+
 def _write(folder: Path, template: Path, metadata: ModelCardData, results: Results, config: str, title: str, **values):
     data = results.data
     card = ModelCard.from_template(
@@ -159,7 +193,7 @@ def _data_name(results: Results) -> str:
     return printable(Path(results.data["name"]).name) or "images"
 
 
-def _metadata(results: Results, license: str | None, task: str, **more) -> ModelCardData:
+def _metadata(results: Results, license: str | None, task: str | None, **more) -> ModelCardData:
     hub_id = results.data.get("hub_id")
     return ModelCardData(
         library_name="transformers",
@@ -181,11 +215,13 @@ def _metrics(results: Results) -> tuple[list[tuple], list[EvalResult]]:
         value, interval = results.metrics[key], results.intervals.get(key)
         if key == "loss" and results.thresholds:  # of several labels an image
             metric = "binary cross-entropy"
+        elif key == "loss" and "r2" in results.metrics:
+            metric = "squared error, of standardised labels"
         interval = interval and f"{form.format(interval[0])} to {form.format(interval[1])}"
         rows.append((metric, form.format(value), interval))
         evaluations.append(
             EvalResult(
-                task_type="image-classification",
+                task_type="image-regression" if "r2" in results.metrics else "image-classification",
                 dataset_type=data.get("hub_id") or "imagefolder",
                 dataset_name=_data_name(results),
                 dataset_config=data.get("config") and printable(data["config"]),

@@ -67,12 +67,13 @@ from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.sources import open_source
 from hf_vit.data.splits import prepare_splits
 from hf_vit.data.summary import summary
-from hf_vit.evaluation.classifiers import class_names, load_classifier, load_processor, model_folder
+from hf_vit.evaluation.classifiers import class_names, is_regression, load_classifier, load_processor, model_folder
 from hf_vit.evaluation.intervals import intervals
 from hf_vit.evaluation.multi_label import check_task, thresholds_of
 from hf_vit.evaluation.prediction import predict_images
 from hf_vit.evaluation.prediction_table import prediction_table
 from hf_vit.evaluation.probes import probe
+from hf_vit.evaluation.regression import regression_intervals, regression_metrics
 from hf_vit.evaluation.scores import classification_report, compute_metrics
 from hf_vit.system.errors import UserError, as_user_errors, run_script
 from hf_vit.system.escapes import printable
@@ -81,9 +82,10 @@ from hf_vit.system.progress import is_main_process
 from hf_vit.training.setup import set_up_evaluation
 
 
-def read_splits(args) -> tuple[dict, list[str], str]:
+def read_splits(args, regression: bool) -> tuple[dict, list[str], str]:
     """{"eval": rows, and "train": rows of --probe_split}, the class names, and the name of the split to evaluate on."""
     source, choice = open_source(args), {"train_split": args.probe_split, "eval_split": args.split}
+    choice["regression"] = regression
     splits, labels, eval_split = prepare_splits(source.splits, **choice, **column_arguments(args))
     if is_main_process():
         print("\n".join(summary(splits, {"train": args.probe_split, "eval": eval_split}, labels, source)))
@@ -95,7 +97,7 @@ def read_splits(args) -> tuple[dict, list[str], str]:
 
 
 def load_model(args):
-    model = load_classifier(args.model_name_or_path)
+    model = load_classifier(args.model_name_or_path, regression=args.probe_split is None)
     if args.token_merging != 0:
         if not isinstance(model, HFViTForImageClassification):
             raise UserError(
@@ -110,8 +112,9 @@ def print_details(details: dict):
     """The scores of each class as a table, and the 95% intervals."""
     percent = lambda value: "-" if value is None else f"{value:.1%}"
     several = "thresholds" in details  # labels an image
-    print(f"{'class':<24} {'images':>7} {'precision':>9} {'recall':>7} {'F1':>7}{'  average precision' * several}")
-    for row in details["per_class"]:
+    if "per_class" in details:
+        print(f"{'class':<24} {'images':>7} {'precision':>9} {'recall':>7} {'F1':>7}{'  average precision' * several}")
+    for row in details.get("per_class", ()):
         precision, recall, f1 = (percent(row[name]) for name in ("precision", "recall", "f1"))
         average = f"{percent(row['average_precision']):>19}" if several else ""
         print(f"{printable(row['label'])[:24]:<24} {row['images']:>7} {precision:>9} {recall:>7} {f1:>7}{average}")
@@ -122,9 +125,9 @@ def print_details(details: dict):
 def main(args: argparse.Namespace):
     args.model_name_or_path = model_folder(args.model_name_or_path)
     accelerator = set_up_evaluation(args.mixed_precision)
-    with accelerator.main_process_first():
-        splits, labels, eval_split = read_splits(args)
     model = load_model(args).to(accelerator.device)
+    with accelerator.main_process_first():
+        splits, labels, eval_split = read_splits(args, is_regression(model.config))
     image_spec = image_spec_of(load_processor(args.model_name_or_path), model.config)
 
     def predict_rows(rows, split: str, features: bool = False):
@@ -138,11 +141,15 @@ def main(args: argparse.Namespace):
     truth, names = images.labels[seen], class_names(model.config)
     metrics, details, thresholds = {}, {}, thresholds_of(model.config)
     try:
-        check_task(truth, thresholds)
-        matched = match_labels(truth, labels, model.config.id2label)  # labels of the model (n,) or (n, L)
-        metrics = compute_metrics(logits, matched, thresholds)
-        details = {"intervals": intervals(logits, matched, thresholds)}
-        details |= classification_report(logits, matched, names, thresholds)
+        if is_regression(model.config):
+            metrics = regression_metrics(logits[:, 0], truth)
+            details = {"intervals": regression_intervals(logits[:, 0], truth)}
+        else:
+            check_task(truth, thresholds)
+            matched = match_labels(truth, labels, model.config.id2label)  # labels of the model (n,) or (n, L)
+            metrics = compute_metrics(logits, matched, thresholds)
+            details = {"intervals": intervals(logits, matched, thresholds)}
+            details |= classification_report(logits, matched, names, thresholds)
     except ValueError as error:
         if args.probe_split is None:
             raise
@@ -161,7 +168,7 @@ def main(args: argparse.Namespace):
         if args.output_file:
             results = {**metrics, "model": args.model_name_or_path, "data": args.dataset_name, **details}
             write_text(Path(args.output_file), json.dumps(results, indent=2))
-        if args.output_file and details:
+        if args.output_file and "per_class" in details:
             table = prediction_table(*images.sources(seen), matched, logits, names, thresholds)
             write_text(Path(args.output_file).with_suffix(".predictions.csv"), table)
     accelerator.end_training()

@@ -6,7 +6,7 @@
 
 Each row of the output is an image: its `file` (or its `row`, if the data set has no files), then label_1, probability_1 and so on
 of the best --top_k labels, or one column of probabilities for each label with --top_k 0. A model of several labels an image adds
-`labels`: those that reach their thresholds, joined by ";".
+`labels`: those that reach their thresholds, joined by ";". A model of numbers (regression) gives one column, `prediction`.
 
 An embedding is the vector that the classifier's head reads, or with --layer the mean over the patches of what that layer gives:
 a column `embedding` of a Parquet file, or a row of a .npy array, with the files in FILE.rows.csv beside it.
@@ -50,7 +50,14 @@ from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
 from hf_vit.data.unlabelled import load_unlabelled
-from hf_vit.evaluation.classifiers import class_names, load_classifier, load_processor, model_digest, model_folder
+from hf_vit.evaluation.classifiers import (
+    class_names,
+    is_regression,
+    load_classifier,
+    load_processor,
+    model_digest,
+    model_folder,
+)
 from hf_vit.evaluation.multi_label import thresholds_of
 from hf_vit.evaluation.parts import Parts, compute_parts
 from hf_vit.evaluation.prediction import BatchPredictor
@@ -73,7 +80,7 @@ def main(args: argparse.Namespace):
     accelerator = set_up_evaluation(args.mixed_precision)
     with accelerator.main_process_first():
         images = load_unlabelled(args.dataset_name, args.dataset_config, args.split, args.image_column)
-    model = load_classifier(folder, trained=not embeds).to(accelerator.device)
+    model = load_classifier(folder, trained=not embeds, regression=True).to(accelerator.device)
     processor = load_processor(folder)
     spec, thresholds = image_spec_of(processor, model.config), thresholds_of(model.config)
     dataset = ImageDataset(images.rows, spec, args.on_bad_image, decode_first=False)
@@ -85,7 +92,9 @@ def main(args: argparse.Namespace):
 
         def compute(pixels):
             values = predict_batch(pixels)
-            return {"embedding": values} if embeds else best_labels(values, args.top_k, thresholds)
+            if embeds or is_regression(model.config):
+                return {"embedding" if embeds else "prediction": values}
+            return best_labels(values, args.top_k, thresholds)
 
         load = lambda batches: data_loader(dataset, batches, args.num_workers, keep_empty=True)
         batch_size = args.per_device_eval_batch_size
@@ -95,6 +104,8 @@ def main(args: argparse.Namespace):
         names = images.names(part["index"].tolist())
         if embeds:
             return embedding_columns(images.key, names, part["embedding"])
+        if "prediction" in part:
+            return {images.key: names, "prediction": part["prediction"][:, 0].numpy()}
         return prediction_columns(images.key, names, part, class_names(model.config), args.top_k)
 
     def write(file, count: int):

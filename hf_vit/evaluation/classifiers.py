@@ -42,11 +42,12 @@ def model_folder(checkpoint: str) -> str:
 
 
 @as_user_errors()
-def load_classifier(checkpoint: str, trained: bool = False, **kwargs):
+def load_classifier(checkpoint: str, trained: bool = False, regression: bool = False, **kwargs):
     """Any `AutoModelForImageClassification`, or else any format that hf_vit reads, or the base and adapter that a LoRA run saved.
 
     Args:
         trained: refuse a checkpoint without a head, which would be a new one.
+        regression: take a model of numbers too.
         kwargs: passed to `from_pretrained`, such as `dtype=`.
 
     Raises:
@@ -62,8 +63,7 @@ def load_classifier(checkpoint: str, trained: bool = False, **kwargs):
             f"{checkpoint} is no trained classifier, it lacks {min(info['missing_keys'])}: fine-tune it first, with "
             + script_name("train")
         )
-    kind = model.config.problem_type
-    if kind == "regression" or (kind is None and model.config.num_labels == 1 and is_native):
+    if is_regression(model.config) and not (regression and model.config.num_labels == 1):
         raise UserError(f"{checkpoint} gives numbers and no classes (regression): wanted an image classifier")
     model.config.id2label = labels_by_id(model.config.id2label)
     check_weights(model, checkpoint)
@@ -76,6 +76,13 @@ def _is_native(checkpoint: str) -> bool:
     if "pretrained_cfg" in config:
         return is_timm_available()
     return config.get("model_type") in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
+
+
+def is_regression(config) -> bool:
+    """Whether a model gives numbers and no classes; transformers' own take a single logit for one."""
+    return config.problem_type == "regression" or (
+        config.problem_type is None and config.num_labels == 1 and config.model_type != HFViTConfig.model_type
+    )
 
 
 def class_names(config) -> list[str]:

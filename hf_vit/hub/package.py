@@ -7,7 +7,15 @@ from pathlib import Path
 import torch
 
 from hf_vit import figures
-from hf_vit.card import FIGURES, num_channels, weights_file, without_paths, write_card, write_pretraining_card
+from hf_vit.card import (
+    FIGURES,
+    num_channels,
+    weights_file,
+    without_paths,
+    write_card,
+    write_pretraining_card,
+    write_regression_card,
+)
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.evaluation.classifiers import load_classifier, load_processor
 from hf_vit.evaluation.scores import format_prediction
@@ -73,6 +81,8 @@ def build_package(
         shown["revision"] = content_tag(folder)
     if is_pretrained(folder):
         write_pretraining_card(folder, templates / "pretraining_card.md", results, config, **shown)
+    elif "r2" in results.metrics:
+        write_regression_card(folder, templates / "regression_card.md", results, config, **shown)
     else:
         thresholds = torch.tensor(results.thresholds) if results.thresholds else None
         shown |= dict(prediction=format_prediction(outputs[0], results.data["labels"], thresholds), layout=reason)
@@ -92,7 +102,7 @@ def load_merged_model(folder: Path):
         return PeftModel.from_pretrained(model, folder).merge_and_unload().eval()
     if is_pretrained(folder):
         return HFViTForPreTraining.from_pretrained(folder).eval()
-    return load_classifier(str(folder)).eval()
+    return load_classifier(str(folder), regression=True).eval()
 
 
 def choose_layout(model, layout: str | None = None) -> tuple[object, str]:

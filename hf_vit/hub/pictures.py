@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
@@ -28,6 +29,36 @@ def draw_run(
     folder.mkdir()
     for name, figure in run_pictures(log, scores, samples, labels, spec, model, examples):
         figures.save(figure, folder / f"{name}.png")
+
+
+def draw_regression(folder: Path, log: list[dict], table: pd.DataFrame, samples: dict, spec, model):
+    """The pictures of a model that predicts a number: curves, predictions against labels, and what it looks at.
+
+    Args:
+        table: columns `label` and `predicted` of all evaluated images.
+    """
+    folder.mkdir()
+    figures.save(figures.curves(log, "squared error, standardised"), folder / "curves.png")
+    figures.save(draw_scatter(table["label"], table["predicted"]), folder / "scatter.png")
+    if spec.channels in (1, 3):
+        pixel_values = normalize(samples["images"][:4], spec)
+        numbers = zip(samples["labels"].tolist(), samples["logits"][:, 0].tolist(), strict=True)
+        captions = [f"{predicted:.4g}\nis {label:.4g}" for label, predicted in numbers][:4]
+        images, inputs = denormalize(pixel_values, spec), pixel_values.to(next(model.parameters()).device)
+        for name, figure in model_figures(model, images, inputs, captions).items():
+            figures.save(figure, folder / f"{name}.png")
+
+
+def draw_scatter(labels, predicted) -> Figure:
+    """A point an image: its label, and the number that was predicted; on the line, both are the same."""
+    figure = Figure(figsize=(4.5, 4.5), layout="constrained")
+    panel = figure.subplots()
+    panel.scatter(labels, predicted, s=6, alpha=min(1.0, 30 / len(labels) ** 0.5), color=figures.BLUE, linewidth=0)
+    ends = [min(*labels, *predicted), max(*labels, *predicted)]
+    panel.plot(ends, ends, color=figures.GREY, linewidth=1)
+    panel.set(xlabel="label", ylabel="predicted", aspect="equal")
+    panel.tick_params(labelsize=7)
+    return figure
 
 
 def draw_mistakes(

@@ -6,7 +6,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from hf_vit.data.splits import describe_scored
-from hf_vit.evaluation.calibration import folded_temperature
+from hf_vit.evaluation.calibration import folded_head
 from hf_vit.system.run_files import SAMPLES
 from hf_vit.training.checkpoints import save_best
 from hf_vit.training.distributed import run_on_main
@@ -42,7 +42,7 @@ def keep_best(run: Run, model, metrics: dict, evaluation: Evaluation):
     scores, samples, tables = run.task.artifacts(model, evaluation)
 
     def write(folder: Path):
-        with folded_temperature(model, scores["temperature"]) if "temperature" in scores else contextlib.nullcontext():
+        with folded_head(model, scores["temperature"]) if "temperature" in scores else contextlib.nullcontext():
             run.write_model(model, folder)
         save_file(samples, folder / SAMPLES)
         for name, text in tables.items():

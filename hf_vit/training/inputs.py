@@ -111,7 +111,8 @@ def load_rows(args: TrainArguments, print_main):
         splits = {"eval": eval_rows}
     else:
         sizes = {name: getattr(args, name) for name in ("eval_fraction", "shots", "seed")}
-        splits, labels, scored = prepare_splits(source.splits, **columns, **sizes)
+        regression = args.problem_type == "regression"
+        splits, labels, scored = prepare_splits(source.splits, regression=regression, **columns, **sizes)
     read = {"train": stream, **splits}
     print_main("\n".join(summary(read, {"train": args.train_split, "eval": scored}, labels, source)))
     return splits, stream, labels, scored

@@ -48,7 +48,10 @@ def build_model(
     if before is None:
         return model, processor
     vars(model.config).pop("thresholds", None)  # of the labels that it had
-    is_kept = list(before.id2label.values()) == labels and had_several == multi_label
+    of_classes = (
+        model.config.problem_type != "regression"
+    )  # whose head gives numbers in another unit while it is trained
+    is_kept = list(before.id2label.values()) == labels and had_several == multi_label and of_classes
     if model.classifier.weight.any():  # a head of another size was reset with a line
         why = "its classes are" if is_kept else "its classes, or their order or number an image, are not"
         warn(f"the head of {checkpoint} is {'kept' if is_kept else 'reset'}: {why} those of the data")

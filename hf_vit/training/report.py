@@ -127,9 +127,9 @@ def collect_results(run: Run, scores: dict, answers: dict, skipped: list[str], c
 
 def closing_lines(run: Run, results: Results, skipped: list[str]) -> str:
     """The last lines of a run: its faults, its score, where the model is, and what to do next."""
-    interval, folder = "", run.folder / "model"
+    interval, folder, form = "", run.folder / "model", ".2%" if run.task.has_accuracy else ".4g"
     for low, high in list((results.intervals or {}).values())[:1]:
-        interval = f" (95% interval {low:.2%} to {high:.2%})"
+        interval = f" (95% interval {low:{form}} to {high:{form}})"
     lines = [f"WARNING: {fault}" for fault in results.warnings]
     if skipped:
         lines.append(f"{len(skipped)} images could not be read and were skipped; {skipped[0]}")

@@ -185,7 +185,8 @@ class Run:
                 self.unsharded.cpu()
 
     def write_model(self, model, folder: Path):
-        save_model(model, folder, self.plan.args.lora_save)
+        with self.task.as_saved(model):
+            save_model(model, folder, self.plan.args.lora_save)
         self.processor.save_pretrained(folder)
 
     def save(self):

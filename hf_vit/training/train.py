@@ -40,6 +40,7 @@ from hf_vit.training.log import RunLog, print_main, start_trackers
 from hf_vit.training.loop import fit
 from hf_vit.training.model import load_config
 from hf_vit.training.plan import DataSize, check_identity, resolve
+from hf_vit.training.regression import Regression
 from hf_vit.training.report import report
 from hf_vit.training.run import Run
 from hf_vit.training.run_folder import FINISHED, STARTED, clear, continue_run, find_checkpoint, locked
@@ -50,7 +51,7 @@ from hf_vit.training.task import Task
 
 def train(
     args: TrainArguments,
-    task_class: type[Task] = Classification,
+    task_class: type[Task] | None = None,
     draw: Callable | None = None,
     command: str | None = None,
     in_notebook: bool = True,
@@ -60,7 +61,7 @@ def train(
     A signal saves the run after the step it is in, and the same call goes on from there to the same bits.
 
     Args:
-        task_class: what is learned, `Classification`, `PreTraining` or another `Task`.
+        task_class: what is learned; default: `Regression` or `Classification`, by the arguments.
         draw: see `report`.
         command: that repeats the run, for its card.
         in_notebook: whether this process outlives the run.
@@ -72,7 +73,9 @@ def train(
         OSError: for a file that cannot be read or written.
         KeyboardInterrupt: after a signal.
     """
-    began, task = time.monotonic(), task_class(args)
+    began = time.monotonic()
+    of_labels = Regression if args.problem_type == "regression" else Classification
+    task = (task_class or of_labels)(args)
     for name in ("dataset_name", "model_name_or_path", "teacher_name_or_path"):
         refuse_mistyped_path(getattr(args, name), f"--{name}")
     refuse_nested_folders(args.dataset_name, args.output_dir)
@@ -170,7 +173,7 @@ def restore_process(signals: Signals):
         signal.raise_signal(signal.Signals[signals.received])
 
 
-def train_as_script(args: TrainArguments, task_class: type[Task], draw: Callable):
+def train_as_script(args: TrainArguments, task_class: type[Task] | None, draw: Callable):
     """`train`, and the end of this process: exit code 0, 75 after a signal, 1 after an error."""
     code = 0
     try:

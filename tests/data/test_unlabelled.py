@@ -35,16 +35,11 @@ def read(images):
     return names, [message for batch in found for message in batch["errors"]]
 
 
-def test_a_folder_stands_for_all_its_images_in_the_order_of_their_names(folder):
+def test_a_folder_stands_for_all_its_images_in_the_order_of_their_names_and_a_file_for_itself(folder):
     images = load_unlabelled(str(folder))
     assert images.key == "file"
     assert read(images) == (["B/x.jpg", "a/2.PNG", "a/deep/=1.png", "a::b.png", "b.png"], [])
-
-
-def test_a_name_in_a_list_may_hold_what_unicode_calls_a_line_end(folder, tmp_path):
-    os.rename(folder / "b.png", folder / "b\u2028b.png")
-    (tmp_path / "list.txt").write_bytes("mine/b\u2028b.png\r\nmine/B/x.jpg\r\n".encode())
-    assert read(load_unlabelled(str(tmp_path / "list.txt"))) == (["mine/b\u2028b.png", "mine/B/x.jpg"], [])
+    assert read(load_unlabelled(str(folder / "a" / "2.PNG"))) == (["2.PNG"], [])
 
 
 @pytest.mark.parametrize("name", ["", "b.png"])
@@ -54,13 +49,10 @@ def test_image_files_have_no_splits(folder, name):
     assert len(load_unlabelled(str(folder / name), default_split="train").rows) > 0
 
 
-def test_a_file_stands_for_itself(folder):
-    assert read(load_unlabelled(str(folder / "a" / "2.PNG"))) == (["2.PNG"], [])
-
-
 def test_a_list_names_files_anywhere_as_it_spells_them(folder, tmp_path):
+    os.rename(folder / "b.png", folder / "b\u2028b.png")  # what Unicode calls a line end
     lines = [
-        "mine/b.png",
+        "mine/b\u2028b.png",
         "",
         f"{folder}/a/2.PNG",
         "mine/../mine/B/x.jpg",
@@ -69,13 +61,10 @@ def test_a_list_names_files_anywhere_as_it_spells_them(folder, tmp_path):
         "mine",
     ]
     (tmp_path / "list.txt").write_bytes("\r\n".join(lines).encode("utf-8-sig"))
-    images = load_unlabelled(str(tmp_path / "list.txt"))
-    names, unreadable = read(images)
-    assert (images.key, names) == ("file", [lines[0], lines[2], lines[3]])
-    missing, address, no_file = unreadable
-    assert missing.startswith("row 3 (mine/gone.png) cannot be read as an image: [Errno 2]")
-    assert "it is an address; wanted a file on this machine" in address
-    assert no_file.endswith("is no regular file")
+    names, unreadable = read(load_unlabelled(str(tmp_path / "list.txt")))
+    assert names == [lines[0], *lines[2:4]]
+    for line, message in zip(lines[4:], unreadable, strict=True):
+        assert f"({line})" in message
 
 
 def test_rows_of_a_table_are_called_as_it_calls_them_and_stay_in_its_folder(folder, tmp_path):
@@ -101,14 +90,6 @@ def test_a_file_that_comes_or_goes_changes_the_source(folder):
     assert load_unlabelled(str(folder)).source == before
     os.rename(folder / "b.png", folder / "c.png")
     assert load_unlabelled(str(folder)).source != before
-
-
-def test_a_batch_without_a_readable_image_is_reported_too(tmp_path):
-    for number in range(4):
-        (tmp_path / f"{number}.jpg").write_text("no image" if number < 2 else "")
-    names, unreadable = read(load_unlabelled(str(tmp_path)))
-    assert names == []
-    assert [message.partition(" cannot")[0] for message in unreadable] == [f"row {n} ({n}.jpg)" for n in range(4)]
 
 
 def write_splits(folder):
