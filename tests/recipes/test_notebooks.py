@@ -74,9 +74,9 @@ def at_step(monkeypatch):
     update = RunLog.update
 
     def patch(number, act):
-        def acting(self, state, *numbers):
-            update(self, state, *numbers)
-            if state.step == number:
+        def acting(self, *numbers):
+            update(self, *numbers)
+            if self.run.state.step == number:
                 act()
 
         monkeypatch.setattr(RunLog, "update", acting)
@@ -119,7 +119,7 @@ def test_an_interrupt_saves_and_the_same_call_goes_on_to_the_same_weights(train,
 def test_an_interrupt_with_nothing_to_wait_for_leaves_at_once(where, train, at_step, monkeypatch, tmp_path):
     interrupt = lambda *_, **__: signal.raise_signal(signal.SIGINT)
     if where == "before the first step":
-        monkeypatch.setattr("hf_vit.training.train.build_run", interrupt)
+        monkeypatch.setattr("hf_vit.training.train.Run", interrupt)
     else:
         at_step(2, lambda: [interrupt(), interrupt()])
     with pytest.raises(KeyboardInterrupt):
