@@ -185,7 +185,6 @@ class Classification(Task):
             "temperature": temperature,
             "images": len(labels),
             "mistakes": image_names(*images.sources(rows[mistakes])),
-            "intervals": intervals(logits, labels, thresholds),
             **classification_report(logits, labels, data.labels, thresholds),
         }
         if thresholds is not None:
@@ -193,6 +192,11 @@ class Classification(Task):
         samples = self.samples(rows, labels, logits, mistakes)
         table = prediction_table(*images.sources(rows), labels, logits, data.labels, thresholds)
         return scores, samples, {PREDICTIONS: table}
+
+    def intervals(self, logits, labels, scores: dict) -> dict[str, list[float]]:
+        """95% intervals of the metrics of the weights that are kept."""
+        thresholds = torch.tensor(scores["thresholds"]) if self.data.multi_label else None
+        return intervals(logits / scores["temperature"], labels, thresholds)
 
     def samples(self, rows, labels, logits, mistakes) -> dict[str, torch.Tensor]:
         """Images drawn at random, and the worst mistakes, with labels and logits."""

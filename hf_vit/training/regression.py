@@ -91,7 +91,6 @@ class Regression(Classification):
         scores = {
             "images": len(labels),
             "mistakes": image_names(*images.sources(rows[worst])),
-            "intervals": regression_intervals(predicted, labels),
         }
         numbers, files = images.sources(rows)
         columns = {"label": labels, "predicted": predicted, "error": errors}
@@ -101,6 +100,9 @@ class Regression(Classification):
             self.samples(rows, labels, evaluation.logits, worst),
             {PREDICTIONS: csv_text(table, float_format="%.6g")},
         )
+
+    def intervals(self, logits, labels, scores: dict) -> dict[str, list[float]]:
+        return regression_intervals(logits[:, 0], labels)
 
     def report(self, folder: Path, _scores: dict, samples: dict, accelerator) -> dict:
         answer = f"{samples['logits'][0].item():.4g}"
