@@ -26,7 +26,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     file = HOUSE / "model_cards" / "parity.json"
     parser.add_argument("--output_file", type=Path, default=file, help="JSON file for the differences")
     args = parser.parse_args(argv)
-    parser.check_output_file(args.output_file)
+    parser.check_output_files(args.output_file)
     return args
 
 

@@ -29,6 +29,7 @@ def prepare_splits(
     shots: int | None = None,
     seed: int = 0,
     min_classes: int = 2,
+    regression: bool = False,
     **columns,
 ) -> tuple[DatasetDict, list[str], str]:
     """The training and the evaluation split, with the columns `image` (undecoded), `label` (class index, or a list of them where an
@@ -43,6 +44,7 @@ def prepare_splits(
         shots: the number of images of each class to train on, of what is not held out.
         seed: decides what is held out and left out.
         min_classes: that training images must be of.
+        regression: labels are numbers, float32, with no class names; what is held out is drawn from all images alike.
         columns: as of `select_and_encode`.
 
     Returns:
@@ -56,18 +58,18 @@ def prepare_splits(
     split_names = {key: name for key, name in (("train", train_split), ("eval", eval_split)) if name is not None}
     if not split_names:
         raise UserError(f"the data set has no validation or test split; name one with --split: {', '.join(splits)}")
-    chosen, names = select_and_encode(splits, split_names, **columns)
+    chosen, names = select_and_encode(splits, split_names, regression=regression, **columns)
     if train_split is None:
         return chosen, names, eval_split
 
     refuse_contradicting_rows(chosen["train"], names)
     labels = label_tensor(chosen["train"]).numpy()
     if len(np.unique(labels, axis=0)) < min_classes:
-        same = f"of one class ({names[labels[0]]})" if labels.ndim == 1 else "given the same labels"
-        raise UserError(f"the {len(labels)} training images are all {same}; wanted two or more")
+        same = listed(label_texts(chosen["train"][0]["label"], names))
+        raise UserError(f"the {len(labels):,} training images all have the same label ({same}); wanted two or more")
     if eval_split is None:
         eval_split = f"part of {train_split}"
-        held_out = stratified_holdout(labels, eval_fraction, seed)
+        held_out = stratified_holdout(np.zeros(len(labels), int) if regression else labels, eval_fraction, seed)
         kept = np.setdiff1d(np.arange(len(labels)), held_out)
         chosen = DatasetDict(train=chosen["train"].select(kept), eval=chosen["train"].select(held_out))
     if shots is not None:
@@ -84,6 +86,7 @@ def select_and_encode(
     label_names: list[str] | None = None,
     label_separator: str | None = None,
     label_columns: str | None = None,
+    regression: bool = False,
 ) -> tuple[DatasetDict, list[str]]:
     """Splits as `load_splits` gives them -> with the columns `image`, `label` and `row`, and the class names: see `prepare_splits`.
 
@@ -111,7 +114,7 @@ def select_and_encode(
         if lacking := [column for column in columns if column not in rows.features]:
             raise UserError(f"the split {split_names[key]!r} lacks the column {lacking[0]}")
         chosen[key] = select_image_and_label(rows, columns).add_column("row", np.arange(len(rows)))
-    return encode_labels(DatasetDict(chosen), label_names, split_names, label_separator)
+    return encode_labels(DatasetDict(chosen), label_names, split_names, label_separator, regression)
 
 
 def refuse_contradicting_rows(rows: Dataset, names: list[str]):
@@ -121,11 +124,16 @@ def refuse_contradicting_rows(rows: Dataset, names: list[str]):
     label_of, paths = {}, [item["path"] for item in rows["image"][:]]
     for path, label in zip(paths, rows["label"][:], strict=True):
         if label_of.setdefault(path, label) != label:
-            shown = [listed(names[one] for one in np.atleast_1d(each)) for each in (label_of[path], label)]
+            shown = [listed(label_texts(each, names)) for each in (label_of[path], label)]
             raise UserError(
                 f"{path} is in several training rows with different labels, {shown[0]} and {shown[1]}: wanted a row for each image; if "
                 "it has several labels, write them as cat;dog and pass --label_separator ';'"
             )
+
+
+def label_texts(label, names: list[str]) -> list[str]:
+    """What a label is called: class indices by their names, numbers as they are."""
+    return [names[one] if names else f"{one:g}" for one in np.atleast_1d(label)]
 
 
 def find_eval_split(splits: dict, train_split: str | None) -> str | None:

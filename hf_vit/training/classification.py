@@ -21,7 +21,6 @@ from hf_vit.evaluation.classifiers import load_classifier, model_folder
 from hf_vit.evaluation.intervals import intervals
 from hf_vit.evaluation.multi_label import DEFAULT_THRESHOLD, choose_thresholds
 from hf_vit.evaluation.prediction import LOGITS_TOLERANCE, logits_difference
-from hf_vit.evaluation.prediction_table import image_names, prediction_table
 from hf_vit.evaluation.results import Results
 from hf_vit.evaluation.scores import (
     classification_report,
@@ -30,6 +29,7 @@ from hf_vit.evaluation.scores import (
     headline,
     surest_mistakes,
 )
+from hf_vit.evaluation.tables import image_names, prediction_table
 from hf_vit.system.command_line import shell_line
 from hf_vit.system.errors import UserError
 from hf_vit.system.escapes import csv_cell
@@ -97,7 +97,7 @@ class Classification(Task):
         if self.args.balance == "sampling":
             ids = class_balanced_ids(labels.cpu().numpy(), np.random.default_rng(self.args.seed)) % len(labels)
             features, labels = features[ids], labels[ids]
-        targets = soft_targets(labels, len(self.data.labels), self.args.label_smoothing)
+        targets = self.targets_of(labels)
         highest = default_rates("probe", None, features.shape[1])[0]
         optimizer = torch.optim.AdamW(head.parameters(), highest, weight_decay=self.args.weight_decay)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, HEAD_STEPS)
@@ -107,6 +107,10 @@ class Classification(Task):
             optimizer.zero_grad()
             schedule.step()
 
+    def targets_of(self, labels) -> torch.Tensor:
+        """Probabilities (B, L) that the model is to give."""
+        return soft_targets(labels, len(self.data.labels), self.args.label_smoothing)
+
     def loss_of_logits(self, logits, targets) -> torch.Tensor:
         """The loss () of logits and targets (B, L), without a teacher."""
         if self.data.multi_label:
@@ -115,8 +119,7 @@ class Classification(Task):
 
     def with_targets(self, inputs, labels, epoch: int, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets (B, L), mixed if that is asked for: all micro-batches of a step alike, as one large batch would be."""
-        args = self.args
-        targets = soft_targets(labels, len(self.data.labels), args.label_smoothing)
+        args, targets = self.args, self.targets_of(labels)
         return mix(inputs, targets, args.mixup, args.cutmix, args.seed, epoch, batch)
 
     def loss(self, model, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -187,44 +190,47 @@ class Classification(Task):
         }
         if thresholds is not None:
             model.config.thresholds = dict(zip(data.labels, scores["thresholds"], strict=True))
-        samples = {}
-        for prefix, indices in (("", draw_samples(len(labels), self.args.seed)), ("mistaken_", mistakes)):
-            if len(indices):
-                samples[f"{prefix}images"] = images.__getitems__(rows[indices].tolist())["images"]
-                samples |= {f"{prefix}labels": labels[indices], f"{prefix}logits": logits[indices]}
+        samples = self.samples(rows, labels, logits, mistakes)
         table = prediction_table(*images.sources(rows), labels, logits, data.labels, thresholds)
         return scores, samples, {PREDICTIONS: table}
 
+    def samples(self, rows, labels, logits, mistakes) -> dict[str, torch.Tensor]:
+        """Images drawn at random, and the worst mistakes, with labels and logits."""
+        found = {}
+        for prefix, indices in (("", draw_samples(len(labels), self.args.seed)), ("mistaken_", mistakes)):
+            if len(indices):
+                found[f"{prefix}images"] = self.data.eval_images.__getitems__(rows[indices].tolist())["images"]
+                found |= {f"{prefix}labels": labels[indices], f"{prefix}logits": logits[indices]}
+        return found
+
     def report(self, folder: Path, scores: dict, samples: dict, accelerator) -> dict:
         """Write the confusion matrix and example.png, and compare the model as a stranger would load it with the evaluated one."""
-        labels, spec = self.data.labels, self.data.spec
+        labels = self.data.labels
         table, names = io.StringIO(), [csv_cell(label) for label in labels]
         rows = [[name, *counts] for name, counts in zip(names, scores["confusion_matrix"], strict=True)]
         csv.writer(table).writerows([COUNTS if self.data.multi_label else ["true class", *names], *rows])
         write_text(folder.parent / "confusion_matrix.csv", table.getvalue())
+        thresholds = torch.tensor(scores["thresholds"]) if self.data.multi_label else None
+        answer = format_prediction(samples["logits"][0], labels, thresholds)
+        return {"answer": answer, **self.check_saved(folder, samples, accelerator)}
+
+    def check_saved(self, folder: Path, samples: dict, accelerator) -> dict:
+        """Write example.png, and compare the saved model's logits with those that were evaluated."""
+        spec, model = self.data.spec, load_classifier(str(folder), regression=True)
         if spec.channels in (1, 3):
             example = samples["images"][0].permute(1, 2, 0).squeeze(2)  # (C, H, W) -> (H, W, 3) or (H, W)
             Image.fromarray(example.numpy()).save(folder / "example.png")
-        model = load_classifier(str(folder))
-        thresholds = torch.tensor(scores["thresholds"]) if self.data.multi_label else None
         return {
             "attention_query": self.backbone.attention_query,
-            "answer": format_prediction(samples["logits"][0], labels, thresholds),  # to example.png
             "saved_logits_apart": logits_difference(model, samples["images"], samples["logits"], spec, accelerator),
         }
 
     def faults(self, results: Results, log: list[dict]) -> list[str]:
         """A sentence for each reason not to trust the model: it diverged, or is no better than chance."""
-        found, (name, value) = [], headline(results.metrics)
-        losses = [line["loss"] for line in log if line.get("loss") is not None][-LAST_LINES:]
         # Equal probabilities for all labels, or for yes and no of each, whatever is smoothed or mixed; a teacher and weights change it.
         uninformed = math.log(2 if self.data.multi_label else len(self.data.labels))
-        largest = DIVERGED * uninformed if self.teacher is None and self.weights is None else sys.float_info.max
-        if losses and not (last := statistics.median(losses)) <= largest:
-            found.append(
-                f"The run diverged: its training loss is {last:.3g} at the end, and {uninformed:.3g} for a model that knows nothing. "
-                "Train again with a smaller --learning_rate."
-            )
+        is_known = self.teacher is None and self.weights is None
+        found, (name, value) = diverged(log, uninformed if is_known else math.inf), headline(results.metrics)
         evaluated, low = results.data["scored_images"], results.intervals[name][0]
         counts = [row["images"] for row in results.per_class if row["images"]]
         chance = (statistics.mean(counts) if self.data.multi_label else max(counts)) / evaluated
@@ -233,12 +239,7 @@ class Classification(Task):
                 f"No better than chance: {name.replace('_', ' ')} {value:.2%}, at least {low:.2%} with 95% confidence, and chance "
                 f"gives {chance:.2%} of {evaluated:,} images. Train for longer, on more images, or evaluate more (--eval_fraction)."
             )
-        if not results.saved_logits_apart <= (tolerance := LOGITS_TOLERANCE[results.mixed_precision]):
-            found.append(
-                f"The saved model does not give the logits that were evaluated: they differ by {results.saved_logits_apart:.2g} of "
-                f"the largest, at most {tolerance:g} was expected. Do not trust these scores, and report it."
-            )
-        return found
+        return found + differing_logits(results)
 
     def write_card(self, folder: Path, results: Results, config: str):
         write_card(folder, RECIPES / "model_card.md", results, config)
@@ -250,6 +251,27 @@ class Classification(Task):
             return shell_line(RECIPES / "classify.py", model, model / "example.png")
         words = ["--model_name_or_path", model, "--dataset_name", self.args.dataset_name]
         return shell_line(RECIPES / "eval.py", *words)
+
+
+def diverged(log: list[dict], uninformed: float) -> list[str]:
+    """A sentence if the training loss at the end is far above `uninformed`, that of a model that knows nothing, or not finite."""
+    losses = [line["loss"] for line in log if line.get("loss") is not None][-LAST_LINES:]
+    if not losses or (last := statistics.median(losses)) <= min(DIVERGED * uninformed, sys.float_info.max):
+        return []
+    return [
+        f"The run diverged: its training loss is {last:.3g} at the end, and {uninformed:.3g} for a model that knows nothing. "
+        "Train again with a smaller --learning_rate."
+    ]
+
+
+def differing_logits(results: Results) -> list[str]:
+    """A sentence if the saved model does not give what was evaluated."""
+    if results.saved_logits_apart <= (tolerance := LOGITS_TOLERANCE[results.mixed_precision]):
+        return []
+    return [
+        f"The saved model does not give the logits that were evaluated: they differ by {results.saved_logits_apart:.2g} of the "
+        f"largest, at most {tolerance:g} was expected. Do not trust these scores, and report it."
+    ]
 
 
 def draw_samples(count: int, seed: int) -> torch.Tensor:

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from datasets import DatasetDict
 
-from hf_vit.card import write_pretraining_card
+from hf_vit.card import write_card
 from hf_vit.data.columns import has_several_labels
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
@@ -195,7 +195,7 @@ class PreTraining(Task):
         ]
 
     def write_card(self, folder: Path, results: Results, config: str):
-        write_pretraining_card(folder, RECIPES / "pretraining_card.md", results, config)
+        write_card(folder, RECIPES / "pretraining_card.md", results, config)
 
     def next_command(self, run_folder: Path) -> str:
         """Fine-tune the model."""

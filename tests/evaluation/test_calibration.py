@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import ViTConfig, ViTForImageClassification
 
-from hf_vit.evaluation.calibration import FEWEST_IMAGES, fit_temperature, folded_temperature
+from hf_vit.evaluation.calibration import FEWEST_IMAGES, fit_temperature, folded_head
 from hf_vit.evaluation.scores import compute_metrics
 
 
@@ -72,7 +72,7 @@ def test_the_head_is_divided_while_it_is_saved_and_then_is_what_it_was(tiny_mode
     for model in (tiny_model(), ViTForImageClassification(ViTConfig(**tiny_fields)).eval()):
         inputs = pixels()
         before = model(inputs).logits
-        with folded_temperature(model, math.pi):
+        with folded_head(model, math.pi):
             torch.testing.assert_close(model(inputs).logits, before / math.pi)
         assert torch.equal(model(inputs).logits, before)
 

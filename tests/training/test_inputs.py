@@ -16,7 +16,7 @@ from hf_vit.training.plan import DataSize, resolve
 
 @pytest.fixture
 def read(tmp_path):
-    """read(**flags) -> (RunData, what was printed) of 20 noisy images to train on and 5 to score, three of which are the same."""
+    """read(**flags) -> the RunData of 20 noisy images to train on and 5 to score, three of which are the same."""
     images = dataset([0, 1] * 12)
     scored = concatenate_datasets([images.select([3, 8, 11]), images.select([20, 21])])
     DatasetDict(train=images.select(range(20)), test=scored).save_to_disk(tmp_path / "data")
@@ -24,7 +24,6 @@ def read(tmp_path):
     accelerator = SimpleNamespace(is_main_process=True, main_process_first=contextlib.nullcontext)
 
     def read(**flags):
-        printed = []
         flags = {
             "dataset_name": str(tmp_path / "data"),
             "preset": "tiny-patch16-224",
@@ -33,30 +32,29 @@ def read(tmp_path):
             **flags,
         }
         args = TrainArguments(**flags)
-        return inputs.read_data(args, Classification(args), accelerator, printed.append)[0], printed
+        return inputs.read_data(args, Classification(args), accelerator)[0]
 
     return read
 
 
-def test_scored_images_that_are_trained_on_too_are_counted_in_one_line(read):
-    data, printed = read(crop="none")
-    assert data.scored_duplicates == 3
-    assert "3 (audit.py shows them)" in printed[-1]
+def test_scored_images_that_are_trained_on_too_are_counted_in_one_line(read, capsys):
+    assert read(crop="none").scored_duplicates == 3
+    assert "3 of the 5 images to score" in capsys.readouterr().out
 
 
 def test_images_that_are_not_in_memory_or_too_many_are_not_compared(read, monkeypatch):
-    assert read(crop="resized", crop_scale=0.5)[0].scored_duplicates is None
+    assert read(crop="resized", crop_scale=0.5).scored_duplicates is None
     monkeypatch.setattr(inputs, "MAX_PAIRS", 99)
-    assert read(crop="none")[0].scored_duplicates is None
+    assert read(crop="none").scored_duplicates is None
 
 
 def test_images_of_a_test_split_select_no_weights_and_those_held_out_do(read):
-    assert not read(crop="none")[0].selects_best
-    assert read(crop="none", train_split="test", eval_fraction=0.4)[0].selects_best
+    assert not read(crop="none").selects_best
+    assert read(crop="none", train_split="test", eval_fraction=0.4).selects_best
 
 
 def test_a_part_of_a_photo_is_not_cropped_again(read):
-    data, _ = read(crop="resized", crop_scale=0.5)
+    data = read(crop="resized", crop_scale=0.5)
     args = TrainArguments(
         "d", preset="tiny-patch16-224", output_dir="o", crop_scale=0.5, flip=False, per_device_train_batch_size=4
     )

@@ -103,8 +103,8 @@ def test_of_images_that_select_the_best_weights_are_kept_and_of_others_the_last(
     )
     run = SimpleNamespace(
         task=task, data=SimpleNamespace(selects_best=selects_best, scored="images"), best=None, predictor=None,
-        plan=SimpleNamespace(total_steps=4), whole_model=contextlib.nullcontext, state=SimpleNamespace(epoch=0, training_seconds=0),
-        accelerator=SimpleNamespace(is_main_process=True), log=SimpleNamespace(print=lambda _: None, log=lambda *_, **__: None),
+        plan=SimpleNamespace(total_steps=4), whole_model=contextlib.nullcontext, state=SimpleNamespace(epoch=0, clock=lambda: 0),
+        accelerator=SimpleNamespace(is_main_process=True), log=SimpleNamespace(log=lambda **_: None),
     )  # fmt: skip
     for run.state.step in (1, 2, 3, 4):
         assert evaluate(run)
@@ -138,7 +138,7 @@ def stub(monkeypatch):
         state = SimpleNamespace(
             step=5,
             saved_step=saved_step,
-            seconds={"input": 0, "model": 0},
+            seconds={"input": 0, "step": 0},
             optimizers=[],
             timed=lambda _, work: work(),
         )
