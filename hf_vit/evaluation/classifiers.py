@@ -9,7 +9,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATIO
 from transformers.utils import is_timm_available, logging
 
 from hf_vit.formats.read import families
-from hf_vit.formats.timm_processor import timm_input_size, timm_processor
+from hf_vit.formats.timm_processor import timm_processor
 from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair, labels_by_id
 from hf_vit.model.loading import base_of_adapter, non_finite
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification
@@ -99,12 +99,11 @@ def load_processor(checkpoint: str):
     """The image processor of a checkpoint; of a timm repo, what its `pretrained_cfg` says; else, with a warning, ViT's own."""
     config = PreTrainedConfig.get_config_dict(checkpoint)[0]
     if config.get("pretrained_cfg") is not None:
-        timm_input_size(config)
         return timm_processor(config["pretrained_cfg"], checkpoint)
     try:
         return AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=False)
     except OSError:
-        if config.get("model_type") not in families() and _is_native(checkpoint):
+        if not any(family.claims(config) for family in families()) and _is_native(checkpoint):
             raise UserError(
                 f"{checkpoint} has no preprocessor_config.json: save its image processor beside the model"
             ) from None
