@@ -11,25 +11,24 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from runs import TINY, as_flags, ended, files_of, log_of, logged, results_of, start, write_photos
+import runs
+from runs import TINY, as_flags, ended, files_of, log_of, logged, results_of, start
 from safetensors.torch import load_file, save_file
 
 from hf_vit.data.sampling import epoch_batches
 from hf_vit.system.errors import UserError
 from hf_vit.system.files import atomic_dir, checksummed_dir
 from hf_vit.training import checkpoints, loop, run_folder
-from hf_vit.training.arguments import TrainArguments
 from hf_vit.training.checkpoints import list_checkpoints, newest_checkpoint, step_of
 from hf_vit.training.classification import Classification
 from hf_vit.training.run_folder import locked
 from hf_vit.training.signals import STOPPED
-from hf_vit.training.train import train as train_run
 
 
 FLAGS = dict(
     preset="tiny-patch16-224", config_overrides=TINY + ",drop_path_rate=0.2,hidden_dropout_prob=0.1", erase=0.3, ema_decay=0.9,
-    per_device_train_batch_size=4, max_train_steps=12, log_steps=2, eval_steps=4, checkpointing_steps=3,
-    num_workers=0, auto_find_batch_size=False,
+    per_device_train_batch_size=4, max_train_steps=12, log_steps=2, eval_steps=4, checkpointing_steps=3, num_workers=0,
+    auto_find_batch_size=False,
 )  # fmt: skip
 
 
@@ -42,25 +41,17 @@ def kept():
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    return write_photos(tmp_path_factory.mktemp("resume") / "photos", train=8, validation=4)
-
-
-@pytest.fixture(scope="module")
 def train(photos):
     """train(run, **flags) -> its `Results`, trained or continued in this process."""
-
-    def train(run, task=Classification, draw=None, **flags):
-        return train_run(TrainArguments(str(photos), **{**FLAGS, "output_dir": str(run), **flags}), task, draw)
-
-    return train
+    return lambda run, task=Classification, draw=None, **flags: runs.train(photos, run, task, draw, **FLAGS | flags)
 
 
 @pytest.fixture(scope="module")
-def whole(photos, train):
+def whole(train, tmp_path_factory):
     """A run that nothing interrupted: 12 steps, checkpoints at 3, 6, 9, 12, evaluations at 4, 8, 12."""
-    train(photos.parent / "whole")
-    return photos.parent / "whole"
+    run = tmp_path_factory.mktemp("resume") / "whole"
+    train(run)
+    return run
 
 
 @pytest.fixture
