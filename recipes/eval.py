@@ -9,50 +9,34 @@ It prints the metrics, their 95% intervals and the scores of each class. It writ
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
-from command_line import SWITCH, Parser, add_bad_image_flag, add_column_flags, add_hardware_flags, refuse_less
+from command_line import COLUMNS, DATA, SWITCH, Parser, at_least, bad_images, hardware
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(__doc__, "--model_name_or_path MODEL --dataset_name DATA [--flag value ...]", accelerated=True)
-    flag = parser.add_argument_group("model").add_argument
-    flag("--model_name_or_path", required=True, help="Hub id, model folder or run of an image classifier")
-    flag(
-        "--token_merging", type=int, default=0, metavar="R",
-        help="patches merged in each layer: faster, a little less accurate (arXiv 2210.09461)",
-    )  # fmt: skip
-    group = parser.add_argument_group("data")
-    flag = group.add_argument
-    flag("--dataset_name", required=True, help="Hub id, local folder or file, or fashion-mnist-mini")
-    flag("--dataset_config", help="configuration of the data set, if it has several")
-    flag("--split", help="split to evaluate on; by default validation, else test")
-    flag(
-        "--probe_split",
-        help="split that trains a k-NN and linear classifiers on the frozen features, from 1, 5 and 10 images per class "
-        "(mean of 3 draws); the head is then evaluated only if it knows the labels; by default there is no probe",
+    model = dict(required=True, help="Hub id, model folder or run of an image classifier")
+    merged = "patches merged in each layer: faster, a little less accurate (arXiv 2210.09461)"
+    merging = dict(type=at_least(0), default=0, metavar="R", help=merged)
+    parser.add_group("model", model_name_or_path=model, token_merging=merging)
+    probe = (
+        "split that trains a k-NN and linear classifiers on the frozen features, from 1, 5 and 10 images per class "
+        "(mean of 3 draws); the head is then evaluated only if it knows the labels; by default there is no probe"
     )
-    add_column_flags(group)
-    add_bad_image_flag(group, "stop")
-    add_hardware_flags(parser, batch_size=256)
-    flag = parser.add_argument_group("results").add_argument
-    flag(
-        "--output_file",
-        help="JSON file for the metrics, their intervals, the scores of each class and the confusion matrix; the prediction for "
-        "each image goes into a table beside it: x.json and x.predictions.csv; by default neither is written",
+    split = "split to evaluate on; by default validation, else test"
+    parser.add_group("data", **DATA, split=split, probe_split=probe, **COLUMNS, **bad_images("stop"))
+    parser.add_group("hardware", **hardware(batch_size=256))
+    about = (
+        "JSON file for the metrics, their intervals, the scores of each class and the confusion matrix; the prediction for "
+        "each image goes into a table beside it: x.json and x.predictions.csv; by default neither is written"
     )
-    flag("--overwrite", **SWITCH, help="replace these two files")
+    overwrite = dict(**SWITCH, help="replace these two files")
+    parser.add_group("results", output_file=dict(type=Path, help=about), overwrite=overwrite)
     args = parser.parse_args(argv)
-    refuse_less(parser, args, token_merging=0, per_device_eval_batch_size=1, num_workers=0)
-    parser.check_output_file(args.output_file)
-    names = (
-        [] if args.output_file is None else [args.output_file, Path(args.output_file).with_suffix(".predictions.csv")]
-    )
-    if there := [str(name) for name in names if Path(name).exists() and not args.overwrite]:
-        sys.exit(
-            f"error: {' and '.join(there)} exists: name another --output_file, or pass --overwrite true to replace it"
-        )
+    if args.output_file is not None:
+        table = args.output_file.with_suffix(".predictions.csv")
+        parser.check_output_files(args.output_file, table, overwrite=args.overwrite)
     parser.refuse_mistyped_paths(MODEL=args.model_name_or_path, dataset_name=args.dataset_name)
     return args
 
@@ -71,10 +55,10 @@ from hf_vit.evaluation.classifiers import class_names, is_regression, load_class
 from hf_vit.evaluation.intervals import intervals
 from hf_vit.evaluation.multi_label import check_task, thresholds_of
 from hf_vit.evaluation.prediction import predict_images
-from hf_vit.evaluation.prediction_table import prediction_table
 from hf_vit.evaluation.probes import probe
 from hf_vit.evaluation.regression import regression_intervals, regression_metrics
 from hf_vit.evaluation.scores import classification_report, compute_metrics
+from hf_vit.evaluation.tables import prediction_table
 from hf_vit.system.errors import UserError, as_user_errors, run_script
 from hf_vit.system.escapes import printable
 from hf_vit.system.files import write_text
@@ -167,10 +151,10 @@ def main(args: argparse.Namespace):
         print(json.dumps(metrics, indent=2))
         if args.output_file:
             results = {**metrics, "model": args.model_name_or_path, "data": args.dataset_name, **details}
-            write_text(Path(args.output_file), json.dumps(results, indent=2))
+            write_text(args.output_file, json.dumps(results, indent=2))
         if args.output_file and "per_class" in details:
             table = prediction_table(*images.sources(seen), matched, logits, names, thresholds)
-            write_text(Path(args.output_file).with_suffix(".predictions.csv"), table)
+            write_text(args.output_file.with_suffix(".predictions.csv"), table)
     accelerator.end_training()
 
 

@@ -42,8 +42,8 @@ if __name__ == "__main__":  # the imports take seconds
 
 import pandas as pd
 
+from hf_vit import run_figures
 from hf_vit.evaluation.classifiers import load_classifier
-from hf_vit.hub import pictures
 from hf_vit.system.run_files import PREDICTIONS
 from hf_vit.training.train import train_as_script
 
@@ -53,11 +53,13 @@ def draw(folder: Path, run, log: list[dict], scores: dict, samples: dict):
     data, args = run.data, run.plan.args
     if args.problem_type == "regression":
         model, table = load_classifier(str(folder.parent), regression=True), pd.read_csv(run.folder / PREDICTIONS)
-        pictures.draw_regression(folder, log, table, samples, data.spec, model.to(run.accelerator.device))
+        run_figures.draw_regression(folder, log, table, samples, data.spec, model.to(run.accelerator.device))
         return
     has_examples = not (data.is_stream or args.cache_features or data.spec.processor is not None)
     model, examples = load_classifier(str(folder.parent)), run.batches.examples if has_examples else None
-    pictures.draw_run(folder, log, scores, samples, data.labels, data.spec, model.to(run.accelerator.device), examples)
+    run_figures.draw_run(
+        folder, log, scores, samples, data.labels, data.spec, model.to(run.accelerator.device), examples
+    )
 
 
 if __name__ == "__main__":

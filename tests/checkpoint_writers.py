@@ -1,11 +1,15 @@
-"""Writers of public checkpoint formats that transformers has no model for: timm, torchvision, JAX, original repositories.
+"""The public formats: CASES, each a reference model of transformers and how its weights are written.
 
-Each takes a reference model of transformers that computes the same, and a folder, and returns the file it wrote there.
+A writer takes a reference that computes what its library computes, and a folder, and returns the file it wrote there. Those of timm,
+torchvision, JAX and original repositories stand in for the libraries, which `make peers` asks.
 """
 
 import argparse
 import json
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -137,13 +141,16 @@ def timm_repo(names=to_timm, **fields):
 
 
 def deit3_file(reference, folder):
-    """DeiT III has positions for the patches alone (timm's no_embed_class)."""
+    """DeiT III has positions for the patches alone (timm's no_embed_class); the reference loses that of its class token."""
+    reference.base_model.embeddings.position_embeddings[:, 0] = 0
     tensors = to_timm(reference)
     return save_safetensors({**tensors, "pos_embed": tensors["pos_embed"][:, 1:]}, folder / "deit3.safetensors")
 
 
 def dino_file(reference, folder):
-    """DINO's full checkpoint: teacher and student in one pickle, each behind module.backbone., with their heads and arguments."""
+    """DINO's full checkpoint: teacher and student in one pickle, each behind module.backbone., with their heads and arguments; the
+    reference loses its pooler."""
+    reference.pooler = None
     teacher = {f"module.backbone.{name}": tensor for name, tensor in to_timm(reference).items()}
     teacher["module.head.mlp.0.weight"] = torch.randn(8, 8)
     content = {"student": {}, "teacher": teacher, "epoch": 100, "args": argparse.Namespace(arch="vit_small")}
@@ -283,3 +290,94 @@ def jax_file(big_vision: bool = False, prefix: str = ""):
         return folder / "vit.npz"
 
     return write
+
+
+def native_folder(reference, folder):
+    reference.save_pretrained(folder)
+    return folder
+
+
+@dataclass
+class Case:
+    """A reference and how its family stores it.
+
+    Args:
+        model: name of the reference class in transformers.
+        config: what its config gets beside the size.
+        family: for the table; of transformers if not given.
+        write: (reference, folder) -> the file or repository that was written.
+        resample: how its library interpolates positions, if not as the reference class: arguments of torch's `interpolate`, and
+            `offset`, which DINO adds to the new side.
+        load: arguments of our loading, for what the file does not say.
+    """
+
+    model: str
+    config: dict = field(default_factory=dict)
+    family: str = ""
+    write: Callable = native_folder
+    resample: dict = field(default_factory=dict)
+    load: dict = field(default_factory=dict)
+
+
+TIMM, DINO = dict(antialias=True), dict(offset=0.1)
+CORNERS, LINEAR = dict(align_corners=True), dict(mode="bilinear", align_corners=True)
+EPS, REGISTERS, ALL_PATCHES = dict(layer_norm_eps=1e-6), dict(num_register_tokens=4), dict(mask_ratio=0.0)
+SWIGLU, GATED = dict(use_swiglu_ffn=True), dict(REGISTERS, use_gated_mlp=True, hidden_act="silu")
+NO_KEY_BIAS = dict(key_bias=False)
+CLASSIFIER, CLS = "ViTForImageClassification", dict(pooling="cls")
+CLIP, CLIP_FILE = dict(final_norm="pooled"), dict(final_norm="pooled", hidden_act="quick_gelu")
+eva_file = partial(timm_file, names=to_eva)
+CASES = [
+    *map(
+        Case,
+        (
+            "ViTModel", CLASSIFIER, "DeiTModel", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher",
+            "ViTMSNModel", "ViTMSNForImageClassification", "Dinov2Model", "Dinov2ForImageClassification",
+            "Dinov2WithRegistersModel", "Dinov2WithRegistersForImageClassification", "DINOv3ViTModel", "CLIPModel",
+            "CLIPVisionModel", "CLIPForImageClassification", "MetaClip2Model", "MetaClip2VisionModel",
+            "MetaClip2ForImageClassification", "Tipsv2VisionModel", "PixioModel", "InternVLVisionModel", "SiglipModel",
+            "SiglipVisionModel", "SiglipForImageClassification", "IJepaModel", "IJepaForImageClassification",
+        ),
+    ),
+    Case("ViTMAEModel", ALL_PATCHES),
+    Case("ViTMAEForPreTraining", ALL_PATCHES),
+    Case("Dinov2Model", SWIGLU),
+    Case("DINOv3ViTModel", GATED),
+    Case("Tipsv2Model", SWIGLU),
+    Case(CLASSIFIER, EPS, "timm repo, augreg", timm_repo(to_timm, global_pool="token"), TIMM),
+    Case(CLASSIFIER, EPS, "timm file, augreg", timm_file, TIMM),
+    Case("IJepaForImageClassification", EPS, "timm file, no class token", timm_file, TIMM),
+    Case("Dinov2WithRegistersModel", {}, "timm file, registers", timm_file, TIMM),
+    Case("Dinov2Model", {}, "timm file, DeiT III", deit3_file, TIMM),
+    Case("CLIPVisionModel", {}, "timm file, CLIP", timm_file, TIMM, CLIP_FILE),
+    Case("CLIPVisionModel", {}, "OpenCLIP repo", open_clip_repo, TIMM, CLIP),
+    Case("CLIPVisionModel", {}, "OpenCLIP file", partial(timm_file, names=to_open_clip), TIMM, CLIP_FILE),
+    Case(
+        "SiglipVisionModel",
+        {},
+        "timm file, SigLIP",
+        partial(timm_file, names=to_siglip_timm),
+        TIMM,
+        dict(hidden_act="gelu_pytorch_tanh"),
+    ),
+    Case(
+        "DINOv3ViTModel",
+        REGISTERS,
+        "timm repo, DINOv3",
+        timm_repo(to_eva, architecture="vit_small_patch16_dinov3_qkvb", global_pool="token"),
+    ),
+    Case("DINOv3ViTModel", dict(REGISTERS, query_bias=False, value_bias=False), "timm file, DINOv3", eva_file, load=CLS),
+    Case("DINOv3ViTModel", GATED, "timm file, DINOv3", eva_file, load=CLS),
+    Case("ViTModel", EPS, "DINO .pth, full checkpoint", dino_file, DINO),
+    Case("Dinov2WithRegistersModel", {}, "DINOv2 .pth", dinov2_file),
+    Case("Dinov2Model", SWIGLU, "DINOv2 .pth", dinov2_file, DINO),
+    Case("DINOv3ViTModel", REGISTERS, "DINOv3 .pth", dinov3_file),
+    Case("DINOv3ViTModel", GATED, "DINOv3 .pth", dinov3_file),
+    Case("DeiTForImageClassificationWithTeacher", EPS, "DeiT .pth, distilled", deit_file),
+    Case("ViTMAEModel", EPS | ALL_PATCHES, "MAE .pth", mae_file),
+    Case(CLASSIFIER, EPS, "torchvision .pth", torchvision_file, CORNERS),
+    Case("ViTModel", EPS, "JAX .npz, original, pre_logits", jax_file(), LINEAR),
+    Case(CLASSIFIER, EPS, "JAX .npz, augreg", jax_file(), LINEAR),
+    Case(CLASSIFIER, EPS, "JAX .npz, training state", jax_file(prefix="opt/target/"), LINEAR),
+    Case(CLASSIFIER, EPS, "JAX .npz, big_vision", jax_file(True, "params/"), LINEAR),
+]  # fmt: skip

@@ -1,17 +1,15 @@
 """Any saved image classifier, and its image processor."""
 
-import hashlib
 import os
 from pathlib import Path
 
-import torch
 from torch import nn
 from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedConfig, ViTImageProcessorPil
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
 from transformers.utils import is_timm_available, logging
 
 from hf_vit.formats.read import families
-from hf_vit.formats.timm_processor import timm_input_size, timm_processor
+from hf_vit.formats.timm_processor import timm_processor
 from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair, labels_by_id
 from hf_vit.model.loading import base_of_adapter, non_finite
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification
@@ -90,16 +88,6 @@ def class_names(config) -> list[str]:
     return [config.id2label[index] for index in range(config.num_labels)]
 
 
-def model_digest(model: nn.Module, processor) -> str:
-    """SHA-256 of all that a classifier's logits depend on: weights, config and image processor."""
-    digest = hashlib.sha256((model.config.to_json_string() + processor.to_json_string()).encode())
-    for name, weight in model.state_dict().items():
-        digest.update(name.encode())
-        if type(weight) is torch.Tensor:  # not quantised
-            digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
 def check_weights(model: nn.Module, source: str):
     """Raise UserError if a weight is NaN or infinite: `from_pretrained` of transformers' own classes does not look."""
     if found := non_finite(model.state_dict()):
@@ -111,12 +99,11 @@ def load_processor(checkpoint: str):
     """The image processor of a checkpoint; of a timm repo, what its `pretrained_cfg` says; else, with a warning, ViT's own."""
     config = PreTrainedConfig.get_config_dict(checkpoint)[0]
     if config.get("pretrained_cfg") is not None:
-        timm_input_size(config)
         return timm_processor(config["pretrained_cfg"], checkpoint)
     try:
         return AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=False)
     except OSError:
-        if config.get("model_type") not in families() and _is_native(checkpoint):
+        if not any(family.claims(config) for family in families()) and _is_native(checkpoint):
             raise UserError(
                 f"{checkpoint} has no preprocessor_config.json: save its image processor beside the model"
             ) from None

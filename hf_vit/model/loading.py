@@ -165,7 +165,7 @@ def load(from_pretrained, cls, path, checkpoint, *model_args, ignore_mismatched_
         own = dict(kwargs)
         sizes = take_sizes(cls, kwargs, lambda: cls.config_class.get_config_dict(path, **own)[0] if path else {})
     else:
-        notes = checkpoint.notes
+        notes = checkpoint.source.notes
         kwargs = {name: value for name, value in kwargs.items() if name not in ONLY_FROM_HUB}
         sizes = take_sizes(cls, kwargs, lambda: checkpoint.config)
         config, dtype = kwargs.pop("config", None), kwargs.pop("dtype", None)

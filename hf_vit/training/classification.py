@@ -21,7 +21,6 @@ from hf_vit.evaluation.classifiers import load_classifier, model_folder
 from hf_vit.evaluation.intervals import intervals
 from hf_vit.evaluation.multi_label import DEFAULT_THRESHOLD, choose_thresholds
 from hf_vit.evaluation.prediction import LOGITS_TOLERANCE, logits_difference
-from hf_vit.evaluation.prediction_table import image_names, prediction_table
 from hf_vit.evaluation.results import Results
 from hf_vit.evaluation.scores import (
     classification_report,
@@ -30,6 +29,7 @@ from hf_vit.evaluation.scores import (
     headline,
     surest_mistakes,
 )
+from hf_vit.evaluation.tables import image_names, prediction_table
 from hf_vit.system.command_line import shell_line
 from hf_vit.system.errors import UserError
 from hf_vit.system.escapes import csv_cell

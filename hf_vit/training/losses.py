@@ -58,30 +58,28 @@ def distillation_loss(logits, teacher_logits) -> torch.Tensor:
     return nn.functional.kl_div(*answers, reduction="batchmean", log_target=True)
 
 
-class TeacherImages:
-    """The pixels of a student, as a teacher wants them.
+class FrozenTeacher(nn.Module):
+    """A network that is learned from, given the student's own pixels.
 
     Args:
-        checkpoint, config: of the teacher.
+        checkpoint: Hub id or folder that it is of.
         spec: of the student's images.
 
     Raises:
-        ValueError: if the teacher's image processor does more than resize and normalise, or it looks at other channels.
+        ValueError: if its image processor does more than resize and normalise, or it looks at other channels.
     """
 
-    def __init__(self, checkpoint: str, config, spec: ImageSpec):
-        self.own, self.students = image_spec_of(load_processor(checkpoint), config), spec
-        if self.own.processor is not None:
+    def __init__(self, model: nn.Module, checkpoint: str, spec: ImageSpec):
+        super().__init__()
+        self.model = model.eval().requires_grad_(False)
+        self.own, self.students = image_spec_of(load_processor(checkpoint), model.config), spec
+        if self.own.processor is not None or self.own.channels != spec.channels:
             raise UserError(
-                f"--teacher_name_or_path {checkpoint}: its {type(self.own.processor).__name__} does more to an image than "
-                "resize and normalise, which a teacher's must not; take another teacher"
-            )
-        if self.own.channels != spec.channels:
-            raise UserError(
-                f"--teacher_name_or_path {checkpoint} looks at {self.own.channels} channels, the student at {spec.channels}"
+                f"--teacher_name_or_path {checkpoint} must look at {spec.channels} channels, got {self.own.channels}, of images "
+                "that are resized and normalised, and no more: take another teacher"
             )
 
-    def __call__(self, pixel_values):
+    def as_own(self, pixel_values):
         """The student's normalised pixels (B, C, H, W) in the teacher's size and normalisation."""
         channels = lambda values: torch.tensor(values, device=pixel_values.device).view(1, -1, 1, 1)
         pixels = pixel_values * channels(self.students.std) + channels(self.students.mean)
@@ -91,31 +89,26 @@ class TeacherImages:
         return (pixels - channels(self.own.mean)) / channels(self.own.std)
 
 
-class Teacher:
-    """Any image classifier, given the student's own pixels.
+class Teacher(FrozenTeacher):
+    """Any image classifier.
 
     Args:
-        checkpoint: Hub id or folder of an `AutoModelForImageClassification` that knows the student's labels by name.
+        checkpoint: of an `AutoModelForImageClassification` that knows the student's labels by name.
         labels: the student's.
-        spec: of the student's images.
 
     Raises:
         ValueError: if it does not know one of the labels.
     """
 
     def __init__(self, checkpoint: str, labels: list[str], spec: ImageSpec):
-        self.model = load_classifier(checkpoint, dtype=torch.float32).eval().requires_grad_(False)
+        super().__init__(load_classifier(checkpoint, dtype=torch.float32), checkpoint, spec)
         try:
-            self.columns = match_labels(torch.arange(len(labels)), labels, self.model.config.id2label)
+            columns = match_labels(torch.arange(len(labels)), labels, self.model.config.id2label)
         except ValueError as error:
             raise UserError(f"--teacher_name_or_path {checkpoint}: {error}") from error
-        self.images = TeacherImages(checkpoint, self.model.config, spec)
-
-    def to(self, device):
-        self.model.to(device)
-        self.columns = self.columns.to(device)
+        self.register_buffer("columns", columns)
 
     @torch.no_grad()
-    def __call__(self, pixel_values):
+    def forward(self, pixel_values):
         """The student's normalised pixels (B, C, H, W) -> the teacher's logits for the student's labels (B, L)."""
-        return self.model(self.images(pixel_values)).logits[:, self.columns]
+        return self.model(self.as_own(pixel_values)).logits[:, self.columns]

@@ -17,16 +17,6 @@ NO_DECAY = (
 )  # fmt: skip
 
 
-def split_decay(model: nn.Module) -> tuple[list[str], list[str]]:
-    """Names of trainable parameters that decay (matrices) and that do not (biases, norms, tokens, positions, layer scale)."""
-    decayed, undecayed = [], []
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            matrix = parameter.ndim > 1 and name.rpartition(".")[2] not in NO_DECAY
-            (decayed if matrix else undecayed).append(name)
-    return decayed, undecayed
-
-
 def layer_id(name: str, num_layers: int) -> int:
     """0 for parameters of the embeddings, i + 1 of layer i, num_layers + 1 after the layers, a decoder among them."""
     layer = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
@@ -38,26 +28,27 @@ def layer_id(name: str, num_layers: int) -> int:
 def parameter_groups(
     model: nn.Module, weight_decay: float, layer_decay: float = 1.0, head_scale: float = 1.0
 ) -> list[dict]:
-    """The trainable parameters as an optimizer takes them, each group with its names and its `lr_scale`.
+    """The trainable parameters as an optimizer takes them, each group with its names and its `lr_scale`, and whether it is of the
+    matrices of the layers (`hidden`).
 
-    Layer-wise learning rate decay (BEiT, arXiv 2106.08254, section 3.2): k layers below the head, the rate is
-    layer_decay ** k of the head's. The classifier, whose weights start at zero for new classes, learns at `head_scale` times its
-    rate (arXiv 2202.10054: a backbone that moves before its head fits is distorted). With both at 1 there are two groups: with
-    weight decay and without.
+    Weight decay is for matrices: not for biases, norms, tokens, positions and layer scale. Layer-wise learning rate decay (BEiT,
+    arXiv 2106.08254, section 3.2): k layers below the head, the rate is layer_decay ** k of the head's. The classifier, whose
+    weights start at zero for new classes, learns at `head_scale` times its rate (arXiv 2202.10054: a backbone that moves before
+    its head fits is distorted).
     """
-    decayed, undecayed = split_decay(model)
-    layers = model.config.num_hidden_layers
-    groups: dict[tuple, dict] = {}
-    for names, decay in ((decayed, weight_decay), (undecayed, 0.0)):
-        for name in names:
-            scale = layer_decay ** (layers + 1 - layer_id(name, layers))
-            if re.search(r"(?:^|\.)classifier\.", name):
-                scale *= head_scale
-            group = groups.setdefault(
-                (decay > 0, scale), {"params": [], "names": [], "weight_decay": decay, "lr_scale": scale}
-            )
-            group["params"].append(model.get_parameter(name))
-            group["names"].append(name)
+    layers, groups = model.config.num_hidden_layers, {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        decays = parameter.ndim > 1 and name.rpartition(".")[2] not in NO_DECAY
+        hidden = decays and "layers." in name  # also "decoder_layers."
+        scale = layer_decay ** (layers + 1 - layer_id(name, layers))
+        if re.search(r"(?:^|\.)classifier\.", name):
+            scale *= head_scale
+        group = {"params": [], "names": [], "weight_decay": weight_decay * decays, "lr_scale": scale, "hidden": hidden}
+        group = groups.setdefault((not decays, hidden, scale), group)
+        group["params"].append(parameter)
+        group["names"].append(name)
     return list(groups.values())
 
 
@@ -74,28 +65,15 @@ def build_optimizers(
 
     Call `set_learning_rate` before each step.
     """
-    decayed = set(split_decay(model)[0])
-    is_hidden = lambda name: kind == "muon" and name in decayed and "layers." in name  # also "decoder_layers."
     hidden, others = [], []
     for group in parameter_groups(model, weight_decay, layer_decay, head_scale):
-        for groups, wanted in ((hidden, True), (others, False)):
-            names = [name for name in group["names"] if is_hidden(name) is wanted]
-            if names:
-                groups.append({**group, "names": names, "params": [model.get_parameter(name) for name in names]})
+        (hidden if kind == "muon" and group["hidden"] else others).append(group)
     fused = next(model.parameters()).device.type in ("cuda", "cpu")
-    optimizers = [torch.optim.AdamW(others, lr=learning_rate, betas=(BETA1, beta2), fused=fused)] if others else []
-    if hidden:
-        optimizers.append(Muon(hidden, lr=learning_rate))
-    return optimizers
+    adamw = torch.optim.AdamW(others, lr=learning_rate, betas=(BETA1, beta2), fused=fused)
+    return [adamw, Muon(hidden, lr=learning_rate)] if hidden else [adamw]
 
 
-def learning_rate(
-    step: int,
-    total_steps: int,
-    warmup_steps: int,
-    peak: float,
-    schedule: str = "cosine",
-) -> float:
+def learning_rate(step: int, total_steps: int, warmup_steps: int, peak: float, schedule: str = "cosine") -> float:
     """The rate of a step, counted from 0: a linear warm-up to `peak`, and then
 
     "cosine": half a cosine to 0 (arXiv 1608.03983, equation 5, one period);

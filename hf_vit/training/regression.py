@@ -6,13 +6,12 @@ import pandas as pd
 import torch
 from torch import nn
 
-from hf_vit.card import write_regression_card
-from hf_vit.data.columns import label_tensor
+from hf_vit.card import write_card
 from hf_vit.evaluation.calibration import folded_head
 from hf_vit.evaluation.classifiers import model_folder
-from hf_vit.evaluation.prediction_table import image_names
 from hf_vit.evaluation.regression import regression_intervals, regression_metrics
 from hf_vit.evaluation.results import Results
+from hf_vit.evaluation.tables import image_names
 from hf_vit.system.command_line import shell_line
 from hf_vit.system.escapes import csv_text
 from hf_vit.system.recipes_folder import RECIPES
@@ -50,7 +49,7 @@ class Regression(Classification):
 
     def set_up(self, data: RunData, backbone, accelerator):
         super().set_up(data, backbone, accelerator)
-        labels = label_tensor(data.splits["train"]).double()
+        labels = data.train_images.labels.double()
         self.mean, self.std = labels.mean().item(), labels.std(correction=0).item() or 1.0
 
     def targets_of(self, labels) -> torch.Tensor:
@@ -118,7 +117,7 @@ class Regression(Classification):
         return found + differing_logits(results)
 
     def write_card(self, folder: Path, results: Results, config: str):
-        write_regression_card(folder, RECIPES / "regression_card.md", results, config)
+        write_card(folder, RECIPES / "regression_card.md", results, config)
 
     def next_command(self, run_folder: Path) -> str:
         """Predict the number of an image."""

@@ -27,12 +27,10 @@ def folder(tmp_path):
 def read(images):
     """The names of the images that can be read, and the messages of the others."""
     batches = [list(range(len(images.rows)))[start : start + 2] for start in range(0, len(images.rows), 2)]
-    found = list(
-        data_loader(ImageDataset(images.rows, spec_of(), "skip", decode_first=False), batches, 0, keep_empty=True)
-    )
-    assert all(batch["images"] is None or len(batch["images"]) == len(batch["index"]) for batch in found)
-    names = [name for batch in found for name in images.names(batch["index"].tolist())]
-    return names, [message for batch in found for message in batch["errors"]]
+    data = ImageDataset(images.rows, spec_of(), "skip", decode_first=False)
+    found = list(data_loader(data, batches, 0))
+    assert all(len(batch["images"]) == len(batch["index"]) for batch in found)
+    return [name for batch in found for name in images.names(batch["index"].tolist())], list(data.skipped)
 
 
 def test_a_folder_stands_for_all_its_images_in_the_order_of_their_names_and_a_file_for_itself(folder):
@@ -81,15 +79,6 @@ def test_rows_that_hold_their_images_are_called_by_their_number(tmp_path):
     images = load_unlabelled(str(tmp_path / "rows.parquet"))
     assert images.key == "row"
     assert read(images) == ([0, 1, 2, 3, 4], [])
-    table_of(range(6), column="photo").to_parquet(tmp_path / "rows.parquet")
-    assert load_unlabelled(str(tmp_path / "rows.parquet")).source != images.source
-
-
-def test_a_file_that_comes_or_goes_changes_the_source(folder):
-    before = load_unlabelled(str(folder)).source
-    assert load_unlabelled(str(folder)).source == before
-    os.rename(folder / "b.png", folder / "c.png")
-    assert load_unlabelled(str(folder)).source != before
 
 
 def write_splits(folder):

@@ -14,6 +14,7 @@ import parity
 import pytest
 import torch
 import transformers
+from checkpoint_writers import jax_file, to_timm
 from safetensors.torch import load_file, save_file
 
 from hf_vit import HFViTConfig, HFViTForImageClassification, HFViTModel
@@ -48,10 +49,10 @@ def save(tensors, file):
 
 
 def raw_file(folder, name="vit.pth", change=lambda w: None):
-    native = transformers.ViTForImageClassification(transformers.ViTConfig(**parity.SMALL | dict(num_hidden_layers=2)))
-    tensors = parity.to_timm(parity.randomize(native))
+    native = transformers.ViTForImageClassification(transformers.ViTConfig(**parity.SIZE | dict(num_hidden_layers=2)))
+    tensors = to_timm(parity.randomize(native))
     if name.endswith("npz"):
-        tensors = dict(np.load(parity.jax_file()(native, folder)))
+        tensors = dict(np.load(jax_file()(native, folder)))
     change(tensors)
     return save(tensors, folder / name)
 
@@ -118,7 +119,7 @@ def test_no_tensor_can_be_missing_but_the_mask_and_the_bias_of_patches_that_clip
 def test_a_deit_with_one_of_its_two_heads_is_an_error(folder):
     path = folder(transformers.DeiTForImageClassificationWithTeacher)
     edit(path, lambda weights: weights.pop("distillation_classifier.bias"))
-    with pytest.raises(ValueError, match=r"classifier\.bias wants two heads"):
+    with pytest.raises(ValueError, match="wants two heads"):
         LOAD(path)
 
 
@@ -346,7 +347,10 @@ def test_only_its_own_file_names_a_family():
     house = Path(sys.modules["hf_vit"].__file__).parent
     files = [
         *(house / "model").glob("*.py"),
-        *(house / "formats" / f"{name}.py" for name in ("read", "native_models", "family")),
+        *(
+            house / "formats" / f"{name}.py"
+            for name in ("read", "native_models", "family", "source", "conversions", "raw_files")
+        ),
     ]
     for file in files:
         code = re.sub(r'""".*?"""|#.*', "", file.read_text(), flags=re.DOTALL)

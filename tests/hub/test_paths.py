@@ -19,7 +19,7 @@ from hf_vit.card import without_paths
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.evaluation.classifiers import load_classifier, load_processor
 from hf_vit.evaluation.results import Results
-from hf_vit.hub.pictures import draw_mistakes
+from hf_vit.run_figures import image_figure
 from hf_vit.system.hub_names import name_of_path
 
 
@@ -106,7 +106,7 @@ def test_the_predictions_for_the_owners_files_stay_in_the_run_folder(private, pu
     spec = image_spec_of(load_processor(folder), load_classifier(folder).config)
     results = json.loads((run / "results.json").read_text())
     assert "mistakes" not in results
-    figures.save(draw_mistakes(samples, results["data"]["labels"], spec), run.parent / "without.png")
+    figures.save(image_figure(samples, "mistaken_", results["data"]["labels"], spec), run.parent / "without.png")
     assert pushed["model/figures/mistakes.png"] == (run.parent / "without.png").read_bytes()
     assert pushed["model/figures/mistakes.png"] != (run / "model" / "figures" / "mistakes.png").read_bytes()
 

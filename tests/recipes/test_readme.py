@@ -61,6 +61,8 @@ def desk(tmp_path_factory, tiny_fields, demo_run):
             Image.fromarray(rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)).save(
                 desk / "photos" / label / f"{index}.{'png' if index % 2 == 0 else 'jpg'}"
             )
+    rows = [f"photos/{label}/{index}.jpg,{20.5 + index}" for label in ("cat", "dog") for index in (1, 3, 5, 7, 9)]
+    (desk / "people.csv").write_text("\n".join(["file_name,age", *rows]))
     for name in ("labelled", "new_photos", "unsorted"):
         (desk / name).symlink_to(desk / "photos")
     return desk

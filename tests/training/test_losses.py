@@ -130,7 +130,7 @@ def test_a_teacher_is_not_trained_and_answers_in_float32(teacher, pixels):
 
 
 @pytest.mark.parametrize(
-    ("labels", "fields", "named"), [(["a", "eel"], {}, "eel"), (["a", "b", "c"], {"num_channels": 1}, "1 channels")]
+    ("labels", "fields", "named"), [(["a", "eel"], {}, "eel"), (["a", "b", "c"], {"num_channels": 1}, "got 1")]
 )
 def test_a_teacher_of_other_labels_or_channels_is_an_error(teacher, labels, fields, named):
     with pytest.raises(ValueError, match=f"--teacher_name_or_path .*{named}"):

@@ -1,6 +1,5 @@
 """Claims about the model of a run: its head, precision, what is frozen, low-rank updates, and the images that fit into memory."""
 
-import importlib.util
 import json
 import math
 import re
@@ -58,11 +57,8 @@ def test_a_model_from_scratch_has_the_datas_labels_and_a_fitting_processor():
 
 
 def test_a_checkpoint_of_half_precision_is_trained_in_float32(saved):
-    folder = str(saved(torch.bfloat16))
-    model, _ = build_model(NAMES, folder, None, None, {})
+    model, _ = build_model(NAMES, str(saved(torch.bfloat16)), None, None, {})
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
-    with pytest.raises(ValueError, match="--mixed_precision"):
-        build_model(NAMES, folder, None, None, {"dtype": "bfloat16"})
 
 
 @pytest.mark.parametrize(
@@ -104,13 +100,6 @@ def test_low_rank_updates_of_every_dense_layer_and_the_head_are_trained(tiny_mod
     }
     assert {module.scaling["default"] for module in lora.modules() if hasattr(module, "lora_A")} == {16 / 2}
     torch.testing.assert_close(lora(images).logits, before)  # new ones change nothing yet
-
-
-def test_low_rank_updates_without_peft_are_an_error(tiny_model, monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "peft" else find(name, *rest))
-    with pytest.raises(ValueError, match="pip install peft"):
-        add_lora(tiny_model(), 2)
 
 
 @pytest.mark.parametrize("lora_save", ["merged", "adapter"])
@@ -239,7 +228,7 @@ class Short(torch.autograd.Function):
 @pytest.mark.parametrize("message", OUT_OF_MEMORY)
 @pytest.mark.parametrize(
     ("batch", "most", "tried"),
-    [(8, 8, [8]), (8, 5, [8, 4]), (8, 1, [8, 4, 2, 1]), (12, 5, [12, 6, 2]), (15, 14, [15, 5]), (7, 6, [7, 1])],
+    [(8, 8, [8]), (8, 5, [8, 4]), (8, 1, [8, 4, 2, 1]), (12, 5, [12, 6, 4]), (15, 14, [15, 5]), (7, 6, [7, 1])],
 )
 def test_the_batch_size_found_is_the_first_divisor_that_fits(tiny_model, batch, most, tried, message):
     model, asked = tiny_model(), []

@@ -92,15 +92,6 @@ def test_a_gradient_of_zeros_leaves_the_matrix_to_weight_decay():
     assert_close(matrix.detach(), torch.full((4, 6), 0.95))
 
 
-def test_muon_refuses_what_is_no_matrix():
-    with pytest.raises(ValueError, match=r"shape \(4,\)"):
-        muon.Muon([torch.ones(4, 4, requires_grad=True), torch.ones(4, requires_grad=True)])
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# In how many products, of which type
-
-
 @pytest.mark.parametrize("layer_decay", [1.0, 0.5])
 def test_a_deeper_model_needs_no_more_products(tiny_config, layer_decay):
     counts = []
