@@ -16,6 +16,7 @@ from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 from hf_vit import HFViTForImageClassification
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.evaluation.classifiers import load_classifier
+from hf_vit.system import hardware
 from hf_vit.system.errors import UserError
 from hf_vit.training import loop
 from hf_vit.training.classification import Classification
@@ -187,6 +188,7 @@ def test_gradients_that_stay_nan_in_fp16_are_no_matter_of_scale_and_stop_the_run
         )  # 8, 4, 2 to come down from
 
     monkeypatch.setattr(Accelerator, "__init__", with_scaler)
+    monkeypatch.setattr(hardware, "pick_precision", lambda *_: "fp16")  # also on a CPU
     monkeypatch.setattr(loop, "MOST_SKIPPED", 1)
     with pytest.raises(UserError, match="in step 5, and before in 4:"):
         runs.train(photos, tmp_path, Spoiled, max_train_steps=6)

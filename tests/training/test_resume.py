@@ -227,7 +227,7 @@ def test_checkpoints_are_written_after_some_time_and_then_every_so_often(
         (dict(erase=0.2, seed=1), "(?=.*erase was 0.3 and is 0.2).*seed was 0 and is 1"),
         (dict(resume="never"), "--overwrite"),
         (dict(per_device_train_batch_size=8), "images_per_step was 4 and is 8"),
-        (dict(resume="photos"), "--resume photos"),
+        (dict(resume="photos"), "--resume .*photos"),
     ],
 )
 def test_another_run_is_refused_by_what_differs_and_the_folder_is_untouched(killed, train, flags, named):
@@ -441,7 +441,7 @@ def test_a_step_without_a_finite_loss_is_skipped_counted_and_noted(train, tmp_pa
 def test_one_bad_step_too_many_stops_the_run_and_says_where_to_look(train, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(loop, "MOST_SKIPPED", 0)
     rows = ", ".join(map(str, list(epoch_batches(24, 4, 0, 0))[4]))
-    with pytest.raises(UserError, match=f"step 5: learning rate 0.000.*{rows}"):
+    with pytest.raises(UserError, match=f"step 5.*: learning rate 0.000.*{rows}"):
         train(tmp_path, NotANumber)
     assert "from step 4" in capsys.readouterr().out
     last = newest_checkpoint(tmp_path)
