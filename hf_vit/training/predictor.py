@@ -5,7 +5,7 @@ from typing import Any
 
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import sequential_batches
-from hf_vit.evaluation.prediction import BatchPredictor, gather_rows
+from hf_vit.evaluation.prediction import batch_predictor, gather_rows
 from hf_vit.training.signals import Signals
 
 
@@ -31,5 +31,5 @@ class SplitPredictor:
 
     def predict(self, model, images, spec, split: str, features: bool = False):
         """Logits (n, L) or the features (n, D) that the head reads, and rows (n,); None if a signal came."""
-        with BatchPredictor(model, spec, self.accelerator, features) as predict_batch:
+        with batch_predictor(model, spec, self.accelerator, features) as predict_batch:
             return self.gather(lambda batch: predict_batch(batch["images"]), images, split)

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from hf_vit.card import write_card
-from hf_vit.data.columns import label_tensor
 from hf_vit.evaluation.calibration import folded_head
 from hf_vit.evaluation.classifiers import model_folder
 from hf_vit.evaluation.regression import regression_intervals, regression_metrics
@@ -50,7 +49,7 @@ class Regression(Classification):
 
     def set_up(self, data: RunData, backbone, accelerator):
         super().set_up(data, backbone, accelerator)
-        labels = label_tensor(data.splits["train"]).double()
+        labels = data.train_images.labels.double()
         self.mean, self.std = labels.mean().item(), labels.std(correction=0).item() or 1.0
 
     def targets_of(self, labels) -> torch.Tensor:
