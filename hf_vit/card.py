@@ -22,7 +22,7 @@ from hf_vit.system.run_files import NUM_SAMPLES
 
 TRANSFORMERS_JS_MODELS = ("vit", "deit", "ijepa", "dinov2", "dinov2_with_registers")  # classifiers of version 4
 FIGURES = (
-    "predictions", "mistakes", "attention", "confusion", "average_precision", "calibration", "curves", "augmentations", "inside",
+    "predictions", "mistakes", "attention", "confusion", "scatter", "average_precision", "calibration", "curves", "augmentations", "inside",
     "reconstructions",
 )  # fmt: skip
 METRICS = {  # key of results.json: name in the card, metric of the Hub, format
@@ -34,6 +34,8 @@ METRICS = {  # key of results.json: name in the card, metric of the Hub, format
     "mean_average_precision": ("mean average precision", "mean_average_precision", "{:.2%}"),
     "micro_f1": ("micro F1", "f1", "{:.2%}"),
     "exact_match": ("exact match", "exact_match", "{:.2%}"),
+    "mae": ("mean absolute error", "mae", "{:.4g}"),
+    "r2": ("R²", "r_squared", "{:.4f}"),
     "loss": ("cross-entropy", "loss", "{:.4f}"),
 }
 
@@ -52,11 +54,11 @@ def write_card(
     layout: str | None = None,
     export: dict | None = None,
 ):
-    """Write README.md beside a saved classifier; every number in it comes from the run's results, and no path (`without_paths`).
+    """Write README.md beside a saved model; every number in it comes from the run's results, and no path (`without_paths`).
 
     Args:
         folder: holds the saved model and perhaps `example.png` and `figures/`.
-        template: Jinja template of the card.
+        template: Jinja template of the card: that of a classifier, a regression, or a model that was trained without labels.
         config: the text of config.yaml.
         model_path: what the card calls the folder if not by its path.
         repo, revision: where the model will be on the Hub; None for a local model, and for the main branch.
@@ -66,114 +68,74 @@ def write_card(
         export: the content of export.json if its files are published too.
     """
     results, config = without_paths(results, config)
-    title = f"Vision Transformer on {_data_name(results)}"
-    metrics, evaluations = _metrics(results)
-    about = _metadata(results, license, "image-classification", model_name=title, eval_results=evaluations)
-    model_type, channels, weights = read_config(folder)["model_type"], num_channels(folder), weights_file(folder)
-    is_ours = model_type == HFViTConfig.model_type
-    has_code = is_ours and (folder / "modeling_hf_vit.py").is_file()
-    at = f", revision={json.dumps(revision)}" if revision else ""
-    example = json.dumps("photo.jpg")
-    if has_example := (folder / "example.png").is_file():
-        local = json.dumps(str(Path(model_path or folder, "example.png")))
-        example = f'hf_hub_download("{repo}", "example.png"{at})' if repo else local
-    recalls = [row for row in results.per_class if row.get("recall") is not None]
-    _write(
-        folder,
-        template,
-        about,
-        results,
-        config,
-        title=title,
+    data, has_labels = results.data, results.intervals is not None
+    name = printable(Path(data["name"]).name) or "images"
+    kind, task = ("for regression ", None) if "r2" in results.metrics else ("", "image-classification")
+    title = f"Vision Transformer {kind if has_labels else 'pre-trained '}on {name}"
+    metrics, evaluations = _metrics(results, name) if has_labels else ([], None)
+    recalls = [row for row in results.per_class or () if row.get("recall") is not None]
+    card = ModelCard.from_template(
+        ModelCardData(
+            library_name="transformers",
+            pipeline_tag=task if has_labels else "image-feature-extraction",
+            tags=["hf_vit", "vision"],
+            license=as_license(license),
+            base_model=results.base_model_hub_id,
+            datasets=[data["hub_id"]] if data.get("hub_id") else None,
+            model_name=title if has_labels else None,
+            eval_results=evaluations,
+        ),
+        template_path=str(template),
+        **_loading(folder, model_path, repo, revision, export),
+        title=inline(title),
+        results=inline_all(results.as_dict()),
         metrics=metrics,
         thresholds=results.thresholds,
         weakest=inline_all(sorted(recalls, key=lambda row: row["recall"])[:3] if len(recalls) > 3 else []),
-        license=inline(as_license(license) or ""),
-        has_weights=weights.is_file(),
-        checksum=checksum(weights) if weights.is_file() else results.weights_sha256,
-        adapter=weights.name == ADAPTER_SAFE_WEIGHTS_NAME,
-        channels=channels,
-        repo=repo,
-        source=json.dumps(repo or model_path or str(folder)),
-        at=at,
-        trust=", trust_remote_code=True" if has_code else "",
-        needs_package=is_ours and not has_code,
-        has_example=has_example,
-        example=example,
-        javascript=bool(export and repo and channels == 3 and model_type in TRANSFORMERS_JS_MODELS),
-        samples=min(NUM_SAMPLES, results.data["scored_images"]),
-        layout=layout,
-        prediction=inline(prediction or results.answer),
-        export=inline_all(export),
-    )
-
-
-def write_pretraining_card(
-    folder: Path,
-    template: Path,
-    results: Results,
-    config: str,
-    *,
-    repo: str | None = None,
-    revision: str | None = None,
-    license: str | None = None,
-):
-    """Write README.md beside a model that was trained without labels; see `write_card`."""
-    results, config = without_paths(results, config)
-    _write(
-        folder,
-        template,
-        _metadata(results, license, "image-feature-extraction"),
-        results,
-        config,
-        title=f"Vision Transformer pre-trained on {_data_name(results)}",
-        license=inline(as_license(license) or ""),
-        source=json.dumps(repo or str(folder)),
-        at=f", revision={json.dumps(revision)}" if revision else "",
-        checksum=checksum(weights_file(folder)),
-    )
-
-
-def _write(folder: Path, template: Path, metadata: ModelCardData, results: Results, config: str, title: str, **values):
-    data = results.data
-    card = ModelCard.from_template(
-        metadata,
-        template_path=str(template),
-        title=inline(title),
-        results=inline_all(results.as_dict()),
         settings=inline_all(yaml.safe_load(config)),
         command=printable(results.command),
         hub_id=urllib.parse.quote(data.get("hub_id") or ""),
         on_disk=not data.get("hub_id") and data["name"] not in EMBEDDED,
         data_license=inline(as_license(data.get("license")) or ""),
-        weights=weights_file(folder).name,
+        license=inline(as_license(license) or ""),
+        checksum=checksum(file) if (file := weights_file(folder)).is_file() else results.weights_sha256,
         pictures={name: (folder / "figures" / f"{name}.png").is_file() for name in FIGURES},
+        samples=min(NUM_SAMPLES, data["scored_images"]),
+        layout=layout,
+        prediction=inline(prediction or results.answer),
+        export=inline_all(export),
         config=config,
         fence="`" * max(3, 1 + max(map(len, re.findall("`+", config)), default=0)),  # longer than any in the config
-        **values,
     )
     (folder / "README.md").write_text(re.sub(r"\n{3,}", "\n\n", card.content), encoding="utf-8")
 
 
-def _data_name(results: Results) -> str:
-    return printable(Path(results.data["name"]).name) or "images"
-
-
-def _metadata(results: Results, license: str | None, task: str, **more) -> ModelCardData:
-    hub_id = results.data.get("hub_id")
-    return ModelCardData(
-        library_name="transformers",
-        pipeline_tag=task,
-        tags=["hf_vit", "vision"],
-        license=as_license(license),
-        base_model=results.base_model_hub_id,
-        datasets=[hub_id] if hub_id else None,
-        **more,
+def _loading(
+    folder: Path, model_path: str | None, repo: str | None, revision: str | None, export: dict | None
+) -> dict:
+    """What the lines of code in the card depend on; arguments as of `write_card`."""
+    weights, model_type, channels = weights_file(folder), read_config(folder)["model_type"], num_channels(folder)
+    is_ours, has_code = model_type == HFViTConfig.model_type, (folder / "modeling_hf_vit.py").is_file()
+    has_example, at = (folder / "example.png").is_file(), f", revision={json.dumps(revision)}" if revision else ""
+    example = json.dumps(str(Path(model_path or folder, "example.png")) if has_example else "photo.jpg")
+    return dict(
+        weights=weights.name,
+        has_weights=weights.is_file(),
+        adapter=weights.name == ADAPTER_SAFE_WEIGHTS_NAME,
+        channels=channels,
+        repo=repo,
+        source=json.dumps(repo or model_path or str(folder)),
+        at=at,
+        trust=", trust_remote_code=True" if is_ours and has_code else "",
+        needs_package=is_ours and not has_code,
+        has_example=has_example,
+        example=f'hf_hub_download("{repo}", "example.png"{at})' if has_example and repo else example,
+        javascript=bool(export and repo and channels == 3 and model_type in TRANSFORMERS_JS_MODELS),
     )
 
 
-def _metrics(results: Results) -> tuple[list[tuple], list[EvalResult]]:
-    """Rows (metric, value, interval) of the card's table, and the same for the metadata."""
+def _metrics(results: Results, name: str) -> tuple[list[tuple], list[EvalResult]]:
+    """Rows (metric, value, interval) of the card's table, and the same for the metadata; `name` is that of the data."""
     data, rows, evaluations = results.data, [], []
     for key, (metric, hub_metric, form) in METRICS.items():
         if key not in results.metrics:
@@ -181,13 +143,15 @@ def _metrics(results: Results) -> tuple[list[tuple], list[EvalResult]]:
         value, interval = results.metrics[key], results.intervals.get(key)
         if key == "loss" and results.thresholds:  # of several labels an image
             metric = "binary cross-entropy"
+        elif key == "loss" and "r2" in results.metrics:
+            metric = "squared error, of standardised labels"
         interval = interval and f"{form.format(interval[0])} to {form.format(interval[1])}"
         rows.append((metric, form.format(value), interval))
         evaluations.append(
             EvalResult(
-                task_type="image-classification",
+                task_type="image-regression" if "r2" in results.metrics else "image-classification",
                 dataset_type=data.get("hub_id") or "imagefolder",
-                dataset_name=_data_name(results),
+                dataset_name=name,
                 dataset_config=data.get("config") and printable(data["config"]),
                 dataset_split=printable(data["scored"]),
                 metric_type=hub_metric,

@@ -1,54 +1,72 @@
-"""Values to pictures: how a run went, the confusion matrix, what the model says of single images, and what it looks at.
+"""Values to pictures: how a run went, where the model errs, what it says of single images, and what it looks at.
 
 Each function takes values and returns a `matplotlib.figure.Figure`; `save` writes it. Colours are those of Okabe and Ito,
 which colour-blind readers tell apart ("Color Universal Design", 2008); pictures are readable at the 700 pixels of a model card.
 """
 
-import unicodedata
 import warnings
 from pathlib import Path
 
 import numpy as np
 import torch
-from matplotlib import rcParams
+from matplotlib import rc_context, rcParams
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
-from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import PercentFormatter
 
-from hf_vit.evaluation.prediction_table import answers_and_truths
+from hf_vit.evaluation.scores import format_prediction, judge
+from hf_vit.evaluation.tables import label_texts
 from hf_vit.system.escapes import printable
 
 
-# Class names of any script: matplotlib falls back along this list.
-INSTALLED = {font.name for font in fontManager.ttflist}
-FALLBACKS = (
-    "Noto Sans CJK JP",
-    "Noto Sans CJK SC",
-    "WenQuanYi Zen Hei",
-    "Hiragino Sans",
-    "Noto Sans",
-    "Noto Sans Arabic",
-    "Noto Sans Devanagari",
-)
-rcParams["font.family"] = [*rcParams["font.family"], *(name for name in FALLBACKS if name in INSTALLED)]
-
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#999999"
 WIDTH = 7.0  # inches
+# Class names of any script: matplotlib falls back along this list.
+FALLBACKS = (
+    "Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Hiragino Sans", "Noto Sans", "Noto Sans Arabic",
+    "Noto Sans Devanagari",
+)  # fmt: skip
+INSTALLED = {font.name for font in fontManager.ttflist}
+STYLE = {
+    "font.family": [*rcParams["font.family"], *(name for name in FALLBACKS if name in INSTALLED)],
+    "text.parse_math": False,  # a $ in a class name is one
+    "figure.constrained_layout.use": True,
+    "font.size": 7,
+    "axes.titlesize": 7.5,
+    "axes.titley": 1.0,  # to look for the place of a title takes as long as to draw all
+    "axes.labelsize": 7,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": GREY,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+    "image.interpolation": "nearest",
+}
+styled = rc_context(STYLE)
 SMOOTHED, DOTTED = 100, 20  # points of a curve: above, its running mean is drawn; up to which, each has a dot
-NAMED, COUNTED = 40, 12  # classes up to which a confusion matrix names them all, and counts in its cells
-LONGEST = 18  # characters of a class name; those of Chinese, Japanese and Korean count twice
+NAMED, COUNTED = 40, 12  # classes up to which a confusion matrix is drawn, and has counts in its cells
+MOST_BARS = 30
 FLAT = 0.01  # a map whose numbers differ by less, relative to the largest, says nothing
 BESIDE = 6  # maps beside an image; more go into further lines
-SHARES = ("accuracy", "k-NN accuracy", "mean average precision")  # panels of the curves whose values lie in [0, 1]
 METHODS = {  # those of `attention_maps` with one map an image
     "mean": "attention, last layer",
     "rollout": "rollout",
     "gradient_rollout": "rollout, predicted class",
     "grad_cam": "Grad-CAM, predicted class",
 }
+CURVES = (  # title, unit of its axis, keys of training and of evaluation in metrics.jsonl
+    ("loss", None, "loss", "eval_loss"),
+    ("accuracy", "share", "accuracy", "eval_accuracy"),
+    ("k-NN accuracy", "share", None, "eval_knn_accuracy"),
+    ("mean average precision", "share", None, "eval_mean_average_precision"),
+    ("learning rate", "learning rate", "learning_rate", None),
+    ("gradient norm", "norm before clipping", "gradient_norm", None),
+    ("speed", "images / s", "images_per_second", None),
+)
 
 
+@styled  # some of the texts are made while it is drawn
 def save(figure: Figure, file: Path):
     """Write a figure as PNG, the same bytes for the same values. A character that no font has is a box."""
     with warnings.catch_warnings():
@@ -56,164 +74,169 @@ def save(figure: Figure, file: Path):
         figure.savefig(file, dpi=150, metadata={"Software": None})
 
 
-def shorten(name: str, longest: int = LONGEST) -> str:
-    """A class name that fits beside a picture, cut in its middle: names often differ at their ends. As text, whatever signs of
-    TeX are in it."""
-    name = printable(name)
-    if _width(name) > longest:
-        end = len(name) - next(cut for cut in range(len(name)) if _width(name[cut:]) <= longest // 3)
-        start = next(cut for cut in range(len(name), -1, -1) if _width(name[:cut]) < longest - _width(name[-end:]))
-        name = f"{name[:start]}…{name[-end:]}"
-    return name.replace("$", r"\$")
+def shorten(text: str, longest: int = 18) -> str:
+    """A text that fits beside a picture, cut in its middle: class names often differ at their ends."""
+    text, end = printable(text), longest // 3
+    return text if len(text) <= longest else f"{text[: longest - end - 1]}…{text[-end:]}"
 
 
-def _width(text: str) -> int:
-    """Characters that a text is wide."""
-    return sum(1 + (unicodedata.east_asian_width(sign) in "WF") for sign in text)
-
-
-def _picture_panels(figure: Figure, rows: int, columns: int) -> np.ndarray:
-    """Panels (rows, columns) without axes. The title of each must say its height (y=1): to find it takes as long as to draw all."""
-    panels = figure.subplots(rows, columns, squeeze=False, subplot_kw={"xticks": (), "yticks": ()})
-    for panel in panels.flat:
-        panel.axis("off")
-    return panels
-
-
+@styled
 def curves(lines: list[dict], unit: str = "nats") -> Figure:
     """Loss in `unit`, accuracy, learning rate, gradient norm and speed over the steps of a run, a panel for each that was logged.
 
     Args:
         lines: of metrics.jsonl: `step` and any of `loss`, `accuracy`, `learning_rate`, `gradient_norm`, `images_per_second`, and
-            in the lines of a scoring `eval_loss`, `eval_accuracy`. Accuracies in [0, 1].
+            in the lines of an evaluation `eval_loss`, `eval_accuracy`. Accuracies in [0, 1].
     """
-    known = (
-        ("loss", f"loss ({unit})", "loss", "eval_loss"),
-        ("accuracy", "accuracy", "accuracy", "eval_accuracy"),
-        ("k-NN accuracy", "accuracy", None, "eval_knn_accuracy"),
-        ("mean average precision", "mAP", None, "eval_mean_average_precision"),
-        ("learning rate", "learning rate", "learning_rate", None),
-        ("gradient norm", "norm before clipping", "gradient_norm", None),
-        ("speed", "images / s", "images_per_second", None),
-    )
-    drawable = lambda value: value is not None and np.isfinite(value)
-    points = {
-        key: [(line["step"], line[key]) for line in lines if drawable(line.get(key))]
-        for *_, training, scoring in known
-        for key in (training, scoring)
-    }
-    shown = [panel for panel in known if points[panel[2]] or points[panel[3]]]
-    rows = -(-(len(shown) + 1) // 2)  # one place for the legend
-    figure = Figure(figsize=(WIDTH, 0.4 + 2 * rows), layout="constrained")
-    *panels, place = figure.subplots(rows, 2, squeeze=False).flat
-    handles = {}
-    for panel in (*panels[len(shown) :], place):
+
+    def points(key):  # (n, 2) steps and finite values
+        found = [(line["step"], line[key]) for line in lines if line.get(key) is not None]
+        return np.array([point for point in found if np.isfinite(point[1])])
+
+    shown = [panel for panel in CURVES if any(len(points(key)) for key in panel[2:])]
+    rows, handles = -(-len(shown) // 2), {}
+    figure = Figure(figsize=(WIDTH, 0.5 + 2 * rows))
+    panels = figure.subplots(max(rows, 1), 2, squeeze=False).ravel()
+    for panel in panels[len(shown) :]:
         panel.axis("off")
-    for panel, (title, unit, training, scoring) in zip(panels, shown, strict=False):
-        for name, colour, label in (
-            (training, BLUE, "training images, augmented"),
-            (scoring, ORANGE, "scored images"),
+    for panel, (title, label, *keys) in zip(panels, shown, strict=False):
+        for key, colour, images in zip(
+            keys, (BLUE, ORANGE), ("training images, augmented", "evaluated images"), strict=True
         ):
-            if not points[name]:
+            if len(found := points(key)) == 0:
                 continue
-            steps, values = np.array(points[name]).T
-            if len(values) > SMOOTHED and name != "learning_rate":  # the values themselves behind their running mean
+            steps, values = found.T
+            if len(values) > SMOOTHED and key != "learning_rate":  # the values themselves behind their running mean
                 panel.plot(steps, values, color=colour, linewidth=0.5, alpha=0.25)
                 width = len(values) // 50
                 values = np.convolve(values, np.full(width, 1 / width), mode="valid")
                 steps = steps[(width - 1) // 2 :][: len(values)]
             dot = "o" if len(values) <= DOTTED else ""
-            (handles[label],) = panel.plot(steps, values, color=colour, marker=dot, markersize=4, linewidth=1.3, label=label)  # fmt: skip
-        panel.set_title(title, fontsize=9)
-        panel.set_xlabel("optimizer step", fontsize=8)
-        panel.set_ylabel(unit, fontsize=8)
-        panel.tick_params(labelsize=7)
-        panel.grid(color=GREY, alpha=0.25, linewidth=0.5)
-        _set_limits(panel, title)
-        panel.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
-        plain = FuncFormatter(lambda value, _: f"{value:.6g}")  # no offset beside the axis
-        panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0) if title in SHARES else plain)
-    place.legend(handles.values(), handles, fontsize=8, frameon=False, loc="center")
+            (handles[images],) = panel.plot(steps, values, color=colour, marker=dot, markersize=4, linewidth=1.3)
+        panel.set(title=title, xlabel="optimizer step", ylabel=label or unit)
+        panel.grid()
+        panel.set_xlim(left=0)
+        panel.locator_params(axis="x", nbins=5, integer=True, min_n_ticks=1)
+        if title in ("learning rate", "speed"):
+            panel.set_ylim(bottom=0)
+        if label == "share":
+            panel.yaxis.set_major_formatter(PercentFormatter(1.0))
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=2)
     return figure
 
 
-def _set_limits(panel, title: str):
-    """Steps from 0 on, and a range of values of at least 1% of the largest, of accuracies 5%: what hardly changes looks flat."""
-    panel.set_xlim(0, 1.04 * panel.dataLim.x1)
-    low, high = panel.dataLim.y0, panel.dataLim.y1
-    middle, half = (low + high) / 2, max(high - low, 0.01 * max(abs(low), abs(high)), 0.05 * (title in SHARES)) / 2
-    limits = middle - 1.1 * (half or 0.5), middle + 1.1 * (half or 0.5)
-    if title in ("learning rate", "speed"):
-        limits = 0, 1.1 * high or 1.0
-    elif title in SHARES:
-        limits = max(limits[0], -0.008), min(limits[1], 1.008)
-    panel.set_ylim(limits)
-
-
+@styled
 def confusion(matrix: np.ndarray, names: list[str]) -> Figure:
-    """What is taken for what: rows are true classes, columns predicted ones, shades the share of a row.
-
-    Up to 12 classes have the counts in their cells; above 40 classes there is no room for names, and the most frequent
-    mistakes are listed instead.
+    """Rows are true classes, columns predicted ones, shades the share of a row. Up to 12 classes have the counts in their cells;
+    above 40 classes there is no room for names, and the most frequent mistakes are drawn instead.
 
     Args:
         matrix: (L, L) counts.
         names: L class names.
     """
-    counts = np.asarray(matrix, dtype=float)
+    counts, classes, texts = np.asarray(matrix, dtype=float), len(names), [shorten(name) for name in names]
     shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))  # (L, L)
-    classes = len(names)
-    listed = classes > NAMED
-    height = 3.6 if listed else min(6.0, 2.4 + 0.36 * classes)
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    panels = figure.subplots(1, 2, width_ratios=(4, 3)) if listed else [figure.subplots()]
-    panel = panels[0]
+    if classes > NAMED:
+        wrong = shares - np.diag(shares.diagonal())
+        worst = [divmod(int(place), classes) for place in np.argsort(-wrong, axis=None, kind="stable")[:MOST_BARS]]
+        said = {f"{texts[row]} as {texts[column]}": wrong[row, column] for row, column in worst if wrong[row, column]}
+        return bars(said or {"none": 0.0}, "most frequent mistakes: share of the true class")
+    figure = Figure(figsize=(WIDTH, min(6.0, 2.4 + 0.36 * classes)))
+    panel, size = figure.subplots(), float(np.clip(240 / classes, 5, 8))
     # Cells need not be square: with equal sides, the layout leaves no room for the labels.
-    image = panel.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
-    panel.set_xlabel("predicted class", fontsize=8)
-    panel.set_ylabel("true class", fontsize=8)
-    size = float(np.clip(240 / max(classes, 1), 5, 8))
-    if listed:
-        panel.tick_params(labelsize=7)
-    else:
-        texts, upright = [shorten(name) for name in names], classes > 5
-        panel.set_xticks(range(classes), texts, rotation=90 if upright else 0, fontsize=size)
-        panel.set_yticks(range(classes), texts, fontsize=size)
-    if classes <= COUNTED:
-        for row, column in np.argwhere(counts > 0):
-            colour = "white" if shares[row, column] > 0.55 else "black"
-            panel.text(
-                column, row, f"{counts[row, column]:.0f}", ha="center", va="center", fontsize=size, color=colour
-            )
-    bar = figure.colorbar(image, ax=panel, shrink=0.7, format=PercentFormatter(1.0))
-    bar.set_label("share of the true class", fontsize=7)
-    bar.ax.tick_params(labelsize=7)
-    if listed:
-        _list_mistakes(panels[1], shares, names)
+    image = panel.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    panel.set(xlabel="predicted class", ylabel="true class")
+    panel.set_xticks(range(classes), texts, rotation=90 if classes > 5 else 0, fontsize=size)
+    panel.set_yticks(range(classes), texts, fontsize=size)
+    for row, column in np.argwhere(counts > 0) if classes <= COUNTED else ():
+        colour = "white" if shares[row, column] > 0.55 else "black"
+        panel.text(column, row, f"{counts[row, column]:.0f}", ha="center", va="center", fontsize=size, color=colour)
+    figure.colorbar(image, shrink=0.7, format=PercentFormatter(1.0), label="share of the true class")
     return figure
 
 
-def _list_mistakes(panel, shares: np.ndarray, names: list[str], most: int = 15):
-    """The most frequent mistakes as bars; shares (L, L), a row a true class."""
-    wrong, classes = shares - np.diag(shares.diagonal()), len(names)
-    worst = [divmod(int(place), classes) for place in np.argsort(-wrong, axis=None, kind="stable")[:most]]
-    worst = [(row, column) for row, column in worst if wrong[row, column] > 0]
-    panel.barh(range(len(worst)), [wrong[place] for place in worst], color=RED)
-    said = [f"{shorten(names[row], 16)} as {shorten(names[column], 16)}" for row, column in worst]
-    panel.set_yticks(range(len(worst)), said, fontsize=5.5)
-    panel.set_ylim(most - 0.4, -0.6)  # bars of one width, however few
-    panel.xaxis.set_major_locator(MaxNLocator(3))
+@styled
+def bars(values: dict[str, float], label: str) -> Figure:
+    """Named shares in [0, 1], from above to below."""
+    figure = Figure(figsize=(WIDTH, 1.0 + 0.18 * max(1, len(values))))
+    panel = figure.subplots()
+    panel.barh(list(values), list(values.values()), color=BLUE)
+    panel.set(xlabel=label, ylim=(len(values) - 0.4, -0.6), xlim=(0, 1))
     panel.xaxis.set_major_formatter(PercentFormatter(1.0))
-    panel.tick_params(axis="x", labelsize=7)
-    panel.set_xlabel("share of the true class", fontsize=7)
-    panel.set_title("most frequent mistakes" if worst else "no mistakes", fontsize=8)
-    panel.axis("on" if worst else "off")
+    return figure
+
+
+def average_precision(per_class: list[dict]) -> Figure:
+    """Of several labels an image, the average precision of each, the lowest first.
+
+    Args:
+        per_class: as `hf_vit.evaluation.multi_label.multi_label_report` makes it.
+    """
+    rows = sorted((row for row in per_class if row["images"]), key=lambda row: row["average_precision"])[:MOST_BARS]
+    values = {f"{shorten(row['label'])} ({row['images']:,})": row["average_precision"] for row in rows}
+    return bars(values, "average precision of each label (and its images)")
+
+
+@styled
+def scatter(labels, predicted) -> Figure:
+    """A point an image: its label, and the number that was predicted; on the line, both are the same."""
+    figure = Figure(figsize=(4.5, 4.5))
+    panel = figure.subplots()
+    panel.scatter(labels, predicted, s=6, alpha=min(1.0, 30 / len(labels) ** 0.5), color=BLUE, linewidth=0)
+    ends = [min(*labels, *predicted), max(*labels, *predicted)]
+    panel.plot(ends, ends, color=GREY, linewidth=1)
+    panel.set(xlabel="label", ylabel="predicted", aspect="equal")
+    return figure
+
+
+@styled
+def calibration(bins: list[dict]) -> Figure:
+    """How often the model is right when it is so sure, and how often it is.
+
+    Args:
+        bins: as `hf_vit.evaluation.scores.calibration_bins` makes them.
+    """
+    figure = Figure(figsize=(WIDTH * 0.6, 4.6))
+    panel, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    width, filled = 1 / len(bins), [row for row in bins if row["images"]]
+    middles, confidences = [row["up_to"] - width / 2 for row in filled], [row["confidence"] for row in filled]
+    total = sum(row["images"] for row in filled)
+    panel.bar(middles, [row["accuracy"] for row in filled], width * 0.92, color=BLUE, label="share that is right")
+    panel.plot(confidences, confidences, color=ORANGE, marker="o", markersize=3.5, label="what the model claims")
+    counts.bar(middles, [row["images"] / total for row in filled], width * 0.92, color=GREY)
+    panel.set(xlim=(0, 1), ylim=(0, 1), ylabel="accuracy")
+    counts.set(ylabel="images", xlabel="confidence: probability of the predicted class")
+    figure.legend(loc="outside upper center", ncols=2)
+    for axes in (panel, counts):
+        axes.grid()
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    return figure
+
+
+@styled
+def grid(
+    pictures: list[np.ndarray | None], captions: list[str], columns: int, colours: list[str] | None = None
+) -> Figure:
+    """Pictures (H, W, 3), row by row, each under its caption; None leaves a place free."""
+    rows, lines = -(-len(pictures) // columns), 1 + max(caption.count("\n") for caption in captions)
+    ratio = max(picture.shape[0] / picture.shape[1] for picture in pictures if picture is not None)
+    figure = Figure(figsize=(WIDTH, rows * (ratio * WIDTH / columns + 0.12 * lines + 0.08) + 0.1))
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for panel in panels:
+        panel.axis("off")
+    for number, (panel, picture, caption) in enumerate(zip(panels, pictures, captions, strict=False)):
+        if picture is not None:
+            panel.imshow(picture)
+            panel.set_anchor("S")  # what is left of its height is the caption's
+            panel.set_title(caption, color=colours[number] if colours else "black")
+    return figure
 
 
 def predictions(
     images: torch.Tensor, labels: torch.Tensor, logits: torch.Tensor, names: list[str], sources=(), thresholds=None
 ) -> Figure:
-    """What the model predicts for single images, with the truth where it errs.
+    """What the model predicts for single images, with its probability; red where it is wrong, with the true class.
 
     Args:
         images: uint8 (n, C, H, W), C 1 or 3.
@@ -222,67 +245,62 @@ def predictions(
         sources: n names of the images, such as "cat/1.jpg".
         thresholds: (L,) where an image has several labels, else None.
     """
-    columns = 4
-    rows = -(-len(images) // columns)
-    figure = Figure(
-        figsize=(WIDTH, rows * (WIDTH / columns + 0.32 + 0.18 * bool(sources)) + 0.2), layout="constrained"
+    captions, correct = [], judge(logits, labels, thresholds)[2].tolist()
+    for row, truth, right in zip(logits, label_texts(labels, names), correct, strict=True):
+        captions.append(shorten(format_prediction(row, names, thresholds), 26))
+        if not right:
+            captions[-1] += f"\nis {shorten(truth or 'none', 23)}"
+    captions = (
+        ["\n".join(each) for each in zip(captions, (shorten(name, 26) for name in sources), strict=True)]
+        if sources
+        else captions
     )
-    said = "class and its probability; red where it is wrong, with the true class" if thresholds is None else "labels"
-    figure.supxlabel(f"predicted {said}", fontsize=7)
-    _picture_panels(figure, rows, columns)
-    if thresholds is None:
-        chances, predicted = logits.softmax(dim=1).max(dim=1)
-        chosen = zip(predicted.tolist(), chances.tolist(), strict=True)
-        answers = [f"{shorten(names[index])} {chance:.0%}" for index, chance in chosen]
-        truths, correct = [shorten(names[index]) for index in labels.tolist()], (predicted == labels).tolist()
-    else:
-        answers, truths, correct = answers_and_truths(labels, logits, names, thresholds)
-        answers, truths = ([shorten(text, 27) for text in texts] for texts in (answers, truths))
-    shown = zip(figure.axes, images, answers, truths, correct, strict=False)
-    for number, (panel, image, answer, truth, right) in enumerate(shown):
-        panel.imshow(as_picture(image), interpolation="nearest")
-        panel.set_anchor("S")  # what is left of its height is the caption's
-        said = answer if right else f"{answer}\nis {truth}"
-        panel.set_title(said, fontsize=7.5, color=GREEN if right else RED, y=1)
-        if sources:
-            panel.text(0.5, -0.04, shorten(sources[number], 20), fontsize=6, ha="center", va="top", transform=panel.transAxes)  # fmt: skip
-    return figure
+    return grid([as_picture(image) for image in images], captions, 4, [GREEN if right else RED for right in correct])
 
 
-def calibration(bins: list[dict]) -> Figure:
-    """How often the model is right when it is so sure, and how often it is.
+def attention(images: torch.Tensor, maps: torch.Tensor, columns: list[str], rows: list[str]) -> Figure:
+    """Images, and beside each its maps, each in colours of its own range; a flat one says so.
 
     Args:
-        bins: as `hf_vit.evaluation.scores.calibration_bins` makes them.
+        images: uint8 (n, C, H, W), C 1 or 3.
+        maps: (n, k, h, w) as `attention_maps` gives them.
+        columns: k titles.
+        rows: n captions of the images.
     """
-    figure = Figure(figsize=(WIDTH * 0.6, 4.6), layout="constrained")
-    panel, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    width = 1 / len(bins)
-    filled = [row for row in bins if row["images"]]
-    panel.bar(
-        [row["up_to"] - width / 2 for row in filled], [row["accuracy"] for row in filled],
-        width * 0.92, color=BLUE, label="share that is right",
-    )  # fmt: skip
-    panel.plot(
-        [row["confidence"] for row in filled], [row["confidence"] for row in filled],
-        color=ORANGE, marker="o", markersize=3.5, linewidth=1.2, label="what the model claims",
-    )  # fmt: skip
-    total = sum(row["images"] for row in bins)
-    counts.bar(
-        [row["up_to"] - width / 2 for row in bins], [row["images"] / total for row in bins], width * 0.92, color=GREY
-    )
-    panel.set(xlim=(0, 1), ylim=(0, 1))
-    panel.set_ylabel("accuracy", fontsize=8)
-    counts.set_ylabel("images", fontsize=8)
-    counts.set_xlabel("confidence: probability of the predicted class", fontsize=8)
-    figure.legend(fontsize=7, frameon=False, loc="outside upper center", ncols=2)
-    for axes in (panel, counts):
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axes.tick_params(labelsize=7)
-        axes.grid(color=GREY, alpha=0.25, linewidth=0.5)
-        axes.set_axisbelow(True)
-    return figure
+    lines = -(-len(columns) // BESIDE)  # an image
+    beside = -(-len(columns) // lines)
+    pictures, captions = [], []
+    for image, of_image, caption in zip(images, maps, rows, strict=True):
+        for start in range(0, lines * beside, beside):
+            pictures.append(None if start else as_picture(image))
+            captions.append(shorten(caption, 105 // (beside + 1)))
+            for kind in range(start, start + beside):
+                there = kind < len(columns)
+                pictures.append(overlay(image, of_image[kind]) if there else None)
+                captions.append(columns[kind] + "\nflat" * is_flat(of_image[kind]) if there else "")
+    return grid(pictures, captions, beside + 1)
+
+
+def augmentations(images: torch.Tensor, versions: list[torch.Tensor], titles: list[list[str]]) -> Figure:
+    """What the model is shown of some training images: each image, and in its row what became of it in one epoch after another.
+
+    Args:
+        images: uint8 (n, C, H', W'), C 1 or 3.
+        versions: uint8 (n, C, H, W) of each epoch.
+        titles: n texts for the images, and for each epoch: what the model was asked to say.
+    """
+    cells = [cell for row in zip(images, *versions, strict=True) for cell in row]
+    captions = [text for row in zip(*titles, strict=True) for text in row]
+    return grid([as_picture(cell) for cell in cells], captions, 1 + len(versions))
+
+
+def target_captions(targets: torch.Tensor, names: list[str]) -> list[str]:
+    """The target of each image, (n, L), such as "70% Coat" and "30% Bag" in two lines; what label smoothing leaves is left out."""
+    texts = []
+    for target in targets:
+        best = zip(*target.topk(min(2, len(target))), strict=True)
+        texts.append("\n".join(f"{value:.0%} {shorten(names[index], 14)}" for value, index in best if value > 0.05))
+    return texts
 
 
 def as_picture(image: torch.Tensor) -> np.ndarray:
@@ -318,53 +336,12 @@ def is_flat(heat: torch.Tensor) -> bool:
     return bool(heat.max() - heat.min() <= FLAT * heat.abs().max())
 
 
-def attention(images: torch.Tensor, maps: torch.Tensor, columns: list[str], rows: list[str]) -> Figure:
-    """Images, and beside each its maps, each in colours of its own range; a flat one says so.
-
-    Args:
-        images: uint8 (n, C, H, W), C 1 or 3.
-        maps: (n, k, h, w) as `attention_maps` gives them.
-        columns: k titles.
-        rows: n captions of the images, drawn as they are.
-    """
-    count, kinds = maps.shape[:2]
-    lines = -(-kinds // BESIDE)  # an image
-    beside = -(-kinds // lines)
-    side = WIDTH / (beside + 1)
-    height = count * lines * (side * images.shape[2] / images.shape[3] + 0.22) + 0.2
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    panels = _picture_panels(figure, count * lines, beside + 1)
-    for number, (image, of_image, caption) in enumerate(zip(images, maps, rows, strict=True)):
-        first = panels[number * lines, 0]
-        first.imshow(as_picture(image), interpolation="nearest")
-        first.set_title(caption, fontsize=7, loc="left", y=1)
-        for kind, (heat, title) in enumerate(zip(of_image, columns, strict=True)):
-            panel = panels[number * lines + kind // beside, 1 + kind % beside]
-            panel.imshow(overlay(image, heat), interpolation="nearest")
-            if is_flat(heat):
-                panel.text(0.5, 0.5, "flat", fontsize=7, ha="center", va="center", transform=panel.transAxes, bbox={"facecolor": "white", "pad": 1.5})  # fmt: skip
-            if number == 0 or lines > 1:
-                panel.set_title(title, fontsize=7, y=1)
-    return figure
-
-
-def prediction_captions(logits: torch.Tensor, names: list[str], several: bool = False) -> list[str]:
-    """The likeliest class of each image, logits (n, L), such as "Coat 98%"; empty if all classes are equal."""
-    best = (logits.sigmoid() if several else logits.softmax(dim=1)).max(dim=1)
-    return [
-        f"{shorten(names[index], 14)} {chance:.0%}" if row.std() > 0 else ""
-        for row, chance, index in zip(logits, best.values.tolist(), best.indices.tolist(), strict=True)
-    ]
-
-
 def _tiles(pictures: np.ndarray, columns: int) -> np.ndarray:
-    """Pictures (n, h, w, ...) in rows of `columns`, a pixel or more of NaN between them."""
+    """Pictures (n, h, w, ...) in rows of `columns`, a pixel of NaN after each."""
     count, height, width = pictures.shape[:3]
-    gap = max(1, min(height, width) // 8)
-    rows = -(-count // columns)
-    laid = np.full((rows * (height + gap) - gap, columns * (width + gap) - gap, *pictures.shape[3:]), np.nan)
+    laid = np.full((-(-count // columns) * (height + 1), columns * (width + 1), *pictures.shape[3:]), np.nan)
     for number, picture in enumerate(pictures):
-        top, left = number // columns * (height + gap), number % columns * (width + gap)
+        top, left = number // columns * (height + 1), number % columns * (width + 1)
         laid[top : top + height, left : left + width] = picture
     return laid
 
@@ -380,6 +357,7 @@ def filters(kernel: torch.Tensor, count: int = 28) -> np.ndarray:
     return ((pictures - low) / (high - low).clamp(min=1e-12)).numpy()
 
 
+@styled
 def inside(
     kernel: torch.Tensor | None, positions: torch.Tensor | None, grid: tuple[int, int], distances: torch.Tensor
 ) -> Figure:
@@ -391,103 +369,34 @@ def inside(
         grid: rows and columns of patches.
         distances: (layers, A) in pixels, as `attention_distances` gives them.
     """
-    shown = [name for name, value in (("filters", kernel), ("positions", positions)) if value is not None] + [
-        "distances"
-    ]
-    figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
-    for panel, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-        panel.tick_params(labelsize=6)
-        if name == "filters":
-            pictures = filters(kernel)
-            panel.imshow(
-                np.nan_to_num(_tiles(pictures, 4 if len(pictures) < 20 else 7), nan=1.0), interpolation="nearest"
-            )
-            panel.set_title(f"patch filters: the first {len(pictures)}\nprincipal components", fontsize=8)
-            panel.axis("off")
-        elif name == "positions":
-            rows, columns = (np.unique(np.linspace(0, side - 1, min(side, 7)).round().astype(int)) for side in grid)
-            unit = torch.nn.functional.normalize(positions.detach().float().cpu(), dim=1)
-            alike = (unit @ unit.T).view(*grid, *grid)[rows][:, columns].flatten(0, 1).numpy()  # (chosen, h, w)
-            image = panel.imshow(_tiles(alike, len(columns)), vmax=1, cmap="cividis", interpolation="nearest")
-            height, width = (side + max(1, min(grid) // 8) for side in grid)
-            panel.set_xticks([width * place + (grid[1] - 1) / 2 for place in range(len(columns))], columns + 1)
-            panel.set_yticks([height * place + (grid[0] - 1) / 2 for place in range(len(rows))], rows + 1)
-            panel.set_xlabel("column of the patch", fontsize=7)
-            panel.set_ylabel("row of the patch", fontsize=7)
-            panel.set_title("position embeddings:\nsimilarity to all others", fontsize=8)
-            bar = figure.colorbar(image, ax=panel, shrink=0.8, location="bottom")
-            bar.set_label("cosine similarity", fontsize=7)
-            bar.ax.tick_params(labelsize=6)
-        else:
-            layers, heads = distances.shape
-            depths = torch.arange(1, layers + 1).unsqueeze(1).expand(-1, heads)
-            panel.scatter(depths, distances.cpu(), s=14, color=BLUE, alpha=0.7, linewidths=0)
-            panel.set_xlabel("layer", fontsize=7)
-            panel.set_ylabel("mean attention distance (pixels)", fontsize=7)
-            panel.set_title(f"how far heads look,\n{heads} in each layer", fontsize=8)
-            panel.set(xlim=(0.5, layers + 0.5), ylim=(0, 1.05 * panel.get_ylim()[1]))
-            panel.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-            panel.grid(color=GREY, alpha=0.25, linewidth=0.5)
-    return figure
-
-
-def positions(table: torch.Tensor, name: str) -> Figure:
-    """The numbers of position embeddings: a row a patch, a column a channel.
-
-    Args:
-        table: (N, D), patches row by row.
-        name: what they are, such as "sincos2d".
-    """
-    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
-    panel = figure.subplots()
-    largest = table.detach().abs().max().item()
-    image = panel.imshow(
-        table.detach().float().cpu().numpy(),
-        cmap="PuOr",
-        vmin=-largest,
-        vmax=largest,
-        aspect="auto",
-        interpolation="nearest",
+    figure = Figure(figsize=(WIDTH, 2.9))
+    *panels, last = figure.subplots(1, 1 + (kernel is not None) + (positions is not None), squeeze=False)[0]
+    if kernel is not None:
+        pictures, panel = filters(kernel), panels.pop(0)
+        panel.imshow(np.nan_to_num(_tiles(pictures, 7), nan=1.0))
+        panel.set_title(f"patch filters: the first {len(pictures)}\nprincipal components")
+        panel.axis("off")
+    if positions is not None:
+        panel, (height, width) = panels[0], grid
+        rows, columns = (np.unique(np.linspace(0, side - 1, min(side, 7)).round().astype(int)) for side in grid)
+        unit = torch.nn.functional.normalize(positions.detach().float().cpu(), dim=1)
+        alike = (unit @ unit.T).view(*grid, *grid)[rows][:, columns].flatten(0, 1).numpy()  # (chosen, h, w)
+        image = panel.imshow(_tiles(alike, len(columns)), vmax=1, cmap="cividis")
+        panel.set_xticks([(width + 1) * place + (width - 1) / 2 for place in range(len(columns))], columns + 1)
+        panel.set_yticks([(height + 1) * place + (height - 1) / 2 for place in range(len(rows))], rows + 1)
+        panel.set(
+            xlabel="column of the patch",
+            ylabel="row of the patch",
+            title="position embeddings:\nsimilarity to all others",
+        )
+        figure.colorbar(image, ax=panel, shrink=0.8, location="bottom", label="cosine similarity")
+    layers, heads = distances.shape
+    depths = torch.arange(1, layers + 1).unsqueeze(1).expand(-1, heads)
+    last.scatter(depths, distances.cpu(), s=14, color=BLUE, alpha=0.7, linewidths=0)
+    last.set(
+        xlabel="layer", ylabel="mean attention distance (pixels)", title=f"how far heads look,\n{heads} in each layer"
     )
-    panel.set_title(f"position embeddings ({name})", fontsize=9)
-    panel.set_xlabel("channel", fontsize=8)
-    panel.set_ylabel("patch, row by row", fontsize=8)
-    for axis in (panel.xaxis, panel.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    panel.tick_params(labelsize=7)
-    bar = figure.colorbar(image, ax=panel)
-    bar.set_label("value", fontsize=7)
-    bar.ax.tick_params(labelsize=7)
-    return figure
-
-
-def target_captions(targets: torch.Tensor, names: list[str]) -> list[str]:
-    """The target of each image, (n, L), such as "Coat", or "70% Coat" and "30% Bag" in two lines."""
-    texts = []
-    for target in targets:
-        best = target.topk(min(2, len(target)))
-        first, second = best.values[0].item(), best.values[1].item() if len(target) > 1 else 0.0
-        shorter = [shorten(names[index], 14) for index in best.indices.tolist()]
-        mixed = second > 0.05 * first  # more than label smoothing leaves
-        texts.append(f"{first:.0%} {shorter[0]}\n{second:.0%} {shorter[1]}" if mixed else shorter[0])
-    return texts
-
-
-def augmentations(images: torch.Tensor, versions: list[torch.Tensor], titles: list[list[str]]) -> Figure:
-    """What the model is shown of some training images: each image, and in its row what became of it in one epoch after another.
-
-    Args:
-        images: uint8 (n, C, H', W'), C 1 or 3.
-        versions: uint8 (n, C, H, W) of each epoch.
-        titles: n texts for the images, and for each epoch: what the model was asked to say; drawn as they are.
-    """
-    figure = Figure(
-        figsize=(WIDTH, len(images) * (WIDTH / (len(versions) + 1) * images.shape[2] / images.shape[3] + 0.25) + 0.3),
-        layout="constrained",
-    )
-    panels = _picture_panels(figure, len(images), len(versions) + 1)
-    for column, (pictures, texts) in enumerate(zip([images, *versions], titles, strict=True)):
-        for panel, picture, text in zip(panels[:, column], pictures, texts, strict=True):
-            panel.imshow(as_picture(picture), interpolation="nearest")
-            panel.set_title(text, fontsize=6.5, y=1)
+    last.set(xlim=(0.5, layers + 0.5), ylim=(0, None))
+    last.locator_params(axis="x", integer=True, min_n_ticks=1)
+    last.grid()
     return figure

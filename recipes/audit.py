@@ -10,35 +10,19 @@ was fitted without that image contradicts it. Nothing of the data is changed.
 
 import argparse
 
-from command_line import (
-    Parser,
-    add_bad_image_flag,
-    add_column_flags,
-    add_hardware_flags,
-    add_output_flags,
-    refuse_less,
-)
+from command_line import COLUMNS, DATA, Parser, bad_images, hardware, output
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(__doc__, "--dataset_name DATA --output_file FILE [--flag value ...]", accelerated=True)
-    group = parser.add_argument_group("data")
-    flag = group.add_argument
-    flag("--dataset_name", required=True, help="Hub id, local folder or file, or fashion-mnist-mini")
-    flag("--dataset_config", help="configuration of the data set, if it has several")
-    flag("--splits", help="splits to look at, such as train,validation; by default all")
-    add_column_flags(group)
-    add_bad_image_flag(group, "skip")
-    flag = parser.add_argument_group("model").add_argument
-    features = (
-        "run, model folder or Hub id, whose features tell which labels are suspect; by default none are looked for"
-    )
-    flag("--model_name_or_path", help=features)
-    add_output_flags(parser.add_argument_group("output"), ".html")
-    add_hardware_flags(parser, batch_size=256)
+    splits = "splits to look at, such as train,validation; by default all"
+    parser.add_group("data", **DATA, splits=splits, **COLUMNS, **bad_images("skip"))
+    model = "run, model folder or Hub id, whose features tell which labels are suspect; by default none are looked for"
+    parser.add_group("model", model_name_or_path=model)
+    parser.add_group("output", **output(".html"))
+    parser.add_group("hardware", **hardware(batch_size=256))
     args = parser.parse_args(argv)
-    refuse_less(parser, args, per_device_eval_batch_size=1, num_workers=0)
-    parser.check_output_file(args.output_file)
+    parser.check_output_files(args.output_file, overwrite=args.overwrite, endings=(".html",))
     parser.refuse_mistyped_paths(MODEL=args.model_name_or_path, dataset_name=args.dataset_name)
     return args
 
@@ -70,10 +54,9 @@ from hf_vit.data.unlabelled import as_one_class, find_files
 from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
 from hf_vit.evaluation.label_errors import contradicted_labels, out_of_fold_probabilities
 from hf_vit.evaluation.prediction import predict_images
-from hf_vit.evaluation.prediction_table import image_names, join_labels
-from hf_vit.evaluation.result_files import check_output_file
+from hf_vit.evaluation.tables import image_names, label_texts
 from hf_vit.system.errors import UserError, run_script
-from hf_vit.system.escapes import csv_text, printable
+from hf_vit.system.escapes import counted, csv_text, printable
 from hf_vit.system.files import write_text
 from hf_vit.system.progress import progress_bar
 from hf_vit.training.setup import set_up_evaluation
@@ -125,8 +108,12 @@ def read_images(images: ThumbnailDataset, labels: list[str], num_workers: int) -
         raise UserError(f"none of the {len(images)} images can be read; {next(iter(images.skipped))}")
     index = torch.cat(read["index"])
     given = images.labels[index]
-    names = [join_labels(one, labels) for one in given.bool()] if given.ndim == 2 else [labels[one] for one in given]
-    table = images.rows.select_columns(["split", "row", "file"]).to_pandas().iloc[index.tolist()].assign(label=names)
+    table = (
+        images.rows.select_columns(["split", "row", "file"])
+        .to_pandas()
+        .iloc[index.tolist()]
+        .assign(label=label_texts(given, labels))
+    )
     table[["width", "height"]] = torch.cat(read["sizes"]).numpy()
     table["digest"] = [digest for digests in read["digests"] for digest in digests]
     return table, torch.cat(read["vectors"])
@@ -169,7 +156,7 @@ def summarize(images: ThumbnailDataset, duplicates: list, suspects: pd.DataFrame
         lines.append(f"images that cannot be read: {len(images.skipped):,}")
     for title, groups in zip(DUPLICATES, duplicates, strict=True):
         if groups:
-            lines.append(f"{title}: {len(groups):,} ({sum(map(len, groups)):,} images)")
+            lines.append(f"{title}: {len(groups):,} ({counted(sum(map(len, groups)), 'image')})")
     if not any(duplicates):
         lines.append("no duplicates")
     if suspects is not None:
@@ -230,7 +217,6 @@ def write_csv(file: Path, table: pd.DataFrame):
 
 
 def main(args: argparse.Namespace):
-    output = check_output_file(args.output_file, (".html",), args.overwrite)
     accelerator = set_up_evaluation(args.mixed_precision)
     if accelerator.num_processes > 1:
         raise UserError("one process looks at all images: run it without `accelerate launch` or --num_processes")
@@ -243,13 +229,15 @@ def main(args: argparse.Namespace):
     if args.model_name_or_path is not None:
         suspects = find_suspects(args, images, table, labels, accelerator)
     summary = summarize(images, duplicates, suspects)
-    write_text(output, render_page(args.dataset_name, summary, images, labels, table, duplicates, suspects))
+    write_text(args.output_file, render_page(args.dataset_name, summary, images, labels, table, duplicates, suspects))
     groups = [group for groups in duplicates for group in groups]
     numbered = [group.assign(group=number) for number, group in enumerate(groups, 1)]
-    write_csv(output.with_suffix(".duplicates.csv"), pd.concat(numbered) if groups else table[:0].assign(group=0))
+    write_csv(
+        args.output_file.with_suffix(".duplicates.csv"), pd.concat(numbered) if groups else table[:0].assign(group=0)
+    )
     if suspects is not None:
-        write_csv(output.with_suffix(".labels.csv"), suspects)
-    print("\n".join([*map(printable, summary), f"the page: {output}"]))
+        write_csv(args.output_file.with_suffix(".labels.csv"), suspects)
+    print("\n".join([*map(printable, summary), f"the page: {args.output_file}"]))
 
 
 if __name__ == "__main__":

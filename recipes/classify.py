@@ -30,71 +30,48 @@ if __name__ == "__main__":  # a wrong flag is answered before the imports, which
     ARGUMENTS = parse_args()
 
 import datasets
-import torch
-from PIL import Image
 from transformers.utils import logging
 
-from hf_vit.data.decoding import open_image
-from hf_vit.data.image_files import allowed_files, read_file, read_image_bytes
+from hf_vit.data.image_dataset import ImageDataset
+from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.sources import load_splits
 from hf_vit.data.splits import default_split, prepare_splits
-from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
+from hf_vit.data.unlabelled import named_files
+from hf_vit.evaluation.classifiers import class_names, load_classifier, load_processor, model_folder
 from hf_vit.evaluation.multi_label import thresholds_of
-from hf_vit.system.command_line import shell_line
-from hf_vit.system.errors import UserError, run_script
+from hf_vit.evaluation.prediction import predict_images
+from hf_vit.evaluation.tables import label_texts
+from hf_vit.system.errors import run_script
 from hf_vit.system.escapes import printable
 from hf_vit.system.recipes_folder import EMBEDDED
+from hf_vit.training.setup import set_up_evaluation
 
 
 NUM_SAMPLES = 6  # images shown of a data set
-BATCH = 32
-VISUALIZE = Path(__file__).resolve().with_name("visualize.py")
 
 
-def is_data(names: list[str]) -> bool:
-    """Whether they name a data set, and not image files."""
-    return len(names) == 1 and (names[0] in EMBEDDED or Path(names[0]).is_dir())
-
-
-def sample_images(name: str, channels: int) -> list[tuple[str, Image.Image]]:
-    """A few images of a data set, each with its true label or labels."""
-    splits = load_splits(name)
-    splits, labels, _ = prepare_splits(splits, train_split=None, eval_split=default_split(splits))
-    rows = splits["eval"].shuffle(seed=1).select(range(min(NUM_SAMPLES, len(splits["eval"]))))
-    images = [{"bytes": read_image_bytes(item, allowed_files(rows)), "path": item["path"]} for item in rows["image"]]
-    known = [[label] if isinstance(label, int) else label for label in rows["label"]]  # one, or several
-    known = [", ".join(labels[index] for index in indices) or "no label" for indices in known]
-    return [(label, open_image(image, channels)) for label, image in zip(known, images, strict=True)]
-
-
-def open_file(path: str, channels: int) -> tuple[str, Image.Image]:
-    try:
-        return Path(path).name, open_image({"bytes": read_file(path), "path": path}, channels)
-    except (ValueError, OSError) as error:
-        raise UserError(f"{path} cannot be read as an image ({error})") from error
-
-
-@torch.no_grad()
 def main(args: argparse.Namespace):
     logging.disable_progress_bar()
     datasets.disable_progress_bars()
     folder = model_folder(args.model)
-    processor, model = load_processor(folder), load_classifier(folder)
-    channels = getattr(model.config, "num_channels", 3)
-    of_data = is_data(args.images)
-    images = sample_images(args.images[0], channels) if of_data else None
-    for start in range(0, len(images or args.images), BATCH):
-        some = images or [open_file(path, channels) for path in args.images[start : start + BATCH]]
-        logits = model(processor([image for _, image in some], return_tensors="pt")["pixel_values"]).logits  # (B, L)
-        several = thresholds_of(model.config) is not None
-        best = (logits.sigmoid() if several else logits.softmax(dim=1)).topk(min(3, logits.shape[1]), dim=1)
-        for (known, _), values, indices in zip(some, best.values.tolist(), best.indices.tolist(), strict=True):
-            answers = [
-                f"{model.config.id2label[index]} {value:.0%}" for value, index in zip(values, indices, strict=True)
-            ]
-            print(f"{printable(known)}{' (true)' * of_data}: {printable(', '.join(answers))}")
-    drawn = ["--dataset_name"] if of_data else ["--images"]
-    print(f"\nNext, what it looks at:\n  {shell_line(VISUALIZE, args.model, *drawn, *args.images)}")
+    model, accelerator = load_classifier(folder), set_up_evaluation("no")
+    spec, (name, *others), labels = image_spec_of(load_processor(folder), model.config), args.images, []
+    if not others and (name in EMBEDDED or Path(name).is_dir()):
+        splits = load_splits(name)
+        splits, labels, _ = prepare_splits(splits, train_split=None, eval_split=default_split(splits))
+        rows = splits["eval"].shuffle(seed=1).select(range(min(NUM_SAMPLES, len(splits["eval"]))))
+    else:
+        rows = named_files(Path(name), Path(), args.images).rows
+    images = ImageDataset(rows, spec, "stop", decode_first=False)
+    logits, _ = predict_images(model.to(accelerator.device), images, spec, accelerator, batch_size=32, num_workers=0)
+    known = [Path(file).name for file in args.images]
+    if labels:
+        known = [f"{text or 'no label'} (true)" for text in label_texts(images.labels, labels)]
+    probabilities = logits.softmax(dim=1) if thresholds_of(model.config) is None else logits.sigmoid()
+    names, best = class_names(model.config), probabilities.topk(min(3, logits.shape[1]), dim=1)
+    for text, values, indices in zip(known, best.values, best.indices, strict=True):
+        answers = [f"{names[index]} {value:.0%}" for value, index in zip(values, indices, strict=True)]
+        print(printable(f"{text}: {', '.join(answers)}"))
 
 
 if __name__ == "__main__":

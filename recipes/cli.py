@@ -11,6 +11,7 @@
     --launch_file FILE    another file for `accelerate launch`: a path, or fsdp2 for recipes/accelerate/fsdp2.yaml
 """
 
+import argparse
 import os
 import runpy
 import sys
@@ -51,12 +52,14 @@ def main():
         print(f"hf-vit: error: {name} is not a command; wanted one of {', '.join(COMMANDS)}", file=sys.stderr)
         sys.exit(2)
     else:
-        processes, flags = take_flag(flags, "num_processes")
-        launch_file, flags = take_flag(flags, "launch_file")
-        if processes is None and launch_file is None:
+        parser = argparse.ArgumentParser(prog="hf-vit", add_help=False, allow_abbrev=False)
+        parser.add_argument("--num_processes", "--num-processes", type=int)
+        parser.add_argument("--launch_file", "--launch-file", default="ddp")
+        launched, others = parser.parse_known_args(flags)
+        if others == flags:
             run(name, flags)
         else:
-            launch(processes, launch_file or "ddp", [name, *flags])
+            launch(launched, [name, *others])
 
 
 def run(name: str, flags: list[str]):
@@ -69,33 +72,17 @@ def run(name: str, flags: list[str]):
     runpy.run_path(str(RECIPES / f"{name}.py"), run_name="__main__")
 
 
-def launch(processes: str | None, launch_file: str, words: list[str]):
+def launch(how: argparse.Namespace, words: list[str]):
     """This command in processes of `accelerate launch`, in place of this process."""
-    known = RECIPES / "accelerate" / f"{launch_file}.yaml"
-    if processes is not None and not (processes.isdecimal() and int(processes) > 0):
-        print(f"hf-vit: error: --num_processes {processes}: wanted a number from 1", file=sys.stderr)
-        sys.exit(2)
-    options = ["--config_file", str(known if known.is_file() else launch_file)]
-    options += [] if processes is None else ["--num_processes", processes]
+    known = RECIPES / "accelerate" / f"{how.launch_file}.yaml"
+    options = ["--config_file", str(known if known.is_file() else how.launch_file)]
+    options += [] if how.num_processes is None else ["--num_processes", str(how.num_processes)]
     import torch
 
     if not torch.cuda.is_available():
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     line = [sys.executable, "-m", "accelerate.commands.launch", *options, str(RECIPES / "cli.py"), *words]
     os.execv(sys.executable, line)
-
-
-def take_flag(flags: list[str], name: str) -> tuple[str | None, list[str]]:
-    """The value of `--name value` or `--name=value`, or None; and the other flags."""
-    value, others, rest = None, [], iter(flags)
-    for word in rest:
-        flag, equals, given = word.partition("=")
-        if flag.lstrip("-").replace("-", "_") != name:
-            others.append(word)
-        elif (value := given if equals else next(rest, "")) == "":
-            print(f"hf-vit: error: --{name} has no value", file=sys.stderr)
-            sys.exit(2)
-    return value, others
 
 
 if __name__ == "__main__":

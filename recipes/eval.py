@@ -9,50 +9,34 @@ It prints the metrics, their 95% intervals and the scores of each class. It writ
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
-from command_line import SWITCH, Parser, add_bad_image_flag, add_column_flags, add_hardware_flags, refuse_less
+from command_line import COLUMNS, DATA, SWITCH, Parser, at_least, bad_images, hardware
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(__doc__, "--model_name_or_path MODEL --dataset_name DATA [--flag value ...]", accelerated=True)
-    flag = parser.add_argument_group("model").add_argument
-    flag("--model_name_or_path", required=True, help="Hub id, model folder or run of an image classifier")
-    flag(
-        "--token_merging", type=int, default=0, metavar="R",
-        help="patches merged in each layer: faster, a little less accurate (arXiv 2210.09461)",
-    )  # fmt: skip
-    group = parser.add_argument_group("data")
-    flag = group.add_argument
-    flag("--dataset_name", required=True, help="Hub id, local folder or file, or fashion-mnist-mini")
-    flag("--dataset_config", help="configuration of the data set, if it has several")
-    flag("--split", help="split to evaluate on; by default validation, else test")
-    flag(
-        "--probe_split",
-        help="split that trains a k-NN and linear classifiers on the frozen features, from 1, 5 and 10 images per class "
-        "(mean of 3 draws); the head is then evaluated only if it knows the labels; by default there is no probe",
+    model = dict(required=True, help="Hub id, model folder or run of an image classifier")
+    merged = "patches merged in each layer: faster, a little less accurate (arXiv 2210.09461)"
+    merging = dict(type=at_least(0), default=0, metavar="R", help=merged)
+    parser.add_group("model", model_name_or_path=model, token_merging=merging)
+    probe = (
+        "split that trains a k-NN and linear classifiers on the frozen features, from 1, 5 and 10 images per class "
+        "(mean of 3 draws); the head is then evaluated only if it knows the labels; by default there is no probe"
     )
-    add_column_flags(group)
-    add_bad_image_flag(group, "stop")
-    add_hardware_flags(parser, batch_size=256)
-    flag = parser.add_argument_group("results").add_argument
-    flag(
-        "--output_file",
-        help="JSON file for the metrics, their intervals, the scores of each class and the confusion matrix; the prediction for "
-        "each image goes into a table beside it: x.json and x.predictions.csv; by default neither is written",
+    split = "split to evaluate on; by default validation, else test"
+    parser.add_group("data", **DATA, split=split, probe_split=probe, **COLUMNS, **bad_images("stop"))
+    parser.add_group("hardware", **hardware(batch_size=256))
+    about = (
+        "JSON file for the metrics, their intervals, the scores of each class and the confusion matrix; the prediction for "
+        "each image goes into a table beside it: x.json and x.predictions.csv; by default neither is written"
     )
-    flag("--overwrite", **SWITCH, help="replace these two files")
+    overwrite = dict(**SWITCH, help="replace these two files")
+    parser.add_group("results", output_file=dict(type=Path, help=about), overwrite=overwrite)
     args = parser.parse_args(argv)
-    refuse_less(parser, args, token_merging=0, per_device_eval_batch_size=1, num_workers=0)
-    parser.check_output_file(args.output_file)
-    names = (
-        [] if args.output_file is None else [args.output_file, Path(args.output_file).with_suffix(".predictions.csv")]
-    )
-    if there := [str(name) for name in names if Path(name).exists() and not args.overwrite]:
-        sys.exit(
-            f"error: {' and '.join(there)} exists: name another --output_file, or pass --overwrite true to replace it"
-        )
+    if args.output_file is not None:
+        table = args.output_file.with_suffix(".predictions.csv")
+        parser.check_output_files(args.output_file, table, overwrite=args.overwrite)
     parser.refuse_mistyped_paths(MODEL=args.model_name_or_path, dataset_name=args.dataset_name)
     return args
 
@@ -67,13 +51,14 @@ from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.sources import open_source
 from hf_vit.data.splits import prepare_splits
 from hf_vit.data.summary import summary
-from hf_vit.evaluation.classifiers import class_names, load_classifier, load_processor, model_folder
+from hf_vit.evaluation.classifiers import class_names, is_regression, load_classifier, load_processor, model_folder
 from hf_vit.evaluation.intervals import intervals
 from hf_vit.evaluation.multi_label import check_task, thresholds_of
 from hf_vit.evaluation.prediction import predict_images
-from hf_vit.evaluation.prediction_table import prediction_table
 from hf_vit.evaluation.probes import probe
+from hf_vit.evaluation.regression import regression_intervals, regression_metrics
 from hf_vit.evaluation.scores import classification_report, compute_metrics
+from hf_vit.evaluation.tables import prediction_table
 from hf_vit.system.errors import UserError, as_user_errors, run_script
 from hf_vit.system.escapes import printable
 from hf_vit.system.files import write_text
@@ -81,9 +66,10 @@ from hf_vit.system.progress import is_main_process
 from hf_vit.training.setup import set_up_evaluation
 
 
-def read_splits(args) -> tuple[dict, list[str], str]:
+def read_splits(args, regression: bool) -> tuple[dict, list[str], str]:
     """{"eval": rows, and "train": rows of --probe_split}, the class names, and the name of the split to evaluate on."""
     source, choice = open_source(args), {"train_split": args.probe_split, "eval_split": args.split}
+    choice["regression"] = regression
     splits, labels, eval_split = prepare_splits(source.splits, **choice, **column_arguments(args))
     if is_main_process():
         print("\n".join(summary(splits, {"train": args.probe_split, "eval": eval_split}, labels, source)))
@@ -95,7 +81,7 @@ def read_splits(args) -> tuple[dict, list[str], str]:
 
 
 def load_model(args):
-    model = load_classifier(args.model_name_or_path)
+    model = load_classifier(args.model_name_or_path, regression=args.probe_split is None)
     if args.token_merging != 0:
         if not isinstance(model, HFViTForImageClassification):
             raise UserError(
@@ -110,8 +96,9 @@ def print_details(details: dict):
     """The scores of each class as a table, and the 95% intervals."""
     percent = lambda value: "-" if value is None else f"{value:.1%}"
     several = "thresholds" in details  # labels an image
-    print(f"{'class':<24} {'images':>7} {'precision':>9} {'recall':>7} {'F1':>7}{'  average precision' * several}")
-    for row in details["per_class"]:
+    if "per_class" in details:
+        print(f"{'class':<24} {'images':>7} {'precision':>9} {'recall':>7} {'F1':>7}{'  average precision' * several}")
+    for row in details.get("per_class", ()):
         precision, recall, f1 = (percent(row[name]) for name in ("precision", "recall", "f1"))
         average = f"{percent(row['average_precision']):>19}" if several else ""
         print(f"{printable(row['label'])[:24]:<24} {row['images']:>7} {precision:>9} {recall:>7} {f1:>7}{average}")
@@ -122,9 +109,9 @@ def print_details(details: dict):
 def main(args: argparse.Namespace):
     args.model_name_or_path = model_folder(args.model_name_or_path)
     accelerator = set_up_evaluation(args.mixed_precision)
-    with accelerator.main_process_first():
-        splits, labels, eval_split = read_splits(args)
     model = load_model(args).to(accelerator.device)
+    with accelerator.main_process_first():
+        splits, labels, eval_split = read_splits(args, is_regression(model.config))
     image_spec = image_spec_of(load_processor(args.model_name_or_path), model.config)
 
     def predict_rows(rows, split: str, features: bool = False):
@@ -138,11 +125,15 @@ def main(args: argparse.Namespace):
     truth, names = images.labels[seen], class_names(model.config)
     metrics, details, thresholds = {}, {}, thresholds_of(model.config)
     try:
-        check_task(truth, thresholds)
-        matched = match_labels(truth, labels, model.config.id2label)  # labels of the model (n,) or (n, L)
-        metrics = compute_metrics(logits, matched, thresholds)
-        details = {"intervals": intervals(logits, matched, thresholds)}
-        details |= classification_report(logits, matched, names, thresholds)
+        if is_regression(model.config):
+            metrics = regression_metrics(logits[:, 0], truth)
+            details = {"intervals": regression_intervals(logits[:, 0], truth)}
+        else:
+            check_task(truth, thresholds)
+            matched = match_labels(truth, labels, model.config.id2label)  # labels of the model (n,) or (n, L)
+            metrics = compute_metrics(logits, matched, thresholds)
+            details = {"intervals": intervals(logits, matched, thresholds)}
+            details |= classification_report(logits, matched, names, thresholds)
     except ValueError as error:
         if args.probe_split is None:
             raise
@@ -160,10 +151,10 @@ def main(args: argparse.Namespace):
         print(json.dumps(metrics, indent=2))
         if args.output_file:
             results = {**metrics, "model": args.model_name_or_path, "data": args.dataset_name, **details}
-            write_text(Path(args.output_file), json.dumps(results, indent=2))
-        if args.output_file and details:
+            write_text(args.output_file, json.dumps(results, indent=2))
+        if args.output_file and "per_class" in details:
             table = prediction_table(*images.sources(seen), matched, logits, names, thresholds)
-            write_text(Path(args.output_file).with_suffix(".predictions.csv"), table)
+            write_text(args.output_file.with_suffix(".predictions.csv"), table)
     accelerator.end_training()
 
 

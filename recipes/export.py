@@ -23,23 +23,21 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from command_line import Parser, add_column_flags
+from command_line import COLUMNS, Parser, bad_images
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(__doc__, "MODEL [--flag value ...]")
     parser.add_argument("model", metavar="MODEL", help="run folder; or model folder or Hub id of an image classifier")
     parser.add_argument("--output_dir", help="folder to write; of a run folder RUN/export if not given")
-    group = parser.add_argument_group("data")
-    flag = group.add_argument
-    flag(
-        "--dataset_name",
-        help="images to evaluate on: Hub id, local folder or file, or fashion-mnist-mini; of a run its own",
+    parser.add_group(
+        "data",
+        dataset_name="images to evaluate on: Hub id, local folder or file, or fashion-mnist-mini; of a run its own",
+        dataset_config="configuration of the data set, where it has several",
+        split="split to evaluate on; by default validation, else test; of a run what it evaluated on",
+        **COLUMNS,
+        **bad_images("stop"),
     )
-    flag("--dataset_config", help="configuration of the data set, where it has several")
-    flag("--split", help="split to evaluate on; by default validation, else test; of a run what it evaluated on")
-    add_column_flags(group)
-    flag("--on_bad_image", choices=("stop", "skip"), help="images that cannot be read; if not given: stop")
     args = parser.parse_args(argv)
     parser.refuse_mistyped_paths(MODEL=args.model, dataset_name=args.dataset_name)
     return args
@@ -97,39 +95,26 @@ def finished_run(path: str) -> Path | None:
 
 
 def rows_to_evaluate(args, run: Path | None):
-    """Rows of images, their class names, a description of their source, and what to do with broken ones; None without data.
-
-    Of a run, they are the very rows that it evaluated on (ValueError if they have changed since), unless others are named.
-    """
+    """Rows of images, their class names, a description of their source, and what to do with broken ones; None without data. Of a run
+    they are those that it evaluated, unless others are named."""
     if args.dataset_name is not None:
         choice = {"train_split": None, "eval_split": args.split, **column_arguments(args)}
         splits, labels, split = prepare_splits(open_source(args).splits, **choice)
         source = {"name": args.dataset_name, "config": args.dataset_config, "split": split}
-        return splits["eval"], labels, source, args.on_bad_image or "stop"
+        return splits["eval"], labels, source, args.on_bad_image
     if run is None:
         return None
     trained = arguments.parse_args(["--config", str(run / "config.yaml")])
     splits, _, labels, split = load_rows(trained, print)
-    was, rows = json.loads((run / "results.json").read_text())["data"], splits["eval"]
-    gone = len(rows) - was["scored_images"]
-    if (was["scored"], was["labels"]) != (split, labels) or gone not in range(was["skipped_images"] + 1):
-        raise UserError(
-            f"{run} evaluated {was['scored_images']} images of {was['name']} ({was['scored']}), and now there are {len(rows)} "
-            f"({split}): restore them, or name others with --dataset_name"
-        )
     source = {"name": trained.dataset_name, "config": trained.dataset_config, "split": split}
-    return rows, labels, source, trained.on_bad_image
+    return splits["eval"], labels, source, trained.on_bad_image
 
 
 def check_output_dir(folder: Path):
     """Raise ValueError unless `folder` is new, empty, or an earlier export and nothing else."""
-    names = (
-        {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name} if folder.exists() else set()
-    )
-    if names and not ("export.json" in names and names <= EXPORT_FILES):
-        raise UserError(
-            f"--output_dir {folder} must be new, empty or an earlier export, and holds {listed(sorted(names))}"
-        )
+    names = sorted(path.name for path in folder.glob("*"))
+    if folder.is_file() or (names and not {"export.json"} <= {*names} <= EXPORT_FILES):
+        raise UserError(f"--output_dir {folder} must be new, empty or an earlier export, and holds {listed(names)}")
 
 
 def megabytes(file: Path) -> float:
@@ -162,11 +147,6 @@ def export(checkpoint: str, folder: Path, evaluated) -> dict:
         "model": checkpoint,
         "weights_sha256": checksum(weights) if (weights := weights_file(Path(checkpoint))).is_file() else None,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        **exporting.describe(config),
-        "compared_on": {
-            "images": "random" if pixel_values is None else f"{source['name']} ({source['split']})",
-            "shapes": [list(batch.shape) for batch in batches],
-        },
         "data": None,
     }
     if images is not None:
@@ -194,22 +174,18 @@ def export(checkpoint: str, folder: Path, evaluated) -> dict:
     return report
 
 
-def table(report: dict) -> str:
-    """One line per file: size, difference from torch, accuracy."""
-    several = any("mean_average_precision" in row for row in report["files"].values())  # labels an image
-    metric = "mean average precision" if several else "accuracy"
-    lines = [f"{'file':<26} {'MB':>9}  {'difference':>10}  {metric}"]
+def lines(report: dict):
+    """A line per file: size, difference from torch, accuracy."""
     for name, row in report["files"].items():
-        difference = f"{row['difference']['relative']:.1e}" if "difference" in row else "-"
-        accuracy = "-"
+        parts = [f"{name}: {row['megabytes']:,.1f} MB"]
+        if "difference" in row:
+            parts.append(f"logits {row['difference']['relative']:.1e} from torch's, relative to the largest")
         if "interval" in row:
-            accuracy = f"{headline(row)[1]:.2%} ({row['interval'][0]:.2%} to {row['interval'][1]:.2%})"
-        lines.append(f"{name:<26} {row['megabytes']:>9,.1f}  {difference:>10}  {accuracy}")
-    if (source := report["data"]) is not None:
-        images = f"{source['images']:,} images of {source['name']} ({source['split']})"
-        lines.append(f"{metric}, with its 95% interval, on {images}")
-    lines.append("difference: the largest from a logit of torch, relative to the largest logit")
-    return "\n".join(lines)
+            (metric, value), (low, high), data = headline(row), row["interval"], report["data"]
+            parts.append(
+                f"{metric.replace('_', ' ')} {value:.2%} ({low:.2%} to {high:.2%}) of {data['images']:,} images"
+            )
+        yield ", ".join(parts)
 
 
 def main(args: argparse.Namespace):
@@ -225,8 +201,7 @@ def main(args: argparse.Namespace):
         print("no int8 file is written: name images to evaluate it on with --dataset_name")
     with atomic_dir(output) as folder:
         report = export(checkpoint, folder, evaluated)
-    print(table(report))
-    print(f"written to {output}")
+    print("\n".join([*lines(report), f"written to {output}"]))
 
 
 if __name__ == "__main__":

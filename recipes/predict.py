@@ -6,17 +6,18 @@
 
 Each row of the output is an image: its `file` (or its `row`, if the data set has no files), then label_1, probability_1 and so on
 of the best --top_k labels, or one column of probabilities for each label with --top_k 0. A model of several labels an image adds
-`labels`: those that reach their thresholds, joined by ";".
+`labels`: those that reach their thresholds, joined by ";". A model of numbers (regression) gives one column, `prediction`.
 
-An embedding is the vector that the classifier's head reads, or with --layer the mean over the patches of what that layer gives:
-a column `embedding` of a Parquet file, or a row of a .npy array, with the files in FILE.rows.csv beside it.
+An embedding is the vector that the classifier's head reads: a column `embedding` of a Parquet file, or a row of a .npy array, with
+the files in FILE.rows.csv beside it.
 
-Images that cannot be read are listed in FILE.unreadable.txt. If the command is stopped, the same command goes on.
+Images that cannot be read are listed in FILE.unreadable.txt.
 """
 
 import argparse
+from pathlib import Path
 
-from command_line import Parser, add_hardware_flags, add_output_flags, add_unlabelled_flags, refuse_less
+from command_line import Parser, at_least, bad_images, hardware, output
 
 
 SUFFIXES = {"labels": (".csv", ".parquet"), "embeddings": (".parquet", ".npy")}
@@ -25,88 +26,105 @@ SUFFIXES = {"labels": (".csv", ".parquet"), "embeddings": (".parquet", ".npy")}
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     usage = "--model_name_or_path MODEL --dataset_name DATA --output_file FILE [--flag value ...]"
     parser = Parser(__doc__, usage, accelerated=True)
-    flag = parser.add_argument_group("model").add_argument
-    flag("--model_name_or_path", required=True, help="run, model folder or Hub id of an image classifier")
-    add_unlabelled_flags(parser)
-    group = parser.add_argument_group("output")
-    group.add_argument("--output", choices=SUFFIXES, default="labels", help="what to write; default: labels")
-    add_output_flags(group, ".csv or .parquet; embeddings: .parquet or .npy")
-    group.add_argument(
-        "--top_k", type=int, default=5, help="labels an image; 0 for the probabilities of all; default: 5"
+    model = dict(required=True, help="run, model folder or Hub id of an image classifier")
+    parser.add_group("model", model_name_or_path=model)
+    name = "folder of images, image file, text file of image files, table, data file, Hub id, or fashion-mnist-mini"
+    parser.add_group(
+        "images",
+        dataset_name=dict(required=True, help=name),
+        dataset_config="configuration of the data set, if it has several",
+        split="split of the data set, if it has several",
+        image_column="column of images; by default found by its feature type",
+        **bad_images("skip"),
     )
-    layer = "embeddings: layer whose patches are averaged, from 0 or negative from the end; default: the head's input"
-    group.add_argument("--layer", type=int, help=layer)
-    add_hardware_flags(parser, batch_size=128)
+    best = dict(type=at_least(0), default=5, help="labels an image; 0 for the probabilities of all")
+    kind = dict(choices=SUFFIXES, default="labels", help="what to write")
+    files = output(".csv or .parquet; embeddings: .parquet or .npy")
+    parser.add_group("output", output=kind, **files, top_k=best)
+    parser.add_group("hardware", **hardware(batch_size=128))
     args = parser.parse_args(argv)
-    refuse_less(parser, args, top_k=0, per_device_eval_batch_size=1, num_workers=0)
+    files = (args.output_file, *beside(args.output_file))
+    parser.check_output_files(*files, overwrite=args.overwrite, endings=SUFFIXES[args.output])
     parser.refuse_mistyped_paths(MODEL=args.model_name_or_path, dataset_name=args.dataset_name)
     return args
+
+
+def beside(file: Path) -> list[Path]:
+    """Files that are written beside the output file."""
+    return [file.with_name(f"{file.name}{ending}") for ending in (".unreadable.txt", ".rows.csv")]
 
 
 if __name__ == "__main__":
     ARGUMENTS = parse_args()  # before the imports, which take seconds
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from accelerate.utils import gather_object
+
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
-from hf_vit.data.loader import data_loader
 from hf_vit.data.unlabelled import load_unlabelled
-from hf_vit.evaluation.classifiers import class_names, load_classifier, load_processor, model_digest, model_folder
+from hf_vit.evaluation.classifiers import class_names, is_regression, load_classifier, load_processor, model_folder
 from hf_vit.evaluation.multi_label import thresholds_of
-from hf_vit.evaluation.parts import Parts, compute_parts
-from hf_vit.evaluation.prediction import BatchPredictor
-from hf_vit.evaluation.result_files import (
-    best_labels,
-    check_output_file,
-    embedding_columns,
-    finish_output,
-    prediction_columns,
-    write_npy,
-    write_table,
-)
+from hf_vit.evaluation.prediction import predict_images
+from hf_vit.evaluation.tables import best_labels, prediction_columns
 from hf_vit.system.errors import run_script
+from hf_vit.system.escapes import counted, csv_text, printable
+from hf_vit.system.files import atomic_file, write_text
 from hf_vit.training.setup import set_up_evaluation
 
 
+def write_labels(file: Path, columns: dict):
+    with atomic_file(file) as aside:
+        if file.suffix.lower() == ".parquet":
+            pq.write_table(pa.table(columns), aside)
+        else:
+            aside.write_text(csv_text(pd.DataFrame(columns), float_format="%.6g"), encoding="utf-8", newline="")
+
+
+def write_embeddings(file: Path, names: dict, embeddings: torch.Tensor):
+    """Names of the n images, by what they are, and embeddings (n, D) -> a Parquet file, or a .npy file and the names beside it."""
+    if file.suffix.lower() == ".npy":
+        write_labels(file.with_name(f"{file.name}.rows.csv"), names)
+        with atomic_file(file) as aside, open(aside, "xb") as opened:
+            np.save(opened, embeddings.numpy())
+    else:
+        values = pa.array(embeddings.flatten().numpy())
+        write_labels(file, {**names, "embedding": pa.FixedSizeListArray.from_arrays(values, embeddings.shape[1])})
+
+
 def main(args: argparse.Namespace):
-    output = check_output_file(args.output_file, SUFFIXES[args.output], args.overwrite)
     folder, embeds = model_folder(args.model_name_or_path), args.output == "embeddings"
     accelerator = set_up_evaluation(args.mixed_precision)
     with accelerator.main_process_first():
         images = load_unlabelled(args.dataset_name, args.dataset_config, args.split, args.image_column)
-    model = load_classifier(folder, trained=not embeds).to(accelerator.device)
-    processor = load_processor(folder)
-    spec, thresholds = image_spec_of(processor, model.config), thresholds_of(model.config)
+    model = load_classifier(folder, trained=not embeds, regression=True).to(accelerator.device)
+    spec, thresholds = image_spec_of(load_processor(folder), model.config), thresholds_of(model.config)
     dataset = ImageDataset(images.rows, spec, args.on_bad_image, decode_first=False)
-    parts = Parts(output, len(dataset))
-    signature = {"model": model_digest(model, processor), "data": images.source}
-    signature |= {"layer": args.layer} if embeds else {"top_k": args.top_k}
-    signature |= {"mixed_precision": accelerator.mixed_precision}
-    with BatchPredictor(model, spec, accelerator, embeds and args.layer is None, args.layer) as predict_batch:
-
-        def compute(pixels):
-            values = predict_batch(pixels)
-            return {"embedding": values} if embeds else best_labels(values, args.top_k, thresholds)
-
-        load = lambda batches: data_loader(dataset, batches, args.num_workers, keep_empty=True)
-        batch_size = args.per_device_eval_batch_size
-        compute_parts(parts, load, compute, accelerator, batch_size, signature, args.overwrite)
-
-    def columns_of(part) -> dict:
-        names = images.names(part["index"].tolist())
-        if embeds:
-            return embedding_columns(images.key, names, part["embedding"])
-        return prediction_columns(images.key, names, part, class_names(model.config), args.top_k)
-
-    def write(file, count: int):
-        if file.suffix.lower() == ".npy":
-            write_npy(file, count, (part["embedding"] for part in parts.read()))
-            rows = ({images.key: images.names(part["index"].tolist())} for part in parts.read())
-            write_table(file.with_name(f"{file.name}.rows.csv"), rows)
-        else:
-            write_table(file, map(columns_of, parts.read()))
-
+    how = {"batch_size": args.per_device_eval_batch_size, "num_workers": args.num_workers, "features": embeds}
+    is_number = is_regression(model.config)
+    if not (embeds or is_number):
+        how["convert"] = lambda logits: best_labels(logits, args.top_k, thresholds)
+    values, rows = predict_images(model, dataset, spec, accelerator, **how)
+    unreadable = [printable(message) for message in gather_object([*dataset.skipped])]
     if accelerator.is_main_process:
-        print(finish_output(parts, output, write))
+        names, listed = {images.key: images.names(rows.tolist())}, beside(args.output_file)[0]
+        if embeds:
+            write_embeddings(args.output_file, names, values)
+        elif is_number:
+            write_labels(args.output_file, names | {"prediction": values[:, 0].numpy()})
+        else:
+            several, labels = thresholds is not None, class_names(model.config)
+            columns = prediction_columns(values, labels, args.top_k, several, images.key)
+            write_labels(args.output_file, names | columns)
+        print(f"{counted(len(rows), 'image')} in {args.output_file}")
+        listed.unlink(missing_ok=True)  # of an output file that is replaced
+        if unreadable:
+            write_text(listed, "".join(f"{message}\n" for message in unreadable))
+            print(f"{counted(len(unreadable), 'image')} cannot be read, see {listed}: {unreadable[0]}")
     accelerator.end_training()
 
 

@@ -24,25 +24,31 @@ from command_line import Parser
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(__doc__, "RUN --repo USER/NAME [--flag value ...], or --verify USER/NAME")
     parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="folder of a finished run")
-    flag = parser.add_argument_group("destination").add_argument
-    flag("--repo", metavar="USER/NAME", help="destination: USER/NAME or ORGANISATION/NAME")
-    flag("--push", action="store_true", help="send it; without this flag it is only shown")
-    flag("--public", action="store_true", help="everybody may see the images of the run; a new repository is public")
-    flag("--revision", help="branch to commit to, created if it does not exist; default: main")
-    flag("--create_pr", action="store_true", help="open a pull request instead of committing to main")
-    flag("--overwrite_card", action="store_true", help="replace the README.md that is there; default: keep its text")
-    flag = parser.add_argument_group("content").add_argument
+    switch = lambda text: dict(action="store_true", help=text)
+    parser.add_group(
+        "destination",
+        repo=dict(metavar="USER/NAME", help="destination: USER/NAME or ORGANISATION/NAME"),
+        push=switch("send it; without this flag it is only shown"),
+        public=switch("everybody may see the images of the run; a new repository is public"),
+        revision="branch to commit to, created if it does not exist; default: main",
+        create_pr=switch("open a pull request instead of committing to main"),
+        overwrite_card=switch("replace the README.md that is there; default: keep its text"),
+    )
     layout = (
         "native: a model of transformers, without code; code: with the model's code; default: native where possible"
     )
-    flag("--layout", choices=("native", "code"), help=layout)
-    flag("--license", help="of the weights, as the Hub calls it: apache-2.0, mit, cc-by-4.0, ...; default: none")
-    flag("--data_license", help="of the images, if their own card does not say it")
-    flag("--without_images", action="store_true", help="publish no sample images of the run")
-    flag("--output_dir", type=Path, help="keep the folder that would be pushed, to look at; must be new")
-    flag("--space", action="store_true", help="not the model, but a Space: a page that shows its predictions")
-    flag = parser.add_argument_group("afterwards").add_argument
-    flag("--verify", metavar="REPO", help="check a repository (or folder) against the probes in it")
+    parser.add_group(
+        "content",
+        layout=dict(choices=("native", "code"), help=layout),
+        license="of the weights, as the Hub calls it: apache-2.0, mit, cc-by-4.0, ...; default: none",
+        data_license="of the images, if their own card does not say it",
+        without_images=switch("publish no sample images of the run"),
+        output_dir=dict(type=Path, help="keep the folder that would be pushed, to look at; must be new"),
+        space=switch("not the model, but a Space: a page that shows its predictions"),
+    )
+    parser.add_group(
+        "afterwards", verify=dict(metavar="REPO", help="check a repository (or folder) against the probes in it")
+    )
     args = parser.parse_args(argv)
     if args.verify is None and None in (args.run, args.repo):
         parser.error("RUN and --repo USER/NAME are needed, or --verify USER/NAME")

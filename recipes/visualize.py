@@ -10,17 +10,17 @@ MODEL is a run, a model folder or a Hub id of any format that hf_vit reads. The 
     layers.png        the attention of every layer, mean of its heads, or what --method and --layers ask for
     heads.png         the attention of each head in the last layer, or in the last of --layers
     inside.png        patch filters, similarity of positions, how far the heads of each layer look
-    positions.png     the position embeddings, if the model has any
     predictions.png, mistakes.png, confusion.png, calibration.png    with --dataset_name: how the model does on the split
 """
 
 import argparse
 from pathlib import Path
 
-from command_line import Parser, add_bad_image_flag, add_column_flags, refuse_less
+from command_line import COLUMNS, Parser, bad_images
 
 
-MOST_IMAGES = 16  # a row each, in pictures that people can open
+MOST_IMAGES = 8  # a row or more each, in pictures that people can open
+SAMPLED = 4  # images of a data set in the pictures of attention
 METHODS = ("mean", "rollout", "gradient_rollout", "grad_cam")  # those of `attention_maps` with one map a layer
 
 
@@ -29,23 +29,21 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         __doc__, "MODEL (--images FILE [FILE ...] | --dataset_name DATA) [--flag value ...]", accelerated=True
     )
     parser.add_argument("model", metavar="MODEL", help="run folder, model folder or Hub id")
-    group = parser.add_argument_group("data")
-    source = group.add_mutually_exclusive_group(required=True)
+    source = parser.add_argument_group("images").add_mutually_exclusive_group(required=True)
     source.add_argument("--images", nargs="+", metavar="FILE", help="image files")
     source.add_argument("--dataset_name", help="Hub id, local folder or file, or fashion-mnist-mini")
-    group.add_argument("--dataset_config", help="configuration of the data set, if it has several")
-    group.add_argument("--split", help="by default test or validation, or else the only one")
-    add_column_flags(group)
-    add_bad_image_flag(group, "stop")
-    group.add_argument("--count", type=int, default=4, help="images of the data set in the pictures of attention")
-    group = parser.add_argument_group("pictures")
-    group.add_argument("--method", choices=METHODS, default="mean", help="of layers.png")
-    group.add_argument("--layers", type=int, nargs="+", help="from 0, or negative from the end; by default all")
-    group.add_argument("--label", help="class whose gradient is followed; by default the model's answer")
+    config = "configuration of the data set, if it has several"
+    split = "by default test or validation, or else the only one"
+    parser.add_group("data", dataset_config=config, split=split, **COLUMNS, **bad_images("stop"))
     where = "default: figures/ of the run or the model folder, runs/figures/USER--NAME of a Hub id"
-    group.add_argument("--output_dir", type=Path, help=where)
+    parser.add_group(
+        "pictures",
+        method=dict(choices=METHODS, default="mean", help="of layers.png"),
+        layers=dict(type=int, nargs="+", help="from 0, or negative from the end; by default all"),
+        label="class whose gradient is followed; by default the model's answer",
+        output_dir=dict(type=Path, help=where),
+    )
     args = parser.parse_args(argv)
-    refuse_less(parser, args, count=1)
     parser.refuse_mistyped_paths(MODEL=args.model, dataset_name=args.dataset_name)
     parser.check_images(args.images or [])
     return args
@@ -70,11 +68,18 @@ from hf_vit.data.splits import default_split, describe_scored, prepare_splits
 from hf_vit.evaluation.classifiers import class_names, load_processor, model_folder
 from hf_vit.evaluation.multi_label import check_task, thresholds_of
 from hf_vit.evaluation.prediction import predict_images
-from hf_vit.evaluation.prediction_table import image_names
-from hf_vit.evaluation.scores import classification_report, compute_metrics, headline, surest_mistakes
-from hf_vit.hub.pictures import draw_average_precision, model_figures
+from hf_vit.evaluation.scores import (
+    classification_report,
+    compute_metrics,
+    format_prediction,
+    headline,
+    surest_mistakes,
+)
+from hf_vit.evaluation.tables import image_names
 from hf_vit.model.attention_maps import GRADIENT_METHODS
+from hf_vit.run_figures import image_figure, model_figures, report_figures
 from hf_vit.system.errors import UserError, as_user_errors, run_script
+from hf_vit.system.escapes import counted
 from hf_vit.training.setup import set_up_evaluation
 
 
@@ -119,50 +124,36 @@ def draw_evaluation(model, images: ImageDataset, labels: list[str], split: str, 
     except ValueError as error:
         print(f"not evaluated: {error}")
         return {}
-    report = classification_report(logits, truth, names, thresholds)
     metric, value = headline(compute_metrics(logits, truth, thresholds))
-    print(f"{metric.replace('_', ' ')} on {describe_scored(split)}: {value:.2%} of {len(truth):,} images")
-    if thresholds is None:
-        drawn = {
-            "confusion": figures.confusion(report["confusion_matrix"], names),
-            "calibration": figures.calibration(report["calibration"]),
-        }
-    else:
-        drawn = {"average_precision": draw_average_precision(report["per_class"])}
-    samples = {
-        "predictions": torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:12],
-        "mistakes": surest_mistakes(truth, logits, thresholds=thresholds),
-    }
-    for name, indices in samples.items():
-        if len(indices):
-            pixels = images.__getitems__(rows[indices].tolist())["images"]  # (n, C, H, W)
-            pictures = denormalize(normalize(pixels, image_spec), image_spec)
-            sources = image_names(*images.sources(rows[indices])) if name == "mistakes" else ()
-            drawn[name] = figures.predictions(pictures, truth[indices], logits[indices], names, sources, thresholds)
+    print(f"{metric.replace('_', ' ')} on {describe_scored(split)}: {value:.2%} of {counted(len(truth), 'image')}")
+    drawn = report_figures(classification_report(logits, truth, names, thresholds), names)
+    sample = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:12]
+    mistakes = surest_mistakes(truth, logits, thresholds=thresholds)
+    for name, of in (("predictions", sample), ("mistakes", mistakes)):
+        if len(of):
+            pixels = images.__getitems__(rows[of].tolist())["images"]  # (n, C, H, W)
+            shown = {"images": pixels, "labels": truth[of], "logits": logits[of]}
+            sources = image_names(*images.sources(rows[of])) if name == "mistakes" else ()
+            drawn[name] = image_figure(shown, "", names, image_spec, sources, thresholds)
     return drawn
 
 
 def draw_attention(model, pixels: torch.Tensor, args, image_spec) -> dict:
     """Figures of what the model looks at in images, uint8 (n, C, H, W), and of its weights, by name."""
-    config = model.config
-    pixel_values = normalize(pixels, image_spec)  # (n, C, H, W)
-    pictures = denormalize(pixel_values, image_spec)
+    config, names, thresholds = model.config, class_names(model.config), thresholds_of(model.config)
+    pixel_values = torch.as_tensor(normalize(pixels, image_spec))  # (n, C, H, W)
     with torch.no_grad():
-        several = thresholds_of(config) is not None
-        captions = figures.prediction_captions(model(pixel_values).logits, class_names(model.config), several)
-    drawn = model_figures(model, pictures, pixel_values, captions)
+        captions = [format_prediction(row, names, thresholds) for row in model(pixel_values).logits]
+    drawn, shown = model_figures(model, pixels, image_spec, captions), denormalize(pixel_values, image_spec)
     layers = list(range(config.num_hidden_layers)) if args.layers is None else args.layers
     labels = {} if args.label is None else {"labels": config.label2id[args.label]}
     with as_user_errors():  # of --layers and --method
         maps = model.attention_maps(pixel_values, layers, args.method, **labels)  # (n, layers, h, w)
     titles = [f"layer {layer % config.num_hidden_layers + 1}" for layer in layers]
-    drawn["layers"] = figures.attention(pictures, maps, titles, captions)
+    drawn["layers"] = figures.attention(shown, maps, titles, captions)
     heads = model.attention_maps(pixel_values, layers[-1])  # (n, A, h, w)
     titles = [f"head {head + 1}" for head in range(heads.shape[1])]
-    drawn["heads"] = figures.attention(pictures, heads, titles, captions)
-    if config.position_embedding not in ("rotary", "none"):
-        embeddings = model.vit.embeddings.positions_on_grid(config.grid_size)[1][0]  # (N, D)
-        drawn["positions"] = figures.positions(embeddings, config.position_embedding)
+    drawn["heads"] = figures.attention(shown, heads, titles, captions)
     return drawn
 
 
@@ -191,7 +182,7 @@ def main(args: argparse.Namespace):
     else:
         images, labels, split = load_images(args, image_spec)
         drawn = draw_evaluation(model, images, labels, split, image_spec)
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))[: args.count]
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))[:SAMPLED]
         pixels = images.__getitems__(order.tolist())["images"]
     drawn |= draw_attention(model, pixels, args, image_spec)
 

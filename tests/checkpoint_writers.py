@@ -1,11 +1,15 @@
-"""Writers of public checkpoint formats that transformers has no model for: timm, torchvision, JAX, original repositories.
+"""The public formats: CASES, each a reference model of transformers and how its weights are written.
 
-Each takes a reference model of transformers that computes the same, and a folder, and returns the file it wrote there.
+A writer takes a reference that computes what its library computes, and a folder, and returns the file it wrote there. Those of timm,
+torchvision, JAX and original repositories stand in for the libraries, which `make peers` asks.
 """
 
 import argparse
 import json
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,13 +36,15 @@ def fuse(tensors: dict[str, torch.Tensor], first: str, *others: str) -> dict[str
     return fused
 
 
-def save_safetensors(tensors: dict[str, torch.Tensor], file: Path) -> Path:
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
-    return file
-
-
-def save_pickle(content: dict, file: Path) -> Path:
-    torch.save(content, file)
+def save(content: dict, file: Path) -> Path:
+    """As its suffix says; "old..." as torch saved before version 1.6."""
+    file.parent.mkdir(exist_ok=True)
+    if file.suffix == ".npz":
+        np.savez(file, **content)
+    elif file.suffix == ".safetensors":
+        save_file({name: tensor.contiguous() for name, tensor in content.items()}, file, metadata={"format": "pt"})
+    else:
+        torch.save(content, file, _use_new_zipfile_serialization=not file.name.startswith("old"))
     return file
 
 
@@ -121,14 +127,14 @@ def to_eva(reference) -> dict[str, torch.Tensor]:
 
 
 def timm_file(reference, folder, names=to_timm):
-    return save_safetensors(names(reference), folder / "timm.safetensors")
+    return save(names(reference), folder / "timm.safetensors")
 
 
 def timm_repo(names=to_timm, **fields):
     """A repo as timm pushes it: model.safetensors and a config.json that names the architecture."""
 
     def write(reference, folder):
-        save_safetensors(names(reference), folder / "model.safetensors")
+        save(names(reference), folder / "model.safetensors")
         config = {"architecture": "vit_base_patch16_224", "num_classes": 1000, "pretrained_cfg": {}, **fields}
         (folder / "config.json").write_text(json.dumps(config))
         return folder
@@ -137,17 +143,20 @@ def timm_repo(names=to_timm, **fields):
 
 
 def deit3_file(reference, folder):
-    """DeiT III has positions for the patches alone (timm's no_embed_class)."""
+    """DeiT III has positions for the patches alone (timm's no_embed_class); the reference loses that of its class token."""
+    reference.base_model.embeddings.position_embeddings[:, 0] = 0
     tensors = to_timm(reference)
-    return save_safetensors({**tensors, "pos_embed": tensors["pos_embed"][:, 1:]}, folder / "deit3.safetensors")
+    return save({**tensors, "pos_embed": tensors["pos_embed"][:, 1:]}, folder / "deit3.safetensors")
 
 
 def dino_file(reference, folder):
-    """DINO's full checkpoint: teacher and student in one pickle, each behind module.backbone., with their heads and arguments."""
+    """DINO's full checkpoint: teacher and student in one pickle, each behind module.backbone., with their heads and arguments; the
+    reference loses its pooler."""
+    reference.pooler = None
     teacher = {f"module.backbone.{name}": tensor for name, tensor in to_timm(reference).items()}
     teacher["module.head.mlp.0.weight"] = torch.randn(8, 8)
     content = {"student": {}, "teacher": teacher, "epoch": 100, "args": argparse.Namespace(arch="vit_small")}
-    return save_pickle(content, folder / "dino.pth")
+    return save(content, folder / "dino.pth")
 
 
 def dinov2_file(reference, folder):
@@ -157,7 +166,7 @@ def dinov2_file(reference, folder):
         patterns |= {r"mlp\.fc1": "mlp.w12", r"mlp\.fc2": "mlp.w3"}
     tensors = rename(to_timm(reference), patterns)
     tensors["mask_token"] = torch.randn(1, reference.config.hidden_size)
-    return save_pickle(tensors, folder / "dinov2.pth")
+    return save(tensors, folder / "dinov2.pth")
 
 
 def dinov3_file(reference, folder):
@@ -181,7 +190,7 @@ def dinov3_file(reference, folder):
     tensors = rename(fuse(tensors, ".q.", ".k.", ".v."), patterns)
     quarter = D // config.num_attention_heads // 4
     tensors["rope_embed.periods"] = config.rope_theta ** (torch.arange(quarter) / quarter)
-    return save_pickle(tensors | {"mask_token": torch.randn(1, D)}, folder / "dinov3.pth")
+    return save(tensors | {"mask_token": torch.randn(1, D)}, folder / "dinov3.pth")
 
 
 def to_open_clip(reference) -> dict[str, torch.Tensor]:
@@ -208,7 +217,7 @@ def to_open_clip(reference) -> dict[str, torch.Tensor]:
 
 
 def open_clip_repo(reference, folder):
-    save_safetensors(to_open_clip(reference), folder / "open_clip_model.safetensors")
+    save(to_open_clip(reference), folder / "open_clip_model.safetensors")
     vision = dict(image_size=reference.config.image_size, patch_size=reference.config.patch_size)
     model = dict(embed_dim=8, quick_gelu=True, vision_cfg=vision, text_cfg={})
     (folder / "open_clip_config.json").write_text(json.dumps(dict(model_cfg=model, preprocess_cfg={})))
@@ -216,12 +225,12 @@ def open_clip_repo(reference, folder):
 
 
 def deit_file(reference, folder):
-    return save_pickle({"model": to_timm(reference)}, folder / "deit.pth")
+    return save({"model": to_timm(reference)}, folder / "deit.pth")
 
 
 def mae_file(reference, folder):
     tensors = {**to_timm(reference), "mask_token": torch.randn(1, 1, 8), "decoder_embed.weight": torch.randn(8, 8)}
-    return save_pickle({"model": tensors}, folder / "mae.pth")
+    return save({"model": tensors}, folder / "mae.pth")
 
 
 def torchvision_file(reference, folder):
@@ -240,7 +249,7 @@ def torchvision_file(reference, folder):
         r"^head\.": "heads.head.",
     }
     tensors = rename(fuse(short_names(reference), ".q.", ".k.", ".v."), patterns)
-    return save_pickle(tensors, folder / "vit_b_16.pth")
+    return save(tensors, folder / "vit_b_16.pth")
 
 
 def jax_file(big_vision: bool = False, prefix: str = ""):
@@ -279,7 +288,97 @@ def jax_file(big_vision: bool = False, prefix: str = ""):
             elif name.endswith(".o.weight"):
                 tensor = tensor.unflatten(0, (heads, -1))  # (D, D) -> (A, K, D)
             arrays[name] = tensor
-        np.savez(folder / "vit.npz", **{name: tensor.numpy() for name, tensor in rename(arrays, patterns).items()})
-        return folder / "vit.npz"
+        return save({name: tensor.numpy() for name, tensor in rename(arrays, patterns).items()}, folder / "vit.npz")
 
     return write
+
+
+def native_folder(reference, folder):
+    reference.save_pretrained(folder)
+    return folder
+
+
+@dataclass
+class Case:
+    """A reference and how its family stores it.
+
+    Args:
+        model: name of the reference class in transformers.
+        config: what its config gets beside the size.
+        family: for the table; of transformers if not given.
+        write: (reference, folder) -> the file or repository that was written.
+        resample: how its library interpolates positions, if not as the reference class: arguments of torch's `interpolate`, and
+            `offset`, which DINO adds to the new side.
+        load: arguments of our loading, for what the file does not say.
+    """
+
+    model: str
+    config: dict = field(default_factory=dict)
+    family: str = ""
+    write: Callable = native_folder
+    resample: dict = field(default_factory=dict)
+    load: dict = field(default_factory=dict)
+
+
+TIMM, DINO = dict(antialias=True), dict(offset=0.1)
+CORNERS, LINEAR = dict(align_corners=True), dict(mode="bilinear", align_corners=True)
+EPS, REGISTERS, ALL_PATCHES = dict(layer_norm_eps=1e-6), dict(num_register_tokens=4), dict(mask_ratio=0.0)
+SWIGLU, GATED = dict(use_swiglu_ffn=True), dict(REGISTERS, use_gated_mlp=True, hidden_act="silu")
+NO_KEY_BIAS = dict(key_bias=False)
+CLASSIFIER, CLS = "ViTForImageClassification", dict(pooling="cls")
+CLIP, CLIP_FILE = dict(final_norm="pooled"), dict(final_norm="pooled", hidden_act="quick_gelu")
+eva_file = partial(timm_file, names=to_eva)
+CASES = [
+    *map(
+        Case,
+        (
+            "ViTModel", CLASSIFIER, "DeiTModel", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher",
+            "ViTMSNModel", "ViTMSNForImageClassification", "Dinov2Model", "Dinov2ForImageClassification",
+            "Dinov2WithRegistersModel", "Dinov2WithRegistersForImageClassification", "DINOv3ViTModel", "CLIPModel",
+            "CLIPVisionModel", "CLIPForImageClassification", "MetaClip2Model", "MetaClip2VisionModel",
+            "MetaClip2ForImageClassification", "Tipsv2VisionModel", "PixioModel", "InternVLVisionModel", "SiglipModel",
+            "SiglipVisionModel", "SiglipForImageClassification", "IJepaModel", "IJepaForImageClassification",
+        ),
+    ),
+    Case("ViTMAEModel", ALL_PATCHES),
+    Case("ViTMAEForPreTraining", ALL_PATCHES),
+    Case("Dinov2Model", SWIGLU),
+    Case("DINOv3ViTModel", GATED),
+    Case("Tipsv2Model", SWIGLU),
+    Case(CLASSIFIER, EPS, "timm repo, augreg", timm_repo(to_timm, global_pool="token"), TIMM),
+    Case(CLASSIFIER, EPS, "timm file, augreg", timm_file, TIMM),
+    Case("IJepaForImageClassification", EPS, "timm file, no class token", timm_file, TIMM),
+    Case("Dinov2WithRegistersModel", {}, "timm file, registers", timm_file, TIMM),
+    Case("Dinov2Model", {}, "timm file, DeiT III", deit3_file, TIMM),
+    Case("CLIPVisionModel", {}, "timm file, CLIP", timm_file, TIMM, CLIP_FILE),
+    Case("CLIPVisionModel", {}, "OpenCLIP repo", open_clip_repo, TIMM, CLIP),
+    Case("CLIPVisionModel", {}, "OpenCLIP file", partial(timm_file, names=to_open_clip), TIMM, CLIP_FILE),
+    Case(
+        "SiglipVisionModel",
+        {},
+        "timm file, SigLIP",
+        partial(timm_file, names=to_siglip_timm),
+        TIMM,
+        dict(hidden_act="gelu_pytorch_tanh"),
+    ),
+    Case(
+        "DINOv3ViTModel",
+        REGISTERS,
+        "timm repo, DINOv3",
+        timm_repo(to_eva, architecture="vit_small_patch16_dinov3_qkvb", global_pool="token"),
+    ),
+    Case("DINOv3ViTModel", dict(REGISTERS, query_bias=False, value_bias=False), "timm file, DINOv3", eva_file, load=CLS),
+    Case("DINOv3ViTModel", GATED, "timm file, DINOv3", eva_file, load=CLS),
+    Case("ViTModel", EPS, "DINO .pth, full checkpoint", dino_file, DINO),
+    Case("Dinov2WithRegistersModel", {}, "DINOv2 .pth", dinov2_file),
+    Case("Dinov2Model", SWIGLU, "DINOv2 .pth", dinov2_file, DINO),
+    Case("DINOv3ViTModel", REGISTERS, "DINOv3 .pth", dinov3_file),
+    Case("DINOv3ViTModel", GATED, "DINOv3 .pth", dinov3_file),
+    Case("DeiTForImageClassificationWithTeacher", EPS, "DeiT .pth, distilled", deit_file),
+    Case("ViTMAEModel", EPS | ALL_PATCHES, "MAE .pth", mae_file),
+    Case(CLASSIFIER, EPS, "torchvision .pth", torchvision_file, CORNERS),
+    Case("ViTModel", EPS, "JAX .npz, original, pre_logits", jax_file(), LINEAR),
+    Case(CLASSIFIER, EPS, "JAX .npz, augreg", jax_file(), LINEAR),
+    Case(CLASSIFIER, EPS, "JAX .npz, training state", jax_file(prefix="opt/target/"), LINEAR),
+    Case(CLASSIFIER, EPS, "JAX .npz, big_vision", jax_file(True, "params/"), LINEAR),
+]  # fmt: skip

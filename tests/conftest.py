@@ -134,7 +134,7 @@ def demo_run(tmp_path_factory):
         "position_embedding=sincos2d,pooling=mean,use_class_token=false"
     )
     train, preset = HOUSE / "recipes" / "train.py", HOUSE / "recipes" / "configs" / "demo.yaml"
-    flags = ["--output_dir", "demo", "--max_train_steps=3", "--train_fraction=0.05", "--config_overrides", tiny]
+    flags = ["--output_dir", "demo", "--max_train_steps=3", "--shots=50", "--config_overrides", tiny]
     forked.run([sys.executable, "-W", "ignore", train, "--config", preset, *flags], cwd=home, check=True)
     shutil.rmtree(home / "demo" / "checkpoints")
     return home / "demo"

@@ -27,7 +27,7 @@ from hf_vit.evaluation.scores import calibration_bins, confusion_matrix, surest_
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "visualize.py"
 LOGGED = ("loss", "accuracy", "learning_rate", "gradient_norm", "images_per_second")
-OF_IMAGES = {"attention", "layers", "heads", "inside", "positions"}
+OF_IMAGES = {"attention", "layers", "heads", "inside"}
 OF_DATA = {"predictions", "mistakes", "confusion", "calibration"}
 KINDS = ("at 5 $ or 10 $, 7% off", "Egyptian mau", "a_b^c", "SIBERIAN HUSKIES", "cat")
 SHORT = ("cat", "dog", "owl", "ant", "bee")
@@ -75,7 +75,7 @@ def faults(figure, monkeypatch):
 
 def attention(kinds, count, channels=3, grid=(3, 5), side=16):
     images, maps = noise(count, channels, grid[0] * side, grid[1] * side), torch.rand(count, kinds, *grid)
-    captions = [f"{figures.shorten(name, 14)} 100%" for name in NAMES[:count]]
+    captions = [f"{name} (100%)" for name in NAMES[:count]]
     return figures.attention(images, maps, [f"layer {kind + 1}" for kind in range(kinds)], captions)
 
 
@@ -131,7 +131,6 @@ MAKERS = {
         (), ((14, 14), 1, 16, 192, 12, 12), ((37, 37), 4, 14, 64, 48, 16), ((3, 5), 3, 2, 6, 1, 1),
         *(((4, 4), 3, 7, 32, layers, 4, *there) for layers, there in ((4, (False, True)), (4, (True, False)), (1, (False, False)))),
     ],
-    figures.positions: [(torch.randn(196, 192), "sincos2d"), (torch.zeros(4, 6), "learned")],
     calibration: [(np.linspace(0.001, 1, 900),), ([0.95, 0.96, 0.97],), ([0.31],), ([0.31, 0.8, 0.9], 1)],
     augmentations: [(4,), (1, 1)],
     predictions: [(1,), (12,), (5, 1), (3, 3, ["cat/1.jpg"]), (12, 3, ["row 12,345", "Siberian husky/IMG_20190812_123456789.jpg", "$a$.png"])],
@@ -164,9 +163,6 @@ def test_curves_of_few_steps_show_each_step_and_whole_numbers_on_the_axes(steps)
     for panel in figure.axes[:5]:
         assert panel.yaxis.get_offset_text().get_text() == ""
         assert len(set(labels_of(panel.yaxis))) == len(labels_of(panel.yaxis))
-    low, high = loss.get_ylim()
-    assert high - low >= 0.01  # a difference in the fifth digit is not blown up
-    assert low < 1.0985 < high
 
 
 def test_the_running_mean_of_a_long_curve_lies_over_its_steps():
@@ -186,14 +182,14 @@ def test_a_right_answer_is_green_and_a_wrong_one_red_with_the_truth():
     logits = torch.tensor([[9.0, 0.0], [9.0, 0.0]])
     drawn = figures.predictions(noise(2, 3, 8, 8), torch.tensor([0, 1]), logits, ["cat", "dog"]).axes
     said = [(axes.title.get_text(), axes.title.get_color()) for axes in drawn[:2]]
-    assert said == [("cat 100%", figures.GREEN), ("cat 100%\nis dog", figures.RED)]
+    assert said == [("cat (100%)", figures.GREEN), ("cat (100%)\nis dog", figures.RED)]
 
 
 def test_bars_of_a_calibration_stand_in_their_bins():
     panel, counts = calibration([0.05, 0.55, 0.95], 10).axes
     middles = lambda axes: [bar.get_x() + bar.get_width() / 2 for bar in axes.patches]
     assert middles(panel) == pytest.approx([0.05, 0.55, 0.95])
-    assert middles(counts) == pytest.approx(np.arange(0.05, 1, 0.1))
+    assert middles(counts) == middles(panel)
 
 
 def test_only_what_was_logged_has_a_panel():
@@ -205,9 +201,7 @@ def test_only_what_was_logged_has_a_panel():
 def test_names_that_differ_at_their_ends_differ_when_they_are_cut():
     names = [f"Siberian husky of the northern plains no. {number}" for number in range(100)]
     assert len({figures.shorten(name) for name in names}) == 100
-    assert {len(figures.shorten(name)) for name in names} == {figures.LONGEST}
-    assert figures.shorten("紅葉の季節の山の上の長い名前です") == "紅葉の季節…前です"  # each sign is twice as wide
-    assert figures.shorten("紅葉の季節の") == "紅葉の季節の"
+    assert {len(figures.shorten(name)) for name in names} == {18}
 
 
 def test_a_name_that_no_font_can_write_is_drawn_and_saved_without_a_warning(tmp_path):
@@ -249,16 +243,15 @@ def test_a_flat_map_says_so_and_no_other_does():
     maps = torch.rand(2, 3, 3, 5) / 100  # as small as of many patches
     maps[1, 2] = 1 / 1500
     drawn = figures.attention(noise(2, 3, 24, 40), maps, ["a", "b", "c"], ["1", "2"])
-    said = [[text.get_text() for text in axes.texts] for axes in drawn.axes]
-    assert said == [[]] * 7 + [["flat"]]
+    assert titles(drawn) == ["1", "a", "b", "c", "2", "a", "b", "c\nflat"]
 
 
 def test_each_map_is_beside_its_image_under_its_title():
-    images, maps, titles = noise(2, 3, 24, 40), torch.rand(2, 7, 3, 5), [f"layer {kind}" for kind in range(7)]
-    panels = [axes for axes in figures.attention(images, maps, titles, ["a", "b"]).axes if axes.images]
+    images, maps, kinds = noise(2, 3, 24, 40), torch.rand(2, 7, 3, 5), [f"layer {kind}" for kind in range(7)]
+    panels = [axes for axes in figures.attention(images, maps, kinds, ["a", "b"]).axes if axes.images]
     for image, of_image, (first, *others) in zip(images, maps, (panels[:8], panels[8:]), strict=True):
         np.testing.assert_array_equal(first.images[0].get_array(), image.permute(1, 2, 0))
-        assert [axes.get_title() for axes in others] == titles
+        assert [axes.get_title() for axes in others] == kinds
         for heat, axes in zip(of_image, others, strict=True):
             np.testing.assert_array_equal(axes.images[0].get_array(), figures.overlay(image, heat))
 
@@ -301,10 +294,10 @@ def test_mistakes_are_the_wrong_answers_surest_first():
 
 def test_targets_in_words():
     names = ["Coat", "Bag", "a very long name of a class", "$ or $"]
-    rows = [[1, 0, 0, 0], [0.925, 0.025, 0.025, 0.025], [0.3, 0.7, 0, 0], [0, 0, 0.5, 0.1], [0, 0, 0, 1]]
-    said = ["Coat", "Coat", "70% Bag\n30% Coat", "50% a very lo…lass\n10% \\$ or \\$", "\\$ or \\$"]
+    rows = [[1, 0, 0, 0], [0.94, 0.02, 0.02, 0.02], [0.3, 0.7, 0, 0], [0, 0, 0.5, 0.1], [0, 0, 0, 1]]
+    said = ["100% Coat", "94% Coat", "70% Bag\n30% Coat", "50% a very lo…lass\n10% $ or $", "100% $ or $"]
     assert figures.target_captions(torch.tensor(rows), names) == said
-    assert figures.target_captions(torch.ones(1, 1), ["only"]) == ["only"]
+    assert figures.target_captions(torch.ones(1, 1), ["only"]) == ["100% only"]
 
 
 @pytest.mark.parametrize(("mean", "std"), [((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), ((0.5,), (0.5,)), ((0.286,), (0.353,))])  # fmt: skip
@@ -364,7 +357,7 @@ def titles(figure):
 def test_visualize_writes_the_pictures_in_its_docstring(demo_run, photos, visualize, tmp_path):
     visualize(demo_run, "--images", "rgb.png", "grey.png", "--output_dir", tmp_path / "of images", write=True)
     check(tmp_path / "of images", OF_IMAGES)
-    flags = ["--dataset_name", "fashion-mnist-mini", "--count", "2", "--output_dir", "of data"]
+    flags = ["--dataset_name", "fashion-mnist-mini", "--output_dir", "of data"]
     done = forked.run([sys.executable, "-W", "ignore", RECIPE, demo_run, *flags], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "of 2,000 images" in done.stdout
@@ -374,8 +367,8 @@ def test_visualize_writes_the_pictures_in_its_docstring(demo_run, photos, visual
 def test_visualize_follows_the_class_and_the_layers_asked_for(demo_run, photos, visualize):
     flags = ("--method", "grad_cam", "--label", "Bag", "--layers", 0, -1)
     drawn = visualize(demo_run, "--images", "grey.png", *flags)
-    assert titles(drawn["layers"]) == ["layer 1", "layer 2"]
-    assert titles(drawn["heads"]) == [f"head {head}" for head in range(1, 5)]
+    assert titles(drawn["layers"])[1:] == ["layer 1", "layer 2"]
+    assert titles(drawn["heads"])[1:] == [f"head {head}" for head in range(1, 5)]
     model = HFViTForImageClassification.from_pretrained(demo_run / "model")
     form = image_spec_of(load_processor(str(demo_run / "model")), model.config)
     image = stack_images([decode_image({"bytes": (photos / "grey.png").read_bytes(), "path": None}, form)])
@@ -399,8 +392,7 @@ def saved(tmp_path):
 def test_visualize_of_a_model_without_a_head_leaves_out_what_follows_a_class(tiny_config, saved, visualize):
     folder = saved(HFViTModel(tiny_config()))
     drawn = visualize(folder, "--images", "rgb.png")
-    assert titles(drawn["attention"]) == ["attention, last layer", "rollout"]
-    assert drawn["attention"].axes[0].get_title(loc="left") == ""
+    assert titles(drawn["attention"])[1:] == ["attention, last layer", "rollout"]
     with pytest.raises(SystemExit, match="error: the head of the model is all zero, so grad_cam has no gradient"):
         visualize(folder, "--images", "rgb.png", "--method", "grad_cam")
 
@@ -409,8 +401,8 @@ def test_visualize_reads_a_native_vit(tiny_fields, randomize, saved, visualize, 
     config = ViTConfig(**{**tiny_fields, "id2label": {0: "$a$ or $b$", 1: "$c$ with a long name", 2: "$d$"}})
     drawn = visualize(saved(randomize(ViTForImageClassification(config))), "--images", "rgb.png", "grey.png")
     assert set(drawn) == OF_IMAGES
-    assert titles(drawn["attention"]) == list(figures.METHODS.values())
-    assert re.fullmatch(r"\\\$.* \d+%", drawn["attention"].axes[0].get_title(loc="left"))
+    assert titles(drawn["attention"])[1:5] == list(figures.METHODS.values())
+    assert re.fullmatch(r"\$.* \(\d+%\)", titles(drawn["attention"])[0])
     assert faults(drawn["attention"], monkeypatch) == []
 
 
@@ -434,7 +426,7 @@ def test_visualize_shows_a_folder_without_splits(demo_run, visualize, photos, tm
         (tmp_path / name).mkdir()
         for number in range(2):
             Image.open(photos / "rgb.png").save(tmp_path / name / f"{number}.png")
-    assert set(visualize(demo_run, "--dataset_name", tmp_path, "--count", 1)) >= OF_IMAGES
+    assert set(visualize(demo_run, "--dataset_name", tmp_path)) >= OF_IMAGES
 
 
 def test_visualize_wants_a_model_and_one_source_of_images(demo_run, visualize, photos, capsys):

@@ -14,6 +14,7 @@ FLOORS = [
     {"data"},
     {"evaluation"},
     {"figures", "card"},
+    {"run_figures"},
     {"training"},
     {"hub"},
     {"recipes"},

@@ -135,7 +135,8 @@ def encode_labels(
         regression: the labels are numbers to predict: they become float32, and there are no class names.
 
     Raises:
-        UserError: if a label is missing, unknown or twice in a list, or some splits have lists of labels and others not.
+        UserError: if a label is missing, unknown or twice in a list, some splits have lists of labels and others not, or one is no
+            finite number, which `regression` needs.
     """
     if len({has_several_labels(rows) for rows in splits.values()}) > 1:
         raise UserError(
@@ -143,7 +144,7 @@ def encode_labels(
         )
     labels_of = {key: read_labels(rows, split_names[key], label_separator) for key, rows in splits.items()}
     if regression:
-        return DatasetDict({key: rows.cast_column("label", Value("float32")) for key, rows in splits.items()}), []
+        return DatasetDict({key: set_numbers(rows, labels_of[key]) for key, rows in splits.items()}), []
     first = next(iter(splits))
     known = class_names_of(splits[first]) or text_classes(distinct(labels_of[first]), label_names)
     place_of, names = name_classes(known, label_names)
@@ -165,6 +166,14 @@ def set_labels(rows: Dataset, labels: list, names: list[str]) -> Dataset:
     kind = ClassLabel(names=names)
     kind = List(kind) if isinstance(labels[0], list) else kind
     return rows.remove_columns("label").add_column("label", labels, feature=kind)
+
+
+def set_numbers(rows: Dataset, labels: list) -> Dataset:
+    """Rows with the numbers that their labels spell as their column `label`, float32."""
+    is_number = lambda label: isinstance(label, str) and re.fullmatch(NUMBER, label) is not None
+    wrong = [row for row, label in enumerate(labels) if not is_number(label)]
+    refuse_rows("--problem_type regression needs labels that are numbers", wrong, labels)
+    return rows.remove_columns("label").add_column("label", [*map(float, labels)], feature=Value("float32"))
 
 
 def read_labels(rows: Dataset, split_name: str, label_separator: str | None) -> list:
@@ -204,8 +213,8 @@ def text_classes(values: set[str], label_names: list[str] | None) -> list[str]:
     decimals = any("." in value for value in values) and all(re.fullmatch(NUMBER, value) for value in values)
     if not values or (decimals and label_names is None):
         raise UserError(
-            f"the labels must name classes, got {listed(sorted(values), 3) or 'none'}: name another column with --label_column; numbers "
-            "with decimals would need --problem_type regression, which is not there yet"
+            f"the labels must name classes, got {listed(sorted(values), 3) or 'none'}: name another column with --label_column; to predict "
+            "numbers, pass --problem_type regression"
         )
     whole = all(value.removeprefix("-").isdecimal() for value in values)
     return sorted(values, key=lambda value: (int(value) if whole else 0, value))

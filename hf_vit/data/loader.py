@@ -16,14 +16,13 @@ MAX_WORKERS = 32
 
 
 def data_loader(
-    images: ImageDataset, batches: Iterable[list[int]], num_workers: int | None = None, keep_empty: bool = False
+    images: ImageDataset, batches: Iterable[list[int]], num_workers: int | None = None
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Batches of `images` in the given order, as `ImageDataset.__getitems__` makes them, decoded in worker processes unless they
     are in memory.
 
     Args:
         num_workers: how many; if not given, one a core, up to 32.
-        keep_empty: whether batches without a readable image come, too.
 
     Raises:
         UserError: at an image that cannot be read, unless these are skipped; at a batch without a readable image to train on.
@@ -44,7 +43,7 @@ def data_loader(
             record_unreadable(errors, images.skipped, images.on_bad_image)
             if batch["images"] is None and images.keep_full:
                 raise UserError(f"no image of a whole batch of {len(errors)} can be read; {errors[0]}")
-            if batch["images"] is not None or keep_empty:
+            if batch["images"] is not None:
                 yield batch
     except (RuntimeError, ConnectionError, EOFError) as error:
         if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):

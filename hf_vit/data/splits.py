@@ -26,10 +26,10 @@ def prepare_splits(
     train_split: str | None = "train",
     eval_split: str | None = None,
     eval_fraction: float = 0.1,
-    train_fraction: float = 1.0,
     shots: int | None = None,
     seed: int = 0,
     min_classes: int = 2,
+    regression: bool = False,
     **columns,
 ) -> tuple[DatasetDict, list[str], str]:
     """The training and the evaluation split, with the columns `image` (undecoded), `label` (class index, or a list of them where an
@@ -41,10 +41,10 @@ def prepare_splits(
         eval_split: by default "validation", else "test", or another of `EVAL_SPLITS`; else a stratified part of the training split
             is held out.
         eval_fraction: the size of that part.
-        train_fraction: the part of each class to train on, of what is not held out.
-        shots: the number of images of each class to train on.
+        shots: the number of images of each class to train on, of what is not held out.
         seed: decides what is held out and left out.
         min_classes: that training images must be of.
+        regression: labels are numbers, float32, with no class names; what is held out is drawn from all images alike.
         columns: as of `select_and_encode`.
 
     Returns:
@@ -58,22 +58,22 @@ def prepare_splits(
     split_names = {key: name for key, name in (("train", train_split), ("eval", eval_split)) if name is not None}
     if not split_names:
         raise UserError(f"the data set has no validation or test split; name one with --split: {', '.join(splits)}")
-    chosen, names = select_and_encode(splits, split_names, **columns)
+    chosen, names = select_and_encode(splits, split_names, regression=regression, **columns)
     if train_split is None:
         return chosen, names, eval_split
 
     refuse_contradicting_rows(chosen["train"], names)
     labels = label_tensor(chosen["train"]).numpy()
     if len(np.unique(labels, axis=0)) < min_classes:
-        same = f"of one class ({names[labels[0]]})" if labels.ndim == 1 else "given the same labels"
-        raise UserError(f"the {len(labels)} training images are all {same}; wanted two or more")
+        same = listed(label_texts(chosen["train"][0]["label"], names))
+        raise UserError(f"the {len(labels):,} training images all have the same label ({same}); wanted two or more")
     if eval_split is None:
         eval_split = f"part of {train_split}"
-        held_out = stratified_holdout(labels, eval_fraction, seed)
+        held_out = stratified_holdout(np.zeros(len(labels), int) if regression else labels, eval_fraction, seed)
         kept = np.setdiff1d(np.arange(len(labels)), held_out)
         chosen = DatasetDict(train=chosen["train"].select(kept), eval=chosen["train"].select(held_out))
-    if train_fraction < 1 or shots is not None:
-        kept = stratified_subset(label_tensor(chosen["train"]).numpy(), names, train_fraction, shots, seed)
+    if shots is not None:
+        kept = stratified_subset(label_tensor(chosen["train"]).numpy(), names, shots, seed)
         chosen["train"] = chosen["train"].select(kept)
     return chosen, names, eval_split
 
@@ -86,6 +86,7 @@ def select_and_encode(
     label_names: list[str] | None = None,
     label_separator: str | None = None,
     label_columns: str | None = None,
+    regression: bool = False,
 ) -> tuple[DatasetDict, list[str]]:
     """Splits as `load_splits` gives them -> with the columns `image`, `label` and `row`, and the class names: see `prepare_splits`.
 
@@ -113,7 +114,7 @@ def select_and_encode(
         if lacking := [column for column in columns if column not in rows.features]:
             raise UserError(f"the split {split_names[key]!r} lacks the column {lacking[0]}")
         chosen[key] = select_image_and_label(rows, columns).add_column("row", np.arange(len(rows)))
-    return encode_labels(DatasetDict(chosen), label_names, split_names, label_separator)
+    return encode_labels(DatasetDict(chosen), label_names, split_names, label_separator, regression)
 
 
 def refuse_contradicting_rows(rows: Dataset, names: list[str]):
@@ -123,11 +124,16 @@ def refuse_contradicting_rows(rows: Dataset, names: list[str]):
     label_of, paths = {}, [item["path"] for item in rows["image"][:]]
     for path, label in zip(paths, rows["label"][:], strict=True):
         if label_of.setdefault(path, label) != label:
-            shown = [listed(names[one] for one in np.atleast_1d(each)) for each in (label_of[path], label)]
+            shown = [listed(label_texts(each, names)) for each in (label_of[path], label)]
             raise UserError(
                 f"{path} is in several training rows with different labels, {shown[0]} and {shown[1]}: wanted a row for each image; if "
                 "it has several labels, write them as cat;dog and pass --label_separator ';'"
             )
+
+
+def label_texts(label, names: list[str]) -> list[str]:
+    """What a label is called: class indices by their names, numbers as they are."""
+    return [names[one] if names else f"{one:g}" for one in np.atleast_1d(label)]
 
 
 def find_eval_split(splits: dict, train_split: str | None) -> str | None:
@@ -170,20 +176,16 @@ def stratified_holdout(labels: np.ndarray, fraction: float, seed: int) -> np.nda
     return held_out
 
 
-def stratified_subset(
-    labels: np.ndarray, names: list[str], fraction: float, shots: int | None, seed: int
-) -> np.ndarray:
-    """Sorted row numbers of `fraction` of each class (at least one image), or of `shots` images of each; where an image has several
-    labels, of about as many.
+def stratified_subset(labels: np.ndarray, names: list[str], shots: int, seed: int) -> np.ndarray:
+    """Sorted row numbers of `shots` images of each class; where an image has several labels, of about as many.
 
     Raises:
         UserError: if a class has fewer than `shots` images.
     """
     counts = count_labels(torch.from_numpy(labels), len(names)).tolist()
-    if few := [f"{name} {count}" for name, count in zip(names, counts, strict=True) if 0 < count < (shots or 0)]:
+    if few := [f"{name} {count}" for name, count in zip(names, counts, strict=True) if 0 < count < shots]:
         raise UserError(f"--shots {shots}: there are fewer training images of {listed(few)}; take fewer shots")
-    wanted = lambda count: shots or max(1, round(fraction * count))
-    return _sample_per_class(labels, wanted, np.random.default_rng([seed, 1]))
+    return _sample_per_class(labels, lambda _: shots, np.random.default_rng([seed, 1]))
 
 
 def _sample_per_class(labels: np.ndarray, wanted, rng: np.random.Generator) -> np.ndarray:

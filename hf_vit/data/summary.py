@@ -1,6 +1,6 @@
 """What a run has read, in a line for each split, before anything is trained."""
 
-from datasets import Dataset, IterableDataset
+from datasets import Dataset, IterableDataset, Value
 
 from hf_vit.data.columns import count_labels, label_tensor
 from hf_vit.data.sources import Source
@@ -31,6 +31,9 @@ def summary(
                 counts = [f" {count:,}" for count in count_labels(label_tensor(rows), len(labels)).tolist()]
             shown = listed(map("".join, zip(labels, counts, strict=True)), CLASSES)
             parts.append(f"{len(labels):,} classes ({shown})")
+        elif isinstance(rows, Dataset) and rows.features.get("label") == Value("float32"):
+            numbers = label_tensor(rows)
+            parts.append(f"numbers from {numbers.min():g} to {numbers.max():g}, mean {numbers.mean():g}")
         lines.append(f"{split_names[key]}: {', '.join(parts)}, from {source.origin.get(name, source.name)}")
     unused = [f"the split {name}" for name in source.splits if name not in used]
     return [printable(line) for line in lines + [f"left out: {phrase}" for phrase in unused + source.skipped]]

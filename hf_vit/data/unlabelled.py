@@ -34,12 +34,10 @@ class UnlabelledRows:
     Args:
         rows: a column `image`, undecoded.
         key: "file" if the source names files, as `names` gives them; otherwise "row".
-        source: what the rows are, as JSON: it differs if the images do, as far as `datasets` or their names tell.
     """
 
     rows: Dataset
     key: str
-    source: dict
 
     def names(self, index: list[int]) -> list[str] | list[int]:
         """What the column `key` holds for these rows: file names as the source has them, or row numbers."""
@@ -92,8 +90,7 @@ def load_unlabelled(
     rows = splits[split]
     rows = select_image_and_label(rows, (find_image_column(rows, image_column),))
     names_files = path.exists() and rows[0]["image"]["bytes"] is None
-    source = {"dataset": name, "config": config, "split": split, "rows": rows._fingerprint}
-    return UnlabelledRows(rows, "file" if names_files else "row", source)
+    return UnlabelledRows(rows, "file" if names_files else "row")
 
 
 def find_files(name: str) -> UnlabelledRows | None:
@@ -120,5 +117,4 @@ def named_files(path: Path, folder: Path, names: list[str]) -> UnlabelledRows:
     """Rows of files that the folder or file `path` stands for; UserError if there are none."""
     if not names:
         raise UserError(f"{path} is empty: wanted the path of an image file in each line")
-    rows = rows_of_files(names, NamedFiles(str(folder.resolve())), {})
-    return UnlabelledRows(rows, "file", {"dataset": str(path), "rows": rows._fingerprint})
+    return UnlabelledRows(rows_of_files(names, NamedFiles(str(folder.resolve())), {}), "file")

@@ -42,14 +42,15 @@ def fit_temperature(logits: torch.Tensor, labels: torch.Tensor) -> float:
 
 
 @contextlib.contextmanager
-def folded_temperature(model, temperature: float):
-    """Within the block, the head gives logits / temperature, in whatever form the model is saved or exported."""
+def folded_head(model, divisor: float, shift: float = 0.0):
+    """Within the block, the head gives logits / divisor + shift, in whatever form the model is saved or exported."""
     head = classification_head(model)
     before = [parameter.data.clone() for parameter in head.parameters()]
     try:
-        with torch.no_grad():
-            for parameter in head.parameters():
-                parameter.div_(temperature)
+        for parameter in head.parameters():
+            parameter.data.div_(divisor)
+        if shift:
+            head.bias.data.add_(shift)
         yield
     finally:
         for parameter, values in zip(head.parameters(), before, strict=True):

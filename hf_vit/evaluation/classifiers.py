@@ -1,17 +1,15 @@
 """Any saved image classifier, and its image processor."""
 
-import hashlib
 import os
 from pathlib import Path
 
-import torch
 from torch import nn
 from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedConfig, ViTImageProcessorPil
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
 from transformers.utils import is_timm_available, logging
 
 from hf_vit.formats.read import families
-from hf_vit.formats.timm_processor import timm_input_size, timm_processor
+from hf_vit.formats.timm_processor import timm_processor
 from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair, labels_by_id
 from hf_vit.model.loading import base_of_adapter, non_finite
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification
@@ -42,11 +40,12 @@ def model_folder(checkpoint: str) -> str:
 
 
 @as_user_errors()
-def load_classifier(checkpoint: str, trained: bool = False, **kwargs):
+def load_classifier(checkpoint: str, trained: bool = False, regression: bool = False, **kwargs):
     """Any `AutoModelForImageClassification`, or else any format that hf_vit reads, or the base and adapter that a LoRA run saved.
 
     Args:
         trained: refuse a checkpoint without a head, which would be a new one.
+        regression: take a model of numbers too.
         kwargs: passed to `from_pretrained`, such as `dtype=`.
 
     Raises:
@@ -62,8 +61,7 @@ def load_classifier(checkpoint: str, trained: bool = False, **kwargs):
             f"{checkpoint} is no trained classifier, it lacks {min(info['missing_keys'])}: fine-tune it first, with "
             + script_name("train")
         )
-    kind = model.config.problem_type
-    if kind == "regression" or (kind is None and model.config.num_labels == 1 and is_native):
+    if is_regression(model.config) and not (regression and model.config.num_labels == 1):
         raise UserError(f"{checkpoint} gives numbers and no classes (regression): wanted an image classifier")
     model.config.id2label = labels_by_id(model.config.id2label)
     check_weights(model, checkpoint)
@@ -78,19 +76,16 @@ def _is_native(checkpoint: str) -> bool:
     return config.get("model_type") in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
 
 
+def is_regression(config) -> bool:
+    """Whether a model gives numbers and no classes; transformers' own take a single logit for one."""
+    return config.problem_type == "regression" or (
+        config.problem_type is None and config.num_labels == 1 and config.model_type != HFViTConfig.model_type
+    )
+
+
 def class_names(config) -> list[str]:
     """The names of a model's classes, in the order of its logits."""
     return [config.id2label[index] for index in range(config.num_labels)]
-
-
-def model_digest(model: nn.Module, processor) -> str:
-    """SHA-256 of all that a classifier's logits depend on: weights, config and image processor."""
-    digest = hashlib.sha256((model.config.to_json_string() + processor.to_json_string()).encode())
-    for name, weight in model.state_dict().items():
-        digest.update(name.encode())
-        if type(weight) is torch.Tensor:  # not quantised
-            digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def check_weights(model: nn.Module, source: str):
@@ -104,12 +99,11 @@ def load_processor(checkpoint: str):
     """The image processor of a checkpoint; of a timm repo, what its `pretrained_cfg` says; else, with a warning, ViT's own."""
     config = PreTrainedConfig.get_config_dict(checkpoint)[0]
     if config.get("pretrained_cfg") is not None:
-        timm_input_size(config)
         return timm_processor(config["pretrained_cfg"], checkpoint)
     try:
         return AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=False)
     except OSError:
-        if config.get("model_type") not in families() and _is_native(checkpoint):
+        if not any(family.claims(config) for family in families()) and _is_native(checkpoint):
             raise UserError(
                 f"{checkpoint} has no preprocessor_config.json: save its image processor beside the model"
             ) from None

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from hf_vit.evaluation.multi_label import average_precisions, given_labels
-from hf_vit.evaluation.scores import calibration_error, class_means, to_arrays, top5_correct
+from hf_vit.evaluation.scores import calibration_error, class_means, judge, top5_correct
 
 
 RESAMPLES, MULTI_LABEL_RESAMPLES = 1000, 100
@@ -26,9 +26,9 @@ def intervals(
     """
     if thresholds is not None:
         return multi_label_intervals(logits, labels, thresholds, seed)
-    predictions, references, confidences = to_arrays(logits, labels)
-    count, num_labels, rng = len(references), logits.shape[1], np.random.default_rng(seed)
-    correct, pairs = predictions == references, references * num_labels + predictions
+    answers, confidences, correct = (values.numpy() for values in judge(logits, labels))
+    count, num_labels, rng = len(labels), logits.shape[1], np.random.default_rng(seed)
+    pairs = labels.numpy() * num_labels + answers
 
     def values(rows):
         confusion = np.bincount(pairs[rows], minlength=num_labels**2).reshape(num_labels, num_labels)

@@ -109,8 +109,8 @@ def multi_label_metrics(logits: torch.Tensor, labels: torch.Tensor, thresholds: 
         raise UserError(f"none of the {len(truth):,} images has a label: wanted images with labels to score")
     return {
         "mean_average_precision": float(np.nanmean(average_precisions(logits.sigmoid().numpy(), truth))),
-        "micro_f1": float(f1_score(truth.ravel(), given.ravel(), zero_division=0)),
-        "macro_f1": float(np.mean([f1_score(truth[:, i], given[:, i], zero_division=0) for i in present])),
+        "micro_f1": float(f1_score(truth, given, average="micro", zero_division=0)),
+        "macro_f1": float(f1_score(truth, given, average="macro", labels=present, zero_division=0)),
         "exact_match": float(accuracy_score(truth, given)),
         "loss": nn.functional.binary_cross_entropy_with_logits(logits, labels).item(),
     }
@@ -151,15 +151,3 @@ def label_rows(names: list[str], support: np.ndarray, scores: dict[str, np.ndarr
         {"label": label, "images": int(images), **{key: column[index] for key, column in values.items()}}
         for index, (label, images) in enumerate(zip(names, support, strict=True))
     ]
-
-
-def worst_images(labels: torch.Tensor, logits: torch.Tensor, thresholds: torch.Tensor, count: int) -> torch.Tensor:
-    """Row numbers of the `count` images with a wrong label whose binary cross-entropy is largest, the worst first."""
-    losses = image_losses(labels, logits)
-    wrong = (given_labels(logits, thresholds) != labels.bool()).any(dim=1).nonzero().flatten()
-    return wrong[losses[wrong].argsort(descending=True, stable=True)][:count]
-
-
-def image_losses(labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """The binary cross-entropy of each image, the mean of its labels, (n,)."""
-    return nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(dim=1)

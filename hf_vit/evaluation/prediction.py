@@ -1,5 +1,7 @@
 """Logits or features of a data set, on any number of processes."""
 
+import contextlib
+
 import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import nn
@@ -8,6 +10,7 @@ from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import sequential_batches
 from hf_vit.system.errors import UserError
+from hf_vit.system.progress import progress_bar
 
 
 REDUCED_ROWS = 2**14  # that are added up over the processes at a time
@@ -28,83 +31,54 @@ def classification_head(model) -> nn.Linear:
     return fitting[-1]
 
 
-class BatchPredictor:
-    """Images (b, C, H, W) -> logits (b, L) in float32; as a context manager, in which the model is in eval mode.
+@contextlib.contextmanager
+def batch_predictor(model, spec, accelerator, features: bool = False):
+    """Within the block, a function of images (b, C, H, W) that gives logits (b, L) in float32; the model is in eval mode.
 
     Args:
         spec: the `ImageSpec` of the images.
         features: give what the head reads, (b, D), instead.
-        layer: give the mean over the patches of this layer's output, (b, D), instead: from 0, or negative from the end.
 
     Raises:
-        ValueError: if the model has no dense head whose input are the features, or, at the first batch, no such layer.
+        ValueError: if the model has no dense head whose input are the features.
     """
-
-    def __init__(self, model, spec, accelerator, features: bool = False, layer: int | None = None):
-        self.model, self.spec, self.accelerator, self.layer = model, spec, accelerator, layer
-        self.head = classification_head(model) if features else None
-        self.head_inputs, self.largest = [], 0
-
-    def __enter__(self):
-        self.was_training = self.model.training
-        self.model.eval()
-        if self.head is not None:
-            self.hook = self.head.register_forward_pre_hook(lambda _, inputs: self.head_inputs.append(inputs[0]))
-        return self
-
-    def __exit__(self, *error):
-        self.model.train(self.was_training)
-        if self.head is not None:
-            self.hook.remove()
+    was_training, head_inputs, hooks, largest = model.training, [], [], 0
+    if features:
+        hooks.append(classification_head(model).register_forward_pre_hook(lambda _, args: head_inputs.append(args[0])))
 
     @torch.no_grad()
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+    def predict_batch(images: torch.Tensor) -> torch.Tensor:
+        nonlocal largest
         count = len(images)
-        images = images.to(self.accelerator.device, non_blocking=True)
-        self.largest = max(self.largest, count)
-        if count < self.largest and images.device.type == "cuda":  # pad the last batch, which would be compiled anew
-            images = torch.cat([images, images[:1].expand(self.largest - count, -1, -1, -1)])
-        pixel_values = self.spec.normalize(images)
-        options = {} if self.layer is None else {"output_hidden_states": True}
-        with self.accelerator.autocast():
-            outputs = self.model(pixel_values, **options)
-        values = outputs.logits  # (b, L)
-        if self.head is not None:
-            values = self.head_inputs.pop().flatten(1)  # (b, D)
-        elif self.layer is not None:
-            values = _layer_mean(self.model, outputs.hidden_states, self.layer, pixel_values)  # (b, D)
+        images = images.to(accelerator.device, non_blocking=True)
+        largest = max(largest, count)
+        if count < largest and images.device.type == "cuda":  # pad the last batch, which would be compiled anew
+            images = torch.cat([images, images[:1].expand(largest - count, -1, -1, -1)])
+        with accelerator.autocast():
+            values = model(spec.normalize(images)).logits  # (b, L)
+        if features:
+            values = head_inputs.pop().flatten(1)  # (b, D)
         return values[:count].float()
 
-
-def _layer_mean(model, hidden_states, layer: int, pixel_values: torch.Tensor) -> torch.Tensor:
-    """The mean over the patches of a layer's output, tokens (b, T, D) or (b, D, h, w) -> (b, D).
-
-    Of T tokens the last are the patches, behind class, distillation and register tokens. Where a layer has fewer tokens than
-    the image has patches, it has merged some, and all count.
-
-    Args:
-        hidden_states: the input of the first layer, and the output of each.
-        pixel_values: (b, C, H, W).
-    """
-    layers = hidden_states[1:] if hidden_states is not None else ()
-    if not -len(layers) <= layer < len(layers):
-        raise UserError(
-            f"--layer must be from {-len(layers)} to {len(layers) - 1} for this {type(model).__name__}, got {layer}"
-        )
-    if layers[layer].ndim == 4:
-        return layers[layer].mean(dim=(2, 3))
-    patch_size = getattr(model.config, "patch_size", 1)
-    height, width = patch_size if isinstance(patch_size, list | tuple) else (patch_size, patch_size)
-    num_patches = (pixel_values.shape[2] // height) * (pixel_values.shape[3] // width)
-    return layers[layer][:, -num_patches:].mean(dim=1)
+    model.eval()
+    try:
+        yield predict_batch
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
 
 
 def predict(
-    model, batches, spec, accelerator, count: int, features: bool = False, stopped=lambda: False, split: str = ""
+    model, batches, spec, accelerator, count: int, features=False, stopped=lambda: False, split="", convert=lambda x: x
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Logits (n, L) in float32, or the features (n, D) that the head reads, and the row number of each: see `gather_rows`."""
-    with BatchPredictor(model, spec, accelerator, features) as predict_batch:
-        answer = lambda batch: predict_batch(batch["images"])  # (b, L or D)
+    """Logits (n, L) in float32, or the features (n, D) that the head reads, and the row number of each: see `gather_rows`.
+
+    Args:
+        convert: what is kept of the values of a batch, (b, L or D) -> (b, K).
+    """
+    with batch_predictor(model, spec, accelerator, features) as predict_batch:
+        answer = lambda batch: convert(predict_batch(batch["images"]))  # (b, K)
         return gather_rows(answer, batches, accelerator, count, stopped, split)
 
 
@@ -113,7 +87,19 @@ def predict_images(
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """`predict` of a data set, which is shared out among the processes."""
     share = sequential_batches(len(images), batch_size, accelerator.process_index, accelerator.num_processes)
-    return predict(model, data_loader(images, share, num_workers), spec, accelerator, len(images), **how)
+    with progress_bar("predicting", "images", sum(map(len, share))) as bar:
+
+        def counted(batch):
+            bar.update(len(batch["index"]))
+            return batch
+
+        try:
+            batches = map(counted, data_loader(images, share, num_workers))
+            return predict(model, batches, spec, accelerator, len(images), **how)
+        except UserError as error:
+            if len(images.skipped) < len(images):
+                raise
+            raise UserError(f"{error}; {next(iter(images.skipped))}") from error
 
 
 @torch.no_grad()
@@ -152,7 +138,7 @@ def gather_rows(
         for part in (*table.split(REDUCED_ROWS), *seen.split(REDUCED_ROWS)):
             part.copy_(accelerator.reduce(part.to(device), reduction="sum"))
     if not seen.any():
-        raise UserError(f"none of the {count} images to score can be read")
+        raise UserError(f"none of the {count} images can be read")
     rows = seen[:, 0].nonzero().flatten()
     values = table[rows]
     check_finite(values, split)

@@ -13,7 +13,6 @@ from hf_vit.evaluation.multi_label import (
     label_scores,
     multi_label_metrics,
     multi_label_report,
-    worst_images,
 )
 from hf_vit.evaluation.prediction import check_finite
 
@@ -68,10 +67,15 @@ def calibration_error(confidences, correct, bins: int = BINS) -> float:
     return float(sum(row["images"] * abs(row["accuracy"] - row["confidence"]) for row in filled) / len(confidences))
 
 
-def to_arrays(logits: torch.Tensor, labels: torch.Tensor):
-    """Predictions, references and confidences (n,), as numpy arrays."""
-    confidences, predictions = logits.softmax(dim=1).max(dim=1)
-    return predictions.numpy(), labels.numpy(), confidences.numpy()
+def judge(logits: torch.Tensor, labels: torch.Tensor, thresholds: torch.Tensor | None = None):
+    """What the model says of each image, how sure or how far off it is, and whether it is right, (n,) each: the predicted class and
+    its probability, or with `thresholds` which labels it gives, (n, L), and the binary cross-entropy."""
+    if thresholds is None:
+        confidences, answers = logits.softmax(dim=1).max(dim=1)
+        return answers, confidences, answers == labels
+    answers = given_labels(logits, thresholds)
+    losses = nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(dim=1)
+    return answers, losses, (answers == labels.bool()).all(dim=1)
 
 
 def top5_correct(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -93,12 +97,11 @@ def compute_metrics(
     check_finite(logits)
     if thresholds is not None:
         return multi_label_metrics(logits, labels, thresholds)
-    predictions, references, confidences = to_arrays(logits, labels)
-    correct = predictions == references
+    answers, confidences, correct = (values.numpy() for values in judge(logits, labels))
     scores = {"accuracy": float(correct.mean())}
     if logits.shape[1] > 5:
         scores["top5_accuracy"] = top5_correct(logits, labels).double().mean().item()
-    scores |= class_means(confusion_matrix(predictions, references, logits.shape[1]))
+    scores |= class_means(confusion_matrix(answers, labels, logits.shape[1]))
     scores["calibration_error"] = calibration_error(confidences, correct)
     return {**scores, "loss": nn.functional.cross_entropy(logits, labels).item()}
 
@@ -117,10 +120,10 @@ def classification_report(
     `thresholds` that of `multi_label_report`."""
     if thresholds is not None:
         return multi_label_report(logits, labels, names, thresholds)
-    predictions, references, confidences = to_arrays(logits, labels)
-    confusion = confusion_matrix(predictions, references, len(names))
+    answers, confidences, correct = (values.numpy() for values in judge(logits, labels))
+    confusion = confusion_matrix(answers, labels, len(names))
     return {
-        "calibration": calibration_bins(confidences, predictions == references),
+        "calibration": calibration_bins(confidences, correct),
         "per_class": label_rows(names, confusion.sum(axis=1), class_scores(confusion)),
         "confusion_matrix": confusion.tolist(),
     }
@@ -129,24 +132,19 @@ def classification_report(
 def surest_mistakes(
     labels: torch.Tensor, logits: torch.Tensor, count: int = 12, thresholds: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Row numbers of the `count` most confident wrong predictions, the surest first; fewer if there are fewer.
-
-    Args:
-        labels: (n,) true classes.
-        logits: (n, L).
-        thresholds: (L,) where an image has several labels (n, L): see `worst_images`.
-    """
-    if thresholds is not None:
-        return worst_images(labels, logits, thresholds, count)
-    confidences, predictions = logits.softmax(dim=1).max(dim=1)
-    wrong = (predictions != labels).nonzero().flatten()
-    return wrong[confidences[wrong].argsort(descending=True, stable=True)][:count]
+    """Row numbers of the `count` most confident wrong predictions, the surest first; fewer if there are fewer. Arguments as of
+    `compute_metrics`."""
+    _, sureness, correct = judge(logits, labels, thresholds)
+    wrong = (~correct).nonzero().flatten()
+    return wrong[sureness[wrong].argsort(descending=True, stable=True)][:count]
 
 
-def format_prediction(logits: torch.Tensor, labels: list[str], thresholds: torch.Tensor | None = None) -> str:
+def format_prediction(logits: torch.Tensor, names: list[str], thresholds: torch.Tensor | None = None) -> str:
     """The predicted class of logits (L,), such as "Bag (98%)"; with `thresholds` (L,) all labels that reach theirs."""
-    if thresholds is not None:
+    if thresholds is None:
+        probabilities = logits.softmax(dim=0)
+        given = [int(probabilities.argmax())]
+    else:
+        probabilities = logits.sigmoid()
         given = given_labels(logits, thresholds).nonzero().flatten().tolist()
-        return ", ".join(f"{labels[index]} ({logits[index].sigmoid():.0%})" for index in given) or "no label"
-    confidence, index = logits.softmax(dim=0).max(dim=0)
-    return f"{labels[index]} ({confidence:.0%})"
+    return ", ".join(f"{names[index]} ({probabilities[index]:.0%})" for index in given) or "no label"

@@ -8,7 +8,6 @@ IGNORED = (
     r"(text_model|text_projection|visual_projection|logit_scale|logit_bias|embeddings\.position_ids|layernorm)(\.|$)"
 )
 DROPOUT = dict(attention_dropout="attention_probs_dropout_prob")
-TOWER = dict(qkv_bias=(True,), patch_bias=(False,), embedding_norm=(True,))
 
 
 def rules(config) -> list:
@@ -36,22 +35,19 @@ def read_fields(native, classifier: str) -> dict:
     return dict(patch_bias=False, embedding_norm=True) | pooling
 
 
-def clip(name: str, native_class: str) -> list[NativeFamily]:
-    """The families of a model of image and text, and of its image tower alone."""
-    return [
-        NativeFamily(
-            name=model_type,
-            rules=rules,
-            ignored=IGNORED,
-            prefix="vision_model",
-            fields=DROPOUT,
-            read_fields=read_fields,
-            base=(f"{native_class}VisionModel", dict(TOWER, final_norm=("pooled",))),
-            classifier=(f"{native_class}ForImageClassification", dict(TOWER, final_norm=("none",), pooling=("mean",))),
-            square_only=True,
-        )
-        for model_type in (f"{name}_vision_model", name)
-    ]
+def clip(name: str, native_class: str) -> NativeFamily:
+    """A model of image and text, and its image tower alone."""
+    return NativeFamily(
+        name=name,
+        aliases=(f"{name}_vision_model",),
+        rules=rules,
+        ignored=IGNORED,
+        prefix="vision_model",
+        fields=DROPOUT,
+        read_fields=read_fields,
+        classes=(f"{native_class}VisionModel", f"{native_class}ForImageClassification"),
+        square_only=True,
+    )
 
 
-FAMILIES = [*clip("clip", "CLIP"), *clip("metaclip_2", "MetaClip2")]
+FAMILIES = [clip("clip", "CLIP"), clip("metaclip_2", "MetaClip2")]

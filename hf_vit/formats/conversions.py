@@ -11,69 +11,55 @@ POOLING_QKV = ("attention_pooling.q_proj", "attention_pooling.k_proj", "attentio
 
 
 class Apply(ConversionOps):
-    """One tensor through a function, and back through its inverse."""
+    """Tensors through a function, None for one that is not there, and back through its inverse."""
+
+    supports_many_to_many = True
 
     def __init__(self, forward: Callable, backward: Callable | None = None):
         self.forward, self.backward = forward, backward
 
     def convert(self, input_dict, source_patterns, target_patterns, **kwargs):
-        [tensors] = input_dict.values()
-        return {target_patterns[0]: self.forward(tensors[0] if isinstance(tensors, list) else tensors).contiguous()}
+        made = self.forward(*(input_dict.get(pattern, [None])[0] for pattern in source_patterns))
+        made = made if isinstance(made, tuple) else (made,)
+        named = zip(target_patterns, made, strict=False)
+        return {name: tensor.contiguous() for name, tensor in named if tensor is not None}
 
     @property
     def reverse_op(self):
         return Apply(self.backward, self.forward)
 
 
-class JoinHeads(ConversionOps):
-    """Join the heads of class and distillation token, whose logits DeiT averages, to one head over both tokens.
+def average_heads(of_class, of_distillation):
+    """The heads of class and distillation token, whose logits DeiT averages, as one head over both tokens.
 
     "Training data-efficient image transformers & distillation through attention" (arXiv 2012.12877, section 4).
     """
-
-    def convert(self, input_dict, source_patterns, target_patterns, **kwargs):
-        heads = [found[0] for found in input_dict.values()]
-        if len(heads) != 2:
-            raise ValueError(f"{target_patterns[0]} wants two heads, of class and distillation token: one is missing")
-        joined = torch.cat(heads, dim=1) / 2 if heads[0].ndim == 2 else (heads[0] + heads[1]) / 2  # (L, 2 D), (L,)
-        return {target_patterns[0]: joined}
-
-    @property
-    def reverse_op(self):
-        return SplitHeads()
+    if of_class is None or of_distillation is None:
+        raise ValueError("a classifier over class and distillation token wants two heads: one is missing")
+    if of_class.ndim == 1:
+        return (of_class + of_distillation) / 2  # (L,)
+    return torch.cat([of_class, of_distillation], dim=1) / 2  # (L, 2 D)
 
 
-class SplitHeads(ConversionOps):
-    """Split one head over class and distillation token into two whose logits are averaged."""
-
-    def convert(self, input_dict, source_patterns, target_patterns, **kwargs):
-        [[head]] = input_dict.values()
-        heads = (2 * head).chunk(2, dim=1) if head.ndim == 2 else (head, head.clone())  # no file holds shared tensors
-        return {name: part.contiguous() for name, part in zip(target_patterns, heads, strict=True)}
+def split_heads(head):
+    """One head over class and distillation token as two whose logits are averaged."""
+    return (head, head.clone()) if head.ndim == 1 else (2 * head).chunk(2, dim=1)  # no file holds shared tensors
 
 
-class AlignPositions(ConversionOps):
-    """Positions with or without rows for the class token and the registers -> ours.
+def align_positions(config, positions, registers=None):
+    """Positions (1, N or more, D) with or without rows for the class token and the registers -> ours, and the registers.
 
     Ours have a row for class and distillation token and none for registers: a missing row is zero, and a register absorbs
     its row, since both are only ever added.
     """
-
-    supports_many_to_many = True
-
-    def convert(self, input_dict, source_patterns, target_patterns, config, **kwargs):
-        tensors = {pattern.lstrip("^"): found[0] for pattern, found in input_dict.items()}
-        positions = tensors.get("pos_embed", tensors.get("pos_embedding"))  # (1, extra + N, D)
-        registers = tensors.get("reg_token", tensors.get("register_tokens"))
-        num_positioned = config.num_class_tokens + int(config.use_distillation_token)
-        extra = positions.shape[1] - config.grid_size[0] * config.grid_size[1]
-        if extra == num_positioned + config.num_register_tokens and "reg_token" in tensors:
-            registers = registers + positions[:, num_positioned:extra]
-            positions = torch.cat([positions[:, :num_positioned], positions[:, extra:]], dim=1)
-        elif extra == 0:
-            positions = torch.cat([positions.new_zeros(1, num_positioned, positions.shape[2]), positions], dim=1)
-        aligned = {"embeddings.position_embeddings": positions}
-        return aligned if registers is None else aligned | {"embeddings.register_tokens": registers}
+    num_positioned = config.num_class_tokens + int(config.use_distillation_token)
+    extra = positions.shape[1] - config.grid_size[0] * config.grid_size[1]
+    if extra == 0:
+        positions = torch.cat([positions.new_zeros(1, num_positioned, positions.shape[2]), positions], dim=1)
+    elif registers is not None and extra > num_positioned:
+        registers = registers + positions[:, num_positioned:extra]
+        positions = torch.cat([positions[:, :num_positioned], positions[:, extra:]], dim=1)
+    return positions, registers
 
 
 def renamings(table: dict[str, str]) -> list[WeightRenaming]:
@@ -95,11 +81,13 @@ def add_leading(source: str, target: str, ndim: int) -> WeightConverter:
     return WeightConverter(source, target, [Apply(lambda t: t[(None,) * ndim], lambda t: t[(0,) * ndim])])
 
 
-def join_heads(config, of_class: str, of_distillation: str) -> list:
-    """Rules for a head, and for the second one of a model that pools two tokens."""
-    if config.pooling != "cls_distillation":
-        return renamings({of_class: "classifier."})
+def join_heads(of_class: str, of_distillation: str) -> list[WeightConverter]:
+    """Rules for the two heads of a model that pools two tokens."""
     return [
-        WeightConverter([f"{of_class}{kind}", f"{of_distillation}{kind}"], f"classifier.{kind}", [JoinHeads()])
+        WeightConverter(
+            [f"{of_class}{kind}", f"{of_distillation}{kind}"],
+            f"classifier.{kind}",
+            [Apply(average_heads, split_heads)],
+        )
         for kind in ("weight", "bias")
     ]

@@ -4,14 +4,12 @@ import torch
 
 from hf_vit.formats import timm
 from hf_vit.formats.conversions import renamings
-from hf_vit.formats.family import ANY, NativeFamily, RawFamily, Source
-from hf_vit.formats.shapes import infer_num_heads, plain_fields
+from hf_vit.formats.family import NativeFamily, RawFamily
+from hf_vit.formats.source import Source
 
 
 FIELDS = dict(
-    rope_theta="rope_theta", query_bias="qkv_bias", key_bias="key_bias", use_gated_mlp="gated_mlp",
-    layerscale_value="layerscale_value", num_register_tokens="num_register_tokens",
-    attention_dropout="attention_probs_dropout_prob",
+    query_bias="qkv_bias", use_gated_mlp="gated_mlp", attention_dropout="attention_probs_dropout_prob"
 )  # fmt: skip
 # Augmentations of the rotary positions while training, which ours lacks: kept for the way back.
 AUGMENTATIONS = ("pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale")
@@ -30,8 +28,6 @@ def rules(config) -> list:
 
 
 def read_fields(native, classifier: str) -> dict:
-    if not (native.proj_bias and native.mlp_bias and native.query_bias == native.value_bias):
-        raise ValueError("proj_bias and mlp_bias must be True, and query_bias and value_bias alike")
     # DINOv3ViTBackbone always drops the prefix tokens, and always norms the last stage.
     bare_last_stage = not native.apply_layernorm and native.num_hidden_layers in native.out_indices
     if not native.reshape_hidden_states or bare_last_stage:
@@ -40,9 +36,10 @@ def read_fields(native, classifier: str) -> dict:
 
 
 def native_fields(config) -> dict:
-    return dict(
-        rope_theta=float(config.rope_theta), key_bias=config.qkv_bias and config.key_bias, value_bias=config.qkv_bias
-    ) | {name: getattr(config, name, None) for name in AUGMENTATIONS}
+    kept = {name: getattr(config, name, None) for name in AUGMENTATIONS}
+    return kept | dict(
+        value_bias=config.qkv_bias, key_bias=config.qkv_bias and config.key_bias, rope_theta=float(config.rope_theta)
+    )
 
 
 def raw_rules(config) -> list:
@@ -55,38 +52,26 @@ def raw_rules(config) -> list:
 
 
 def infer_fields(source: Source) -> dict:
-    shapes, tensors = source.shapes, source.tensors
-    fields = plain_fields(source, "patch_embed.proj.weight", r"blocks\.(\d+)\.")
-    gated = "blocks.0.mlp.w1.weight" in shapes
-    bias, mask = "blocks.0.attn.qkv.bias" in shapes, tensors.get("blocks.0.attn.qkv.bias_mask")
-    patch = fields["patch_size"]
+    tensors, fields = source.tensors, source.plain_fields(raw_rules)
+    mask, periods = tensors.get("blocks.0.attn.qkv.bias_mask"), tensors["rope_embed.periods"].float()  # (K / 4,)
+    theta = source.asked.get("rope_theta", 100.0)  # that of all published
+    if not torch.allclose(
+        periods, theta ** (torch.arange(len(periods)) / len(periods)), rtol=1e-2
+    ):  # they may be bfloat16
+        raise ValueError(f"rope_embed.periods are not those of rope_theta {theta}: pass rope_theta=")
     return fields | dict(
-        image_size=[224 // side * side for side in patch],  # of all published; rotary positions take any
-        num_attention_heads=infer_num_heads(source, fields["hidden_size"], published={4096: 32}),
-        intermediate_size=shapes["blocks.0.mlp.w1.weight" if gated else "blocks.0.mlp.fc1.weight"][0],
-        gated_mlp=gated,
-        hidden_act="silu" if gated else "gelu",
-        qkv_bias=bias,
-        key_bias=mask is None or bool(mask[...].chunk(3)[1].nan_to_num().any()),  # a mask of zeros takes it out
-        num_register_tokens=shapes.get("storage_tokens", (1, 0))[1],
-        layerscale_value=1.0 if "blocks.0.ls1.gamma" in shapes else None,
+        image_size=[
+            224 // side * side for side in fields["patch_size"]
+        ],  # of all published; rotary positions take any
+        num_attention_heads=source.num_heads(fields["hidden_size"], timm.DINOV3_HEADS),
+        qkv_bias="blocks.0.attn.qkv.bias" in tensors,
+        key_bias=mask is None or bool(mask.chunk(3)[1].nan_to_num().any()),  # a mask of zeros takes it out
         layer_norm_eps=1e-5,
         position_embedding="rotary",
-        rope_theta=rope_theta(tensors["rope_embed.periods"][...].float()),
+        rope_theta=theta,
     )
 
 
-def rope_theta(periods: torch.Tensor) -> float:
-    """The base of periods (K / 4,) that are theta ** (4 i / K); 100 where it is within the rounding of bfloat16."""
-    steps = torch.arange(len(periods)) / len(periods)
-    theta = periods[-1].item() ** (1 / steps[-1].item()) if len(periods) > 1 else 100.0
-    theta = 100.0 if abs(theta - 100) < 1 else theta
-    if not torch.allclose(periods, theta**steps, rtol=1e-2):
-        raise ValueError("rope_embed.periods are not those of one rope_theta")
-    return theta
-
-
-SUPPORTS = dict(key_bias=(True, False), gated_mlp=(True, False), layerscale_value=ANY, num_register_tokens=ANY)
 FAMILIES = [
     NativeFamily(
         name="dinov3_vit",
@@ -95,7 +80,7 @@ FAMILIES = [
         fields=FIELDS,
         read_fields=read_fields,
         native_fields=native_fields,
-        base=("DINOv3ViTModel", dict(SUPPORTS, position_embedding=("rotary",))),
+        classes=("DINOv3ViTModel",),
     ),
     RawFamily(
         name="dinov3",

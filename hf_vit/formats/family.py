@@ -2,48 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+
+from transformers import PreTrainedConfig
+
+from hf_vit.model.configuration_hf_vit import HFViTConfig
 
 
-ANY = object()  # as supported values: whatever the field holds
 # How a family resamples learned positions to another grid.
 BICUBIC = dict(position_antialias=False)
 ANTIALIASED = dict(position_antialias=True)
-
-
-@dataclass
-class Source:
-    """A file, folder or repository while its config is read.
-
-    Args:
-        name: for messages.
-        open: () -> its tensors by their names; those of safetensors stay on disk (`safetensors` calls them slices).
-        is_classifier: whether a classifier is loaded; None for a config alone.
-        asked: fields of HFViTConfig, and arguments of `from_pretrained`, that were passed.
-        said: its config.json, or what stands in for one.
-        container: keys of the dicts around the tensors of a pickle; None for another kind of file.
-        notes: phrases of the log line, to be extended.
-    """
-
-    name: str
-    open: Callable[[], dict]
-    is_classifier: bool | None
-    asked: dict
-    said: dict = field(default_factory=dict)
-    container: list[str] | None = None
-    notes: list[str] = field(default_factory=list)
-
-    @cached_property
-    def tensors(self) -> dict:
-        return self.open()
-
-    @cached_property
-    def shapes(self) -> dict[str, tuple]:
-        return {name: shape_of(tensor) for name, tensor in self.tensors.items()}
-
-
-def shape_of(tensor) -> tuple:
-    return tuple(tensor.get_shape() if hasattr(tensor, "get_shape") else tensor.shape)
+OWN_FIELDS = HFViTConfig.__dataclass_fields__.keys() - PreTrainedConfig.__dataclass_fields__.keys()
 
 
 def nothing(*_) -> tuple:
@@ -59,12 +27,14 @@ class Family:
         rules: HFViTConfig -> new rules of transformers from names on disk to ours; they run backwards too.
         ignored: a regular expression for tensors, by our names, that a ViT has no use for, such as a text tower.
         resampling: the fields of HFViTConfig that say how its library resamples positions.
+        prefix: what stands in front of the names of the base model in larger ones.
     """
 
     name: str
     rules: Callable
     ignored: str = r"embeddings\.mask_token"
     resampling: dict = field(default_factory=lambda: BICUBIC)
+    prefix: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,32 +42,34 @@ class NativeFamily(Family):
     """A model of transformers, with a config.json.
 
     Args:
-        prefix: what a native classifier calls its base model.
-        fields: native name -> ours, beyond the names that all families share.
+        aliases: other model types of the family, such as a model of image and text.
+        classes: names of the native classes that `to_transformers` gives; a base model, a classifier (...ForImageClassification),
+            an autoencoder (...ForPreTraining).
+        fields: native name -> ours, beyond the fields that are named alike.
         read_fields: (native config, name of the native classifier that is loaded or "") -> fields of HFViTConfig that are not just renamed.
         native_fields: HFViTConfig -> fields of the native config that are not just renamed.
-        base, classifier, autoencoder: (name of the native class, {field of HFViTConfig: values that it supports
-            beside the default alone}).
-        two_headed: the native classifier with a head for each of class and distillation token.
-        square_only: whether these take square images and patches only.
-        unsupported: HFViTConfig -> what else they cannot express, as "field=value".
-        native_head: (head weight, HFViTConfig) -> the head weight of the native classifier, if it is another.
+        square_only: whether its classes take square images and patches only.
     """
 
-    prefix: str = ""
+    aliases: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
     fields: dict = field(default_factory=dict)
     read_fields: Callable = nothing
     native_fields: Callable = nothing
-    base: tuple[str, dict] | None = None
-    classifier: tuple[str, dict] | None = None
-    autoencoder: tuple[str, dict] | None = None
-    two_headed: str = ""
     square_only: bool = False
-    unsupported: Callable = nothing
-    native_head: Callable | None = None
 
     def claims(self, said: dict) -> bool:
-        return said.get("model_type") == self.name
+        return said.get("model_type") in (self.name, *self.aliases)
+
+    def names(self, config_class) -> dict[str, str]:
+        """Native name -> ours, of all fields that are taken over as they are."""
+        return {name: name for name in OWN_FIELDS & config_class.__dataclass_fields__.keys()} | self.fields
+
+    def read_config(self, native, classifier: str) -> dict:
+        """Fields of HFViTConfig that a native config says; `classifier` as in `read_fields`."""
+        native = getattr(native, "vision_config", native)
+        fields = {ours: getattr(native, theirs) for theirs, ours in self.names(type(native)).items()}
+        return fields | self.resampling | dict(self.read_fields(native, classifier))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,20 +4,19 @@ A dense kernel is (in, out); those of attention keep the heads apart, (D, A, K) 
 with the corners of the grids aligned (`scipy.ndimage.zoom(order=1)` in vit_jax/checkpoint.py and big_vision/models/vit.py).
 """
 
-import re
+from functools import partial
 
-from transformers.core_model_loading import Transpose, WeightConverter, WeightRenaming
+import torch
+from transformers.core_model_loading import WeightConverter, WeightRenaming
 
-from hf_vit.formats.conversions import AlignPositions, Apply, renamings
-from hf_vit.formats.family import BICUBIC, RawFamily, Source
-from hf_vit.formats.shapes import count_layers, infer_image_size
-
-
-PATCHES = "embeddings.patch_embeddings.projection"
+from hf_vit.formats.conversions import Apply, align_positions, renamings
+from hf_vit.formats.family import BICUBIC, RawFamily
+from hf_vit.formats.source import PATCHES, Source, count_layers
 
 
 def rules(config) -> list:
-    found = [
+    convert = lambda source, target, forward: WeightConverter(source, target, [Apply(forward)])
+    return [
         *renamings(
             {
                 r"^MAPHead_0\.": "attention_pooling.",
@@ -28,60 +27,58 @@ def rules(config) -> list:
                 r"LayerNorm_0\.": "layernorm_before.",
                 r"LayerNorm_[12]\.": "layernorm_after.",
                 r"MultiHeadDotProductAttention_[01]\.": "attention.",
-                r"out\.bias": "o_proj.bias",
+                r"\.query\.": ".q_proj.",
+                r"\.key\.": ".k_proj.",
+                r"\.value\.": ".v_proj.",
+                r"\.out\.": ".o_proj.",
                 r"MlpBlock_[03]\.Dense_0\.": "mlp.fc1.",
                 r"MlpBlock_[03]\.Dense_1\.": "mlp.fc2.",
                 r"^Transformer\.encoder_norm\.": "layernorm.",
                 r"\.scale": ".weight",
                 r"^Transformer\.posembed_input\.pos_embedding": "pos_embedding",
                 "^cls": "embeddings.cls_token",
-                r"^embedding\.bias": f"{PATCHES}.bias",
+                r"^embedding\.": f"{PATCHES}.",
                 r"^head\.": "classifier.",
-                # The tanh layer of a head is what transformers calls the pooler of a base model.
             }
         ),
         *([WeightRenaming(r"^pre_logits\.", "pooler.dense.")] if config.pooler_act else []),
-        WeightConverter("^pos_embedding", "embeddings.position_embeddings", [AlignPositions()]),
-        WeightConverter(r"^embedding\.kernel", f"{PATCHES}.weight", [Apply(lambda t: t.permute(3, 2, 0, 1))]),
-        WeightConverter(r"out\.kernel", "o_proj.weight", [Apply(lambda t: t.flatten(0, 1).T)]),
+        convert("^pos_embedding", "embeddings.position_embeddings", partial(align_positions, config)),
+        convert(r"projection\.kernel", "projection.weight", lambda t: t.permute(3, 2, 0, 1)),
+        convert(r"o_proj\.kernel", "o_proj.weight", lambda t: t.flatten(0, 1).T),
+        convert(r"_proj\.kernel", "_proj.weight", lambda t: t.flatten(1).T),
+        convert(r"_proj\.bias", "_proj.bias", torch.flatten),
+        convert(r"\.kernel", ".weight", lambda t: t.T),
     ]
-    for name in ("query", "key", "value"):
-        found.append(WeightConverter(rf"{name}\.kernel", f"{name[0]}_proj.weight", [Apply(lambda t: t.flatten(1).T)]))
-        found.append(WeightConverter(rf"{name}\.bias", f"{name[0]}_proj.bias", [Apply(lambda t: t.flatten())]))
-    for name in ("mlp.fc1", "mlp.fc2", "classifier", "pre_logits", "pooler.dense"):
-        found.append(WeightConverter(rf"{name}\.kernel", f"{name}.weight", [Transpose()]))
-    return found
 
 
 def infer_fields(source: Source) -> dict:
-    shapes = source.shapes
-    if "conv_root.kernel" in shapes:
+    if "conv_root.kernel" in source.tensors:
         raise ValueError("it is a hybrid of ResNet and ViT, which no field expresses: take a plain ViT checkpoint")
-    *patch, num_channels, hidden_size = shapes["embedding.kernel"]
-    first = r"Transformer\.encoderblock_0"
-    heads = next(shape[1] for name, shape in shapes.items() if re.match(rf"{first}\.Multi\w+\.query\.kernel", name))
-    width = next(shape[1] for name, shape in shapes.items() if re.match(rf"{first}\.Mlp\w+\.Dense_0\.kernel", name))
-    has_probe, class_token = "MAPHead_0.probe" in shapes, "cls" in shapes
-    positions = shapes.get("pos_embedding") or shapes.get("Transformer.posembed_input.pos_embedding")
+    shapes = source.renamed_shapes(rules)
+    *patch, num_channels, hidden_size = shapes[f"{PATCHES}.kernel"]
+    class_token, has_positions = "embeddings.cls_token" in shapes, "pos_embedding" in shapes
     fields = dict(
         num_channels=num_channels,
         patch_size=patch,
         hidden_size=hidden_size,
-        intermediate_size=width,
-        num_hidden_layers=count_layers(shapes, r"Transformer\.encoderblock_(\d+)\."),
-        num_attention_heads=heads,
+        intermediate_size=shapes["layers.0.mlp.fc1.kernel"][1],
+        num_hidden_layers=count_layers(shapes),
+        num_attention_heads=shapes["layers.0.attention.q_proj.kernel"][1],
         use_class_token=class_token,
-        pooling="map" if has_probe else "cls" if class_token else "mean",
-        position_embedding="learned" if positions else "sincos2d",
+        pooling="map" if "attention_pooling.probe" in shapes else "cls" if class_token else "mean",
+        position_embedding="learned" if has_positions else "sincos2d",
     )
-    if positions:
-        fields["image_size"] = infer_image_size(source, positions[1], (int(class_token), 0), patch)
-    if "pre_logits.kernel" in shapes and source.is_classifier:
-        fields["representation_size"] = shapes["pre_logits.kernel"][1]
-    elif "pre_logits.kernel" in shapes:
-        fields["pooler_act"] = "tanh"
-    if "head.kernel" in shapes:
-        fields["num_labels"] = shapes["head.kernel"][1]
+    if has_positions:
+        fields["image_size"] = source.image_size(shapes["pos_embedding"][1], (int(class_token), 0), patch)
+    if "pre_logits.kernel" in shapes:  # the tanh layer of a head is what transformers calls the pooler of a base model
+        tanh = (
+            dict(representation_size=shapes["pre_logits.kernel"][1])
+            if source.is_classifier
+            else dict(pooler_act="tanh")
+        )
+        fields |= tanh
+    if "classifier.kernel" in shapes:
+        fields["num_labels"] = shapes["classifier.kernel"][1]
     return fields
 
 

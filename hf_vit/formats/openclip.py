@@ -5,8 +5,8 @@ do; with final_norm="pooled", it is the network of CLIPVisionModel.
 """
 
 from hf_vit.formats.conversions import QKV, add_leading, renamings, split_fused
-from hf_vit.formats.family import ANTIALIASED, RawFamily, Source
-from hf_vit.formats.shapes import infer_image_size, infer_num_heads, plain_fields
+from hf_vit.formats.family import ANTIALIASED, RawFamily
+from hf_vit.formats.source import Source
 
 
 def rules(config) -> list:
@@ -32,28 +32,22 @@ def rules(config) -> list:
 
 
 def infer_fields(source: Source) -> dict:
-    shapes, said = source.shapes, source.said.get("model_cfg", {})
-    vision = said.get("vision_cfg", {})
-    fields = plain_fields(source, "conv1.weight", r"transformer\.resblocks\.(\d+)\.")
-    width = fields["hidden_size"]
-    heads = width // vision.get("head_width", 64) if vision else infer_num_heads(source, width)
+    said, fields = source.said.get("model_cfg", {}), source.plain_fields(rules)
+    vision, width = said.get("vision_cfg", {}), fields["hidden_size"]
     act = "quick_gelu" if said.get("quick_gelu") else "gelu"
     if (vision.get("act_kwargs") or {}).get("approximate") == "tanh":
         act = "gelu_pytorch_tanh"
-    if not vision and "hidden_act" not in source.asked:
-        source.notes.append(f"hidden_act {act} assumed (OpenAI's models have quick_gelu)")
-    positions, pooled = shapes["positional_embedding"][0], vision.get("final_ln_after_pool", False)
+    if not vision:  # OpenAI's models have quick_gelu
+        source.assume(hidden_act=act)
+    positions = len(source.tensors["positional_embedding"])
     return fields | dict(
-        image_size=infer_image_size(source, positions, (1,), fields["patch_size"], vision.get("image_size")),
-        num_attention_heads=heads,
-        intermediate_size=shapes["transformer.resblocks.0.mlp.c_fc.weight"][0],
+        image_size=source.image_size(positions, (1,), fields["patch_size"], vision.get("image_size")),
+        num_attention_heads=width // vision.get("head_width", 64) if vision else source.num_heads(width),
         hidden_act=act,
-        patch_bias=False,
-        embedding_norm="ln_pre.weight" in shapes,
-        layerscale_value=1.0 if "transformer.resblocks.0.ls_1.gamma" in shapes else None,
+        use_class_token=True,
         layer_norm_eps=(vision.get("norm_kwargs") or {}).get("eps", 1e-5),
         pooling={"tok": "cls", "avg": "mean"}[vision.get("pool_type", "tok")],
-        final_norm="pooled" if pooled else "tokens",
+        final_norm="pooled" if vision.get("final_ln_after_pool") else "tokens",
     )
 
 

@@ -2,8 +2,8 @@
 
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-from hf_vit.formats.dinov2 import find_mlp_ratio, native_fields
-from hf_vit.formats.family import ANY, NativeFamily
+from hf_vit.formats.dinov2 import native_fields
+from hf_vit.formats.family import NativeFamily
 
 
 def rules(config) -> list:
@@ -14,19 +14,13 @@ def read_fields(native, classifier: str) -> dict:
     return dict(intermediate_size=int(native.hidden_size * native.mlp_ratio))
 
 
-def unsupported(config) -> list[str]:
-    return [] if find_mlp_ratio(config) else [f"intermediate_size={config.intermediate_size}"]
-
-
 FAMILIES = [
     NativeFamily(
         name="pixio",
         rules=rules,
-        fields=dict(n_cls_tokens="n_cls_tokens"),
         read_fields=read_fields,
         native_fields=native_fields,
-        base=("PixioModel", dict(n_cls_tokens=ANY)),
+        classes=("PixioModel",),
         square_only=True,
-        unsupported=unsupported,
     )
 ]

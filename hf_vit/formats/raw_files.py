@@ -8,30 +8,40 @@ import torch
 from safetensors.torch import load_file
 
 
-# Where training scripts put the weights in what they save, the averaged ones first.
-CONTAINERS = ("state_dict_ema", "model_ema", "state_dict", "model", "teacher", "target_encoder")
+def read_tensors(file) -> tuple[dict[str, torch.Tensor], bool]:
+    """All tensors of a file, whatever it is called, and whether it is a pickle; tensors of safetensors stay on disk until they are used.
 
-
-def read_tensors(file) -> tuple[dict[str, torch.Tensor], list[str] | None]:
-    """All tensors of a file, whatever it is called, and the keys of the dicts around those of a pickle, else None.
-
-    Safetensors, npz without pickled objects, and torch.load with weights_only.
+    Safetensors, npz without pickled objects, and torch.load with weights_only. Names within the dicts of a pickle are
+    joined by "/", as in "teacher/module.backbone.cls_token".
     """
     with open(file, "rb") as opened:
         start = opened.read(9)
     if start[8:] == b"{":
-        return load_file(file), None
+        return load_file(file), False
     if start[:2] == b"PK":  # torch.save writes zip files too
         with ZipFile(file) as archive:
             names = archive.namelist()
         if all(name.endswith(".npy") for name in names):
-            return read_npz(file), None
+            return read_npz(file), False
         if any(name.endswith("/constants.pkl") for name in names):
             raise ValueError(
                 f"{file} is TorchScript, as OpenAI publishes CLIP: code, which is not run. Where you trust it, save "
                 "torch.jit.load(file).state_dict() as safetensors, and load that with hidden_act='quick_gelu' and dtype='float32'"
             )
-    return read_pickle(file)
+    with torch.serialization.safe_globals([argparse.Namespace]):  # which DINO and MAE save beside the weights
+        try:
+            content = torch.load(file, map_location="cpu", weights_only=True)
+        except (KeyError, IndexError, TypeError, AttributeError, UnicodeDecodeError) as error:  # of the unpickler
+            raise ValueError(f"{file} is no checkpoint: neither safetensors, npz nor a file of torch.save") from error
+    return flatten("", content), True
+
+
+def flatten(name: str, content) -> dict[str, torch.Tensor]:
+    """The tensors in dicts of dicts by their paths."""
+    if not isinstance(content, dict):
+        return {name: content} if isinstance(content, torch.Tensor) else {}
+    path = f"{name}/" if name else ""
+    return {inner: tensor for key in content for inner, tensor in flatten(f"{path}{key}", content[key]).items()}
 
 
 def read_npz(file) -> dict[str, torch.Tensor]:
@@ -46,22 +56,3 @@ def read_npz(file) -> dict[str, torch.Tensor]:
                 raise ValueError(f"{file} cannot be read: {name} holds more than numbers") from error
             tensors[name.replace("/", ".")] = tensor.view(torch.bfloat16) if is_bfloat16 else tensor
     return tensors
-
-
-def read_pickle(file) -> tuple[dict[str, torch.Tensor], list[str]]:
-    with torch.serialization.safe_globals([argparse.Namespace]):  # which DINO and MAE save beside the weights
-        try:
-            content = torch.load(file, map_location="cpu", weights_only=True)
-        except (KeyError, IndexError, TypeError, AttributeError, UnicodeDecodeError) as error:  # of the unpickler
-            raise ValueError(f"{file} is no checkpoint: neither safetensors, npz nor a file of torch.save") from error
-    keys = []
-    while isinstance(content, dict) and (
-        inner := [key for key in CONTAINERS if isinstance(content.get(key), dict) and content[key]]
-    ):
-        keys.append(inner[0])
-        content = content[inner[0]]
-    if not isinstance(content, dict):
-        raise ValueError(
-            f"{file} is no checkpoint: a {type(content).__name__}, wanted a dict such as model.state_dict()"
-        )
-    return {name: tensor for name, tensor in content.items() if isinstance(tensor, torch.Tensor)}, keys

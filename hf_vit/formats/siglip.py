@@ -29,15 +29,15 @@ def native_fields(config) -> dict:
 
 FAMILIES = [  # its classifier computes what that of I-JEPA computes, and is given back as one
     NativeFamily(
-        name=name,
+        name="siglip",
+        aliases=("siglip_vision_model",),
         rules=rules,
         ignored=clip.IGNORED,
         prefix="vision_model",
         fields=clip.DROPOUT,
         read_fields=read_fields,
         native_fields=native_fields,
-        base=("SiglipVisionModel", dict(qkv_bias=(True,), use_class_token=(False,), pooling=("map",))),
+        classes=("SiglipVisionModel",),
         square_only=True,
     )
-    for name in ("siglip_vision_model", "siglip")
 ]

@@ -22,7 +22,7 @@ READ_ARGUMENTS = {
     "img_size", "patch_size", "in_chans", "num_classes", "global_pool", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias",
     "qk_norm", "proj_bias", "init_values", "class_token", "pos_embed", "no_embed_class", "reg_tokens", "pre_norm", "final_norm",
     "fc_norm", "act_layer", "dynamic_img_size", "drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate",
-    "drop_path_rate", "weight_init", "fix_init",
+    "drop_path_rate", "weight_init", "fix_init", "rope_temperature", "use_rot_pos_emb", "num_reg_tokens", "swiglu_mlp",
 }  # fmt: skip
 
 
@@ -31,7 +31,7 @@ def names_dinov3(architecture: str) -> bool:
     return "dinov3" in architecture or "lingbot" in architecture
 
 
-def is_dinov3(shapes: dict, asked: dict, architecture: str) -> bool:
+def is_dinov3(names: set, asked: dict, architecture: str) -> bool:
     """Whether it is DINOv3: by the positions asked for, else by the name of its architecture or by its tensors.
 
     Of timm's networks only those of its Eva class call LayerScale gamma_1 and have no attn.qkv.bias, and of those without
@@ -40,33 +40,26 @@ def is_dinov3(shapes: dict, asked: dict, architecture: str) -> bool:
     if "position_embedding" in asked:
         return asked["position_embedding"] == "rotary"
     has, lacks = {"cls_token", "reg_token", "blocks.0.gamma_1"}, {"pos_embed", "blocks.0.attn.qkv.bias"}
-    return names_dinov3(architecture) or (has <= set(shapes) and not lacks & set(shapes))
+    return names_dinov3(architecture) or (has <= names and not lacks & names)
 
 
-def check_network(shapes: dict, asked: dict, architecture: str, model_args: dict, dinov3: bool):
+def check_network(names: set, asked: dict, architecture: str, model_args: dict, dinov3: bool):
     """Raise ValueError for a network of timm that no field expresses, naming what is not expressed."""
-    names = set(shapes)
+    known = {key: value for key, value in model_args.items() if key in READ_ARGUMENTS or not value} | DINOV3_ARGUMENTS
     found = [what for part, what in OTHER_NAMES.items() if part in architecture]
+    found += [f"{key}={value!r} in its model_args" for key, value in model_args.items() if value != known.get(key)]
     if "norm_pre.weight" in names and ("attn_pool.latent" in names or not names & {"norm.weight", "fc_norm.weight"}):
         found.append("rotary positions on top of learned ones, as timm's Perception Encoder has")
     if not architecture and {"pos_embed", "blocks.0.attn.q_bias"} <= names:
         found.append("q_bias beside pos_embed, the sign of EVA-02's rotary positions on top of learned ones")
-    if dinov3:
-        other = {key: value for key, value in model_args.items() if value != DINOV3_ARGUMENTS.get(key, value)}
-        found += [f"{key}={value!r} in its model_args" for key, value in other.items()]
-        if "attn_pool.latent" in names:
-            found.append("attention pooling over class token and registers too")
-    else:
-        other = {key: value for key, value in model_args.items() if value and key not in READ_ARGUMENTS}
-        found += [f"{key}={value!r} in its model_args" for key, value in other.items()]
+    if dinov3 and "attn_pool.latent" in names:
+        found.append("attention pooling over class token and registers too")
+    if not {"patch_embed.proj.weight", "blocks.0.attn.qkv.weight"} <= names:
+        found.append("no patch_embed.proj or blocks.N.attn.qkv, and is no VisionTransformer of timm")
+    if not ("pos_embed" in names or "position_embedding" in asked or dinov3):
+        found.append(
+            'no pos_embed, and not the tensors of timm\'s DINOv3 (pass position_embedding="none", "sincos2d" or "rotary", that '
+            "of DINOv3, if the model has no more than that)"
+        )
     if found:
         raise ValueError(f"{architecture or 'it'} has {found[0]}, which no field expresses")
-    if not {"patch_embed.proj.weight", "blocks.0.attn.qkv.weight"} <= names:
-        raise ValueError(
-            f"{architecture or 'this file'} is no VisionTransformer of timm: it has no patch_embed.proj and blocks.N.attn.qkv"
-        )
-    if not ("pos_embed" in names or "position_embedding" in asked or dinov3):
-        raise ValueError(
-            "there is no pos_embed, and the other tensors are not those of timm's DINOv3: pass position_embedding="
-            '"none", "sincos2d" or "rotary" (that of DINOv3) if the model has no more than that'
-        )

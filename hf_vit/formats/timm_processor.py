@@ -7,12 +7,10 @@ from transformers import ViTImageProcessorPil
 from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 
-def timm_input_size(repo_config: dict) -> list[int] | None:
-    """The (C, H, W) that the config.json of a timm repo states for its images, or None; ValueError if it is no size."""
-    size = (repo_config.get("pretrained_cfg") or {}).get("input_size")
-    if size is not None and not (
-        isinstance(size, list) and len(size) == 3 and all(side in range(1, 2**16) for side in size)
-    ):
+def timm_input_size(cfg: dict) -> list[int] | None:
+    """The (C, H, W) that `pretrained_cfg` states for images, or None; ValueError if it is no size."""
+    size = cfg.get("input_size")
+    if size is not None and not (len(size) == 3 and all(side in range(1, 2**16) for side in size)):
         raise ValueError(
             f"input_size in config.json is {size!r}; it must be [channels, height, width], each below 65,536"
         )
@@ -30,30 +28,28 @@ def timm_processor(cfg: dict, source: str) -> ViTImageProcessorPil:
     Raises:
         ValueError: for values that timm does not have, "border", which pads, and "center" for a model that is not square.
     """
-    _, height, width = timm_input_size({"pretrained_cfg": cfg}) or (3, 224, 224)
-    crop_pct, mode = cfg.get("crop_pct"), cfg.get("crop_mode") or "center"
+    _, height, width = timm_input_size(cfg) or (3, 224, 224)
+    part, mode = cfg.get("crop_pct"), cfg.get("crop_mode") or "center"
+    if part is None:
+        part, mode = 1, "squash"
     resample = str(cfg.get("interpolation") or "bicubic").upper()
-    wrong = None
-    if crop_pct is not None and not (isinstance(crop_pct, (int, float)) and 0 < crop_pct <= 1):
-        wrong = f"crop_pct {crop_pct!r}, which must be above 0 and at most 1"
-    elif mode not in ("center", "squash") or (crop_pct is not None and mode == "center" and height != width):
-        wrong = f"crop_mode {mode!r} for {height}x{width} pixels, which no image processor of transformers cuts as timm does"
-    elif resample not in Image.Resampling.__members__:
-        wrong = (
-            f"interpolation {cfg['interpolation']!r}, which must be one of {', '.join(Image.Resampling.__members__)}"
-        )
-    if wrong:
-        raise ValueError(
-            f"pretrained_cfg of {source} asks for {wrong}: change it in the config.json of a copy of the repo; crop_mode squash "
-            "with crop_pct 1 stretches the whole image"
-        )
+    for name, value, holds in (
+        ("crop_pct", part, isinstance(part, (int, float)) and 0 < part <= 1),
+        ("crop_mode", mode, mode == "squash" or (mode == "center" and height == width)),
+        ("interpolation", cfg.get("interpolation"), resample in Image.Resampling.__members__),
+    ):
+        if not holds:
+            raise ValueError(
+                f"pretrained_cfg of {source} asks for {name} {value!r} at {height}x{width} pixels, which no image processor of "
+                "transformers follows as timm does: change it in the config.json of a copy of the repo; crop_mode squash with "
+                "crop_pct 1 stretches the whole image"
+            )
     size, center = {"height": height, "width": width}, {}
-    if crop_pct is not None and (mode, crop_pct) != ("squash", 1):
+    if (mode, part) != ("squash", 1):
         center = {"do_center_crop": True, "crop_size": size}
-        resized = math.floor(height / crop_pct), math.floor(width / crop_pct)
-        size = {"shortest_edge": resized[0]} if mode == "center" else dict(zip(size, resized, strict=True))
+        size = {side: math.floor(length / part) for side, length in size.items()}
     return ViTImageProcessorPil(
-        size=size,
+        size={"shortest_edge": size["height"]} if mode == "center" else size,
         **center,
         resample=Image.Resampling[resample],
         image_mean=list(cfg.get("mean") or IMAGENET_DEFAULT_MEAN),

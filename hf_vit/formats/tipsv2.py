@@ -7,6 +7,7 @@ from hf_vit.formats.family import ANTIALIASED
 BILINEAR = ANTIALIASED | dict(position_interpolation="bilinear")
 IGNORED = r"(text_encoder|text_model|temperature|embeddings\.mask_token)(\.|$)"
 FAMILIES = [
-    dinov2(name, "Tipsv2Vision", BILINEAR, registers=True, classifier=False, prefix="", ignored=IGNORED)
-    for name in ("tipsv2_vision_model", "tipsv2")
+    dinov2(
+        "tipsv2", "Tipsv2Vision", BILINEAR, ("Model",), aliases=("tipsv2_vision_model",), prefix="", ignored=IGNORED
+    )
 ]

@@ -4,8 +4,8 @@ Positions are resampled with the corners of the grids aligned (`interpolate_embe
 """
 
 from hf_vit.formats.conversions import QKV, renamings, split_fused
-from hf_vit.formats.family import BICUBIC, RawFamily, Source
-from hf_vit.formats.shapes import infer_image_size, infer_num_heads, plain_fields
+from hf_vit.formats.family import BICUBIC, RawFamily
+from hf_vit.formats.source import Source
 
 
 def rules(config) -> list:
@@ -31,17 +31,11 @@ def rules(config) -> list:
 
 
 def infer_fields(source: Source) -> dict:
-    shapes = source.shapes
-    fields = plain_fields(source, "conv_proj.weight", r"encoder\.layers\.encoder_layer_(\d+)\.")
-    mlp, patch = "encoder.layers.encoder_layer_0.mlp.", fields["patch_size"]
-    fields["intermediate_size"] = (shapes.get(f"{mlp}0.weight") or shapes[f"{mlp}linear_1.weight"])[0]
-    fields["image_size"] = infer_image_size(source, shapes["encoder.pos_embedding"][1], (1,), patch)
-    fields["num_attention_heads"] = infer_num_heads(source, fields["hidden_size"])
-    if "heads.pre_logits.weight" in shapes:
-        fields["representation_size"] = shapes["heads.pre_logits.weight"][0]
-    if "heads.head.weight" in shapes:
-        fields["num_labels"] = shapes["heads.head.weight"][0]
-    return fields
+    fields, (positions, _) = source.plain_fields(rules), source.tensors["encoder.pos_embedding"][0].shape
+    return fields | dict(
+        image_size=source.image_size(positions, (1,), fields["patch_size"]),
+        num_attention_heads=source.num_heads(fields["hidden_size"]),
+    )
 
 
 FAMILIES = [

@@ -119,20 +119,6 @@ def to_onnx(program: torch.export.ExportedProgram, config, file: Path):
         onnx_program.save(file, external_data=is_large)
 
 
-def describe(config) -> dict:
-    """Input and output of the exported files; a dimension that is not a number is dynamic."""
-    height, width = as_pair(config.image_size)
-    if takes_any_size(config):
-        patch_height, patch_width = as_pair(config.patch_size)
-        height, width = f"{patch_height} * rows", f"{patch_width} * columns"
-    return {
-        "input": {"name": "pixel_values", "shape": ["batch", config.num_channels, height, width]},
-        "output": {"name": "logits", "shape": ["batch", config.num_labels]},
-        "dynamic": ["batch", "height", "width"] if takes_any_size(config) else ["batch"],
-        "opset": OPSET,
-    }
-
-
 def quantize(source: Path, target: Path):
     """Write an ONNX file with int8 weights in its matrix products; activations are quantized at run time.
 

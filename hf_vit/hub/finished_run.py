@@ -10,7 +10,7 @@ from transformers import AutoImageProcessor
 
 from hf_vit.evaluation.results import Results
 from hf_vit.system.errors import UserError
-from hf_vit.system.run_files import SAMPLES, read_text
+from hf_vit.system.run_files import SAMPLES
 
 
 TRAINING_FILES = ("results.json", "config.yaml", "metrics.jsonl", "confusion_matrix.csv")
@@ -18,8 +18,8 @@ FIGURES_WITH_IMAGES = ("predictions", "mistakes", "attention", "augmentations", 
 
 
 def read_redacted(file: Path) -> str:
-    """The text of a run's file, which is no link, with ~ for the home directory, whose path may hold a person's name."""
-    text, home = read_text(file), Path.home()
+    """The text of a run's file, with ~ for the home directory, whose path may hold a person's name."""
+    text, home = file.read_text(encoding="utf-8"), Path.home()
     return text if len(home.parts) < 2 else re.sub(rf"(?<![\w.-]){re.escape(str(home))}(?![\w.-])", "~", text)
 
 

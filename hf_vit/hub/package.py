@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from hf_vit import figures
-from hf_vit.card import FIGURES, num_channels, weights_file, without_paths, write_card, write_pretraining_card
+from hf_vit.card import FIGURES, num_channels, weights_file, without_paths, write_card
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.evaluation.classifiers import load_classifier, load_processor
 from hf_vit.evaluation.scores import format_prediction
+from hf_vit.figures import save
 from hf_vit.hub.finished_run import (
     FIGURES_WITH_IMAGES,
     TRAINING_FILES,
@@ -19,12 +19,12 @@ from hf_vit.hub.finished_run import (
     read_run,
     read_samples,
 )
-from hf_vit.hub.pictures import draw_mistakes
 from hf_vit.hub.push import content_tag
 from hf_vit.hub.verification import NUM_PROBES, compare_outputs, is_pretrained, outputs_of, write_probes
 from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair
 from hf_vit.model.masked_autoencoder import HFViTForPreTraining
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification
+from hf_vit.run_figures import image_figure
 from hf_vit.system.errors import UserError, as_user_errors
 from hf_vit.system.files import checksum
 from hf_vit.system.hub_names import refuse_mistyped_path
@@ -48,7 +48,7 @@ def build_package(
 
     Args:
         run: the folder of a finished run.
-        templates: the folder of model_card.md and pretraining_card.md.
+        templates: the folder of the cards.
         repo, revision, license: see `write_card`.
         layout: None, "native" or "code", see `choose_layout`.
         data_license: replaces the licence of the data in the results.
@@ -71,12 +71,11 @@ def build_package(
     shown = dict(repo=repo, revision=revision, license=license)
     if pinned and (folder / "modeling_hf_vit.py").is_file():
         shown["revision"] = content_tag(folder)
-    if is_pretrained(folder):
-        write_pretraining_card(folder, templates / "pretraining_card.md", results, config, **shown)
-    else:
+    kind = "pretraining" if is_pretrained(folder) else "regression" if "r2" in results.metrics else "model"
+    if kind == "model":
         thresholds = torch.tensor(results.thresholds) if results.thresholds else None
-        shown |= dict(prediction=format_prediction(outputs[0], results.data["labels"], thresholds), layout=reason)
-        write_card(folder, templates / "model_card.md", results, config, export=export, **shown)
+        shown["prediction"] = format_prediction(outputs[0], results.data["labels"], thresholds)
+    write_card(folder, templates / f"{kind}_card.md", results, config, layout=reason, export=export, **shown)
     return reason
 
 
@@ -92,7 +91,7 @@ def load_merged_model(folder: Path):
         return PeftModel.from_pretrained(model, folder).merge_and_unload().eval()
     if is_pretrained(folder):
         return HFViTForPreTraining.from_pretrained(folder).eval()
-    return load_classifier(str(folder)).eval()
+    return load_classifier(str(folder), regression=True).eval()
 
 
 def choose_layout(model, layout: str | None = None) -> tuple[object, str]:
@@ -152,8 +151,8 @@ def _copy_images(run: Path, folder: Path, results, config, with_images: bool) ->
     if (folder / "figures" / "mistakes.png").is_file():  # without the names of the owner's files
         spec = image_spec_of(load_processor(str(run / "model")), config)
         thresholds = torch.tensor(results.thresholds) if results.thresholds else None
-        figure = draw_mistakes(samples, results.data["labels"], spec, thresholds=thresholds)
-        figures.save(figure, folder / "figures" / "mistakes.png")
+        figure = image_figure(samples, "mistaken_", results.data["labels"], spec, thresholds=thresholds)
+        save(figure, folder / "figures" / "mistakes.png")
     if (run / "model" / "example.png").is_file():
         shutil.copy(run / "model" / "example.png", folder)
     if "logits" in samples:

@@ -32,7 +32,7 @@ def outputs_of(folder: Path, pixel_values: torch.Tensor) -> torch.Tensor:
     """What a saved model gives for images (n, C, H, W): logits (n, L), or of one without labels the encoder's tokens (n, T, D)."""
     if is_pretrained(folder):
         return HFViTModel.from_pretrained(folder).eval()(pixel_values).last_hidden_state
-    return load_classifier(str(folder)).eval()(pixel_values).logits
+    return load_classifier(str(folder), regression=True).eval()(pixel_values).logits
 
 
 def compare_outputs(found: torch.Tensor, expected: torch.Tensor, tolerance: float, message: str) -> float:

@@ -146,10 +146,12 @@ def load(from_pretrained, cls, path, checkpoint, *model_args, config=None, ignor
     """A model by transformers' own `from_pretrained`, and its loading info; `checkpoint` is None for our own format."""
     stored, notes, ignored = {}, [], None
     if checkpoint is not None:
-        stored, notes, ignored = checkpoint.config, checkpoint.notes, checkpoint.family.ignored
+        stored, notes, ignored = checkpoint.config, checkpoint.source.notes, checkpoint.family.ignored
     elif path is not None:
         check_index(path, kwargs.get("subfolder", ""))
-        with suppress(OSError):  # no config.json: the folder holds what the given config says
+        with suppress(
+            *([] if config is None else [OSError])
+        ):  # without config.json a folder holds what the given config says
             stored, _ = cls.config_class.get_config_dict(path, **kwargs)
     if config is None:
         config, kwargs = cls.config_class.from_dict(stored, return_unused_kwargs=True, **kwargs)
@@ -160,9 +162,9 @@ def load(from_pretrained, cls, path, checkpoint, *model_args, config=None, ignor
         setattr(config, name, stored.get(name, getattr(type(config), name)))
     if checkpoint is not None:
         kwargs = {name: value for name, value in kwargs.items() if name not in FROM_HUB}
-        kwargs |= dict(
-            dtype=kwargs.get("dtype", config.dtype) or checkpoint.dtype(), state_dict=checkpoint.state_dict(config)
-        )
+        dtype = kwargs.get("dtype")
+        kwargs["dtype"] = (config.dtype or checkpoint.dtype()) if dtype in (None, "auto") else dtype
+        kwargs["state_dict"] = checkpoint.state_dict(config)
     with silence_load_report():
         model, info = from_pretrained(
             None if checkpoint else path,

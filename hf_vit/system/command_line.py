@@ -102,6 +102,17 @@ def checked(convert, wanted: str):
     return convert_or_raise
 
 
+def at_least(least: int):
+    """An integer that is not smaller."""
+
+    def convert(text):
+        if (value := int(text)) < least:
+            raise ValueError
+        return value
+
+    return checked(convert, f"an integer >= {least}")
+
+
 TYPES = {int: checked(int, "an integer"), float: checked(number, "a number"), bool: checked(boolean, "true or false")}
 
 
@@ -145,6 +156,12 @@ class Parser(argparse.ArgumentParser):
         self.accelerated, self.raises = accelerated, raises
         for kind, convert in TYPES.items():
             self.register("type", kind, convert)
+
+    def add_group(self, title: str, **flags: str | dict):
+        """A group of flags, by their names: what --help says of each, or the options of `add_argument`."""
+        group = self.add_argument_group(title)
+        for name, options in flags.items():
+            group.add_argument(f"--{name}", **({"help": options} if isinstance(options, str) else options))
 
     def add_fields(self, kind: type):
         """A flag for each field of a dataclass; its metadata holds `help`, and `group` where one begins."""
@@ -224,10 +241,15 @@ class Parser(argparse.ArgumentParser):
                 sys.exit(f"error: {error}")
 
     @staticmethod
-    def check_output_file(file: str | Path | None):
-        """End with exit code 1 and a sentence if a file cannot be written there, before there is anything to write."""
-        if file is not None and (Path(file).is_dir() or not Path(file).parent.is_dir()):
-            sys.exit(f"error: --output_file {file}: must be a file in a folder that exists")
+    def check_output_files(*files: Path, overwrite: bool = True, endings: tuple[str, ...] = ()):
+        """End with exit code 1 and a sentence if a file cannot be written, before there is anything to write: the first lies in no
+        folder or has none of these `endings`, or one is there already and may not be replaced."""
+        if files[0].is_dir() or not files[0].parent.is_dir():
+            sys.exit(f"error: --output_file {files[0]}: must be a file in a folder that exists")
+        if endings and files[0].suffix.lower() not in endings:
+            sys.exit(f"error: --output_file {files[0]}: must end in {' or '.join(endings)}")
+        if there := [str(file) for file in files if file.exists() and not overwrite]:
+            sys.exit(f"error: {' and '.join(there)} exists: name another --output_file, or pass --overwrite true")
 
     @staticmethod
     def check_images(names: list[str], or_data: bool = False):

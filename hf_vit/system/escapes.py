@@ -33,6 +33,11 @@ def listed(items, most: int = 5) -> str:
     return ", ".join(map(str, items[:most])) + (" ..." if len(items) > most else "")
 
 
+def counted(count: int, noun: str) -> str:
+    """Such as "1 image" and "1,200 images"."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def inline(text: object) -> str:
     """Text that is nothing but text within a line or a table of Markdown."""
     # An underscore within a word is only that (CommonMark 0.31, section 6.2).

@@ -36,15 +36,20 @@ def sync(path: Path):
         os.close(descriptor)
 
 
-def write_text(path: Path, text: str):
-    """Replace a file as a whole: whatever happens, it then holds the old text or the new one."""
+@contextlib.contextmanager
+def atomic_file(path: Path):
+    """Replace a file as a whole: whatever happens, it is then the old one or the new one; yields the place to write to."""
     aside = path.with_name(f".{path.name}.part")
     aside.unlink(missing_ok=True)  # of a run that was killed, or a link that leads elsewhere
-    with open(aside, "x", encoding="utf-8", newline="") as file:
-        file.write(text)
+    yield aside
     sync(aside)
     os.replace(aside, path)
     sync(path.parent)
+
+
+def write_text(path: Path, text: str):
+    with atomic_file(path) as aside, open(aside, "x", encoding="utf-8", newline="") as file:
+        file.write(text)
 
 
 @contextlib.contextmanager

@@ -46,210 +46,188 @@ class TrainArguments:
     """
 
     hidden: ClassVar[tuple[str, ...]] = ()  # fields that are no flags of a script
-    retired: ClassVar[dict] = {"first_stage": 0.8, "stream_lanes": 4, "augment_repeats": 1}  # see `read_yaml`
+    retired: ClassVar[dict] = {  # see `read_yaml`
+        "first_stage": 0.8, "stream_lanes": 4, "augment_repeats": 1, "train_fraction": 1.0, "lora_alpha": 16.0, "lora_dropout": 0.0,
+        "distillation_alpha": 0.5, "distillation_temperature": 1.0, "checkpoints_total_limit": 2, "max_skipped_steps": 10,
+        "adam_beta1": 0.9, "lr_decay_ratio": 0.2, "lr_stages": 2, "calibrate": True, "loss": "cross_entropy",
+    }  # fmt: skip
 
     dataset_name: str | None = argument(
-        None, "Hub id, local folder or file, or `fashion-mnist-mini`, which lies in recipes/data", group="data"
+        None, "Hub id, folder, table file, or `fashion-mnist-mini` (embedded)", group="data"
     )
-    dataset_config: str | None = argument(None, "configuration of the data set, where it has several")
-    image_column: str | None = argument(None, "column of images; found by its feature type if not given")
-    label_column: str | None = argument(None, "column of labels; found by its feature type if not given")
-    label_separator: str | None = argument(
-        None, 'several labels an image, as one text: what stands between them, such as ";"'
-    )
-    label_columns: str | None = argument(
-        None, "several labels an image, as columns of 0 and 1: the names of these, such as cat,dog,bird"
-    )
-    label_names: str | None = argument(None, "text file of class names, a line each, where labels are bare numbers")
-    class_level: int | None = argument(
-        None, "folder below the split that is the class, 2 for animals/dogs/1.jpg; default: 1"
-    )
-    train_split: str = argument("train", "split to train on")
+    dataset_config: str | None = argument(None, "configuration of the data set, if it has several")
+    image_column: str | None = argument(None, "image column; default: found by its feature type")
+    label_column: str | None = argument(None, "label column; default: found by its feature type or name")
+    train_split: str = argument("train", "training split")
     eval_split: str | None = argument(
-        None, "split to evaluate; if not given: validation, else test, else a part of train"
+        None, "evaluation split; default: validation, else test, else held out from train"
     )
-    eval_fraction: float = argument(
-        0.1, "part of train that is held out, by class, where there is no split to evaluate", BELOW_ONE
+    eval_fraction: float = argument(0.1, "fraction of train to hold out where there is no evaluation split", BELOW_ONE)
+    shots: int | None = argument(None, "training images per class; default: all", AT_LEAST_ONE)
+    problem_type: Literal["regression"] | None = argument(
+        None, "regression: predict a number; default: classification, by the type of the labels"
     )
-    train_fraction: float = argument(1.0, "part of each class to train on", PART)
-    shots: int | None = argument(None, "images of each class to train on; if not given, all", AT_LEAST_ONE)
     balance: Literal["none", "sampling", "weights"] = argument(
-        "none", "rare classes: sampling shows each class as often as any other, weights makes its loss count as much"
+        "none", "rare classes: sampling draws classes equally often, weights gives them equal loss"
     )
-    dry_run: bool = argument(
-        False, "print what is read and planned, and end before anything is trained or written", resume=True
+    label_names: str | None = argument(
+        None, "text file of class names, one per line, for labels that are bare numbers"
     )
+    label_separator: str | None = argument(None, 'multi-label: what separates the labels in a text, such as ";"')
+    label_columns: str | None = argument(None, "multi-label: columns of 0 and 1, such as cat,dog,bird")
+    class_level: int | None = argument(None, "folder level below the split that names the class, default: 1")
     on_bad_image: Literal["stop", "skip"] = argument(
-        "stop", "images that cannot be read; results.json counts the skipped", resume=True
+        "stop", "what to do with images that cannot be decoded", resume=True
     )
     streaming: bool = argument(
-        False, "read the data while training, without a copy on this disk; needs max_train_steps"
+        False, "read the data set while training, without a local copy; needs --max_train_steps"
     )
-    shuffle_buffer: int = argument(2048, "rows of a stream that are shuffled at a time", AT_LEAST_ONE)
+    shuffle_buffer: int = argument(2048, "streaming: rows in the shuffle buffer", AT_LEAST_ONE)
     model_name_or_path: str | None = argument(
-        None, "checkpoint to fine-tune; without it training starts from scratch", group="model"
+        None, "checkpoint to fine-tune: Hub id or folder; default: train from scratch", group="model"
     )
     preset: str | None = argument(None, "architecture to train from scratch, such as tiny-patch16-224")
-    config_overrides: str | None = argument(None, "fields of HFViTConfig, as `hidden_size=64,pooling=mean`")
     image_size: int | None = argument(
-        None, "side of the (square) input in pixels; if not given, the model's own", AT_LEAST_ONE
+        None, "side of the square input, in pixels; default: that of the model", AT_LEAST_ONE
     )
-    freeze_backbone: bool = argument(False, "train the head alone (linear probe)")
-    freeze_layers: int = argument(0, "do not train the embeddings and this many layers", NOT_NEGATIVE)
+    config_overrides: str | None = argument(None, "HFViTConfig fields, such as hidden_size=64,pooling=mean")
+    lora_rank: int = argument(0, "above 0: train low-rank updates (LoRA) of this rank, and the head", NOT_NEGATIVE)
+    lora_save: Literal["merged", "adapter"] = argument(
+        "merged", "merged: the whole model; adapter: only the LoRA weights"
+    )
+    freeze_backbone: bool = argument(False, "linear probe: train only the head")
     cache_features: bool = argument(
         False,
-        "with freeze_backbone: compute what the head sees once, of images that are not augmented, and train on that",
+        "with --freeze_backbone: compute features once, without augmentation, and train on them",
     )
-    lora_rank: int = argument(
-        0, "above 0: train low-rank updates of the layers, and the head, through PEFT", NOT_NEGATIVE
-    )
-    lora_alpha: float = argument(16.0, "the updates are scaled by lora_alpha / lora_rank", POSITIVE)
-    lora_dropout: float = argument(0.0, "dropout before the updates", BELOW_ONE)
-    lora_save: Literal["merged", "adapter"] = argument(
-        "merged", "merged: a whole model; adapter: what goes on top of the base"
-    )
+    freeze_layers: int = argument(0, "freeze the embeddings and the first N layers", NOT_NEGATIVE)
     teacher_name_or_path: str | None = argument(
-        None, "image classifier whose answers are learned too (distillation); if not given, none"
+        None, "distillation: image classifier whose predictions are learned too"
     )
-    distillation_alpha: float = argument(0.5, "weight of the teacher's part of the loss", FRACTION)
-    distillation_temperature: float = argument(1.0, "softens both answers", POSITIVE)
     output_dir: str | None = argument(None, "run folder, such as runs/demo", resume=True, group="run folder")
-    overwrite: bool = argument(False, "replace the run in output_dir", resume=True)
+    overwrite: bool = argument(False, "delete the run in --output_dir and start over", resume=True)
     resume: str = argument(
         "auto",
-        "auto: go on with the run of this configuration in output_dir; never; or a checkpoint, or a run folder, to go on from",
+        "auto: continue the run in --output_dir; never; or a checkpoint or run folder",
         resume=True,
     )
+    dry_run: bool = argument(False, "print the data and the plan, then exit", resume=True)
+    seed: int = argument(0, "random seed: initial weights, data order, augmentation", NOT_NEGATIVE)
     checkpointing_steps: int | None = argument(
         None,
-        "steps between checkpoints; if not given, 5 minutes; 0: only where a run is stopped",
+        "steps between checkpoints; 0: only when stopped; default: every 5 minutes",
         NOT_NEGATIVE,
         resume=True,
     )
-    checkpoints_total_limit: int = argument(2, "checkpoints that are kept, the last ones", AT_LEAST_ONE, resume=True)
-    max_skipped_steps: int = argument(
-        10, "steps without a finite loss and gradient that are skipped before the run stops", NOT_NEGATIVE, resume=True
-    )
-    seed: int = argument(0, "decides initial weights, order and augmentation", NOT_NEGATIVE)
     num_train_epochs: float | None = argument(
-        None,
-        "passes over the training set; if not given 10, and more for small sets (recipes/docs/fine-tuning.md)",
-        POSITIVE,
-        group="length and batch size",
+        None, "training epochs; default: 10, more for small data sets", POSITIVE, group="length and batch size"
     )
-    max_train_steps: int | None = argument(None, "optimizer steps; overrides num_train_epochs", AT_LEAST_ONE)
+    max_train_steps: int | None = argument(None, "optimizer steps; overrides --num_train_epochs", AT_LEAST_ONE)
     per_device_train_batch_size: int | None = argument(
         None,
-        "images a process and a forward pass; if not given 64, and to fine-tune on fewer than 2,048 images 16 or 32",
+        "images per process and forward pass; default: 64, or 16 to 64 when fine-tuning",
         AT_LEAST_ONE,
         resume=True,
     )
-    per_device_eval_batch_size: int = argument(256, "the same during evaluation", AT_LEAST_ONE, resume=True)
-    gradient_accumulation_steps: int = argument(1, "forward passes an optimizer step", AT_LEAST_ONE, resume=True)
+    per_device_eval_batch_size: int = argument(
+        256, "images per process and forward pass in evaluation", AT_LEAST_ONE, resume=True
+    )
+    gradient_accumulation_steps: int = argument(1, "forward passes per optimizer step", AT_LEAST_ONE, resume=True)
     auto_find_batch_size: bool = argument(
         True, "on out-of-memory, halve the micro-batch and accumulate gradients", resume=True
     )
-    optimizer: Literal["adamw", "muon"] = argument(
-        "adamw", "muon: Muon for the matrices of the layers, AdamW for the rest", group="optimizer and loss"
-    )
     learning_rate: float | None = argument(
-        None, "peak; if not given, 1e-3 from scratch, else by what is trained and how wide the model is", POSITIVE
+        None,
+        "peak learning rate; default: 1e-3 from scratch, else by method and model width",
+        POSITIVE,
+        group="optimizer",
     )
     head_learning_rate: float | None = argument(
         None,
-        "peak of the classification head; if not given, learning_rate where that is given, else by what is trained",
+        "peak learning rate of the head; default: --learning_rate if given, else by model width",
         POSITIVE,
     )
-    lr_scheduler_type: Literal["cosine", "linear", "constant", "wsd", "step"] = argument(
-        "cosine", "after the warm-up; wsd: constant, then linear to 0; step: in stages of a tenth each"
-    )
-    lr_decay_ratio: float = argument(0.2, "wsd: part of the steps at the end over which the rate falls", PART)
-    lr_stages: int = argument(2, "step: number of stages", AT_LEAST_ONE)
     layer_decay: float | None = argument(
         None,
-        "below 1: each layer learns at this part of the rate of the one above it; if not given 0.75 to fine-tune all layers without --learning_rate, else 1",
+        "layer-wise learning rate decay; default: 0.75 for full fine-tuning, else 1",
         PART,
     )
+    lr_scheduler_type: Literal["cosine", "linear", "constant", "step"] = argument(
+        "cosine", "schedule after warmup; step: a tenth in the second half"
+    )
+    warmup_ratio: float = argument(0.05, "fraction of the steps for linear warmup", FRACTION)
+    optimizer: Literal["adamw", "muon"] = argument(
+        "adamw", "muon: Muon for the matrices of the layers, AdamW for the rest"
+    )
     weight_decay: float = argument(
-        0.05, "decoupled weight decay of matrices; biases, norms, tokens and positions have none", NOT_NEGATIVE
+        0.05, "decoupled weight decay of matrices; not of biases, norms, tokens, positions", NOT_NEGATIVE
     )
-    adam_beta1: float = argument(0.9, "AdamW", BELOW_ONE)
-    adam_beta2: float = argument(0.999, "AdamW", BELOW_ONE)
-    warmup_ratio: float = argument(0.05, "part of the steps over which the learning rate rises", FRACTION)
-    max_grad_norm: float = argument(1.0, "gradients are clipped to this norm; 0 leaves them alone", NOT_NEGATIVE)
-    loss: Literal["cross_entropy", "binary_cross_entropy"] | None = argument(
-        None,
-        "binary: a yes or no for each label; if not given, binary for several labels an image, else cross_entropy",
-    )
+    adam_beta2: float = argument(0.999, "second beta of AdamW", BELOW_ONE)
+    max_grad_norm: float = argument(1.0, "gradient clipping norm; 0: no clipping", NOT_NEGATIVE)
     label_smoothing: float = argument(
         0.1,
-        "probability mass spread over all classes; of several labels an image, over the yes and no of each",
+        "label smoothing, not used in regression",
         BELOW_ONE,
-    )
-    calibrate: bool = argument(
-        True,
-        "with validation images: fit a temperature on them, and fold it into the head, so that probabilities are as often right as they say",
-        resume=True,
     )
     ema_decay: float = argument(
         0.0, "above 0: evaluate and save an exponential moving average of the weights", BELOW_ONE
     )
     crop: Literal["none", "resized", "simple"] = argument(
-        "resized",
-        "resized: a random part of the image, stretched over the whole; simple: shifted by up to 4 pixels, mirrored",
-        group="augmentation",
+        "resized", "resized: random resized crop; simple: shift by up to 4 pixels and flip", group="augmentation"
     )
     crop_scale: float | None = argument(
-        None, "crop resized: smallest part of the image's area; if not given 0.35, and 0.64 to fine-tune", PART
+        None, "--crop resized: smallest fraction of the area; default: 0.35, fine-tuning: 0.64", PART
     )
     eval_crop: float | None = argument(
         None,
-        "part of the shorter side that is evaluated, such as 0.875: resized to 256, the middle 224 cut out; if not given, as the checkpoint's image processor says, and from scratch the whole image, stretched",
+        "fraction of the resized shorter side to center-crop; default: as the image processor",
         PART,
     )
-    shift: int = argument(0, "move the image by up to this many pixels in each direction", NOT_NEGATIVE)
-    flip: bool = argument(True, "mirror half of the images")
+    flip: bool = argument(True, "random horizontal flip")
+    shift: int = argument(0, "random translation in pixels", NOT_NEGATIVE)
     auto_augment: Literal["none", "trivial", "rand"] = argument("none", "trivial: TrivialAugment; rand: RandAugment")
-    rand_magnitude: int = argument(9, "auto_augment rand: strength, of 30", OF_THIRTY)
-    color_jitter: float = argument(0.0, "brightness, contrast and saturation change by up to this part", BELOW_ONE)
-    erase: float = argument(0.0, "probability to fill a random rectangle with noise", FRACTION)
-    mixup: float = argument(0.0, "above 0: blend pairs of images, by a weight from Beta(mixup, mixup)", NOT_NEGATIVE)
+    rand_magnitude: int = argument(9, "strength of RandAugment, 0 to 30", OF_THIRTY)
+    color_jitter: float = argument(0.0, "strength of brightness, contrast and saturation jitter", BELOW_ONE)
+    erase: float = argument(0.0, "probability of random erasing", FRACTION)
+    mixup: float = argument(0.0, "above 0: mixup with weights from Beta(mixup, mixup)", NOT_NEGATIVE)
     cutmix: float = argument(
         0.0,
-        "above 0: paste a rectangle of one image into another; with mixup, each in half of the batches",
+        "above 0: CutMix; with mixup, each in half of the batches",
         NOT_NEGATIVE,
     )
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = argument(
         "auto", "auto: bf16 where the hardware is fast at it", resume=True, group="hardware"
     )
-    gradient_checkpointing: bool = argument(
-        False,
-        "compute the layers' activations anew in the backward pass: less memory, about a third more work",
+    num_workers: int | None = argument(
+        None,
+        "data loading processes; default: one per core, up to 32",
+        NOT_NEGATIVE,
         resume=True,
     )
     compile: Literal["auto", "yes", "no"] = argument(
         "auto", "torch.compile; auto: on CUDA, for 2,000 steps or more", resume=True
     )
-    num_workers: int | None = argument(
-        None,
-        "processes that decode images; if not given, one a core of this process, up to 32",
-        NOT_NEGATIVE,
+    gradient_checkpointing: bool = argument(
+        False,
+        "recompute activations in the backward pass: less memory, about a third slower",
         resume=True,
-    )
-    log_steps: int | None = argument(
-        None,
-        "optimizer steps a line of metrics.jsonl; if not given, 10, and less for fewer than 200 steps",
-        AT_LEAST_ONE,
-        resume=True,
-        group="logging and evaluation",
     )
     eval_epochs: int | None = argument(
         None,
-        "epochs between evaluations; if not given, as many as keep evaluation to a fifth of the run",
+        "epochs between evaluations; default: evaluation takes at most a fifth of the run",
         AT_LEAST_ONE,
+        group="evaluation and logging",
     )
-    eval_steps: int | None = argument(None, "optimizer steps between evaluations; overrides eval_epochs", AT_LEAST_ONE)
-    report_to: str = argument("none", "trackers beside metrics.jsonl, such as tensorboard,wandb", resume=True)
+    eval_steps: int | None = argument(None, "steps between evaluations; overrides --eval_epochs", AT_LEAST_ONE)
+    log_steps: int | None = argument(
+        None,
+        "steps between lines of metrics.jsonl; default: 10, fewer in short runs",
+        AT_LEAST_ONE,
+        resume=True,
+    )
+    report_to: str = argument(
+        "none", "experiment trackers besides metrics.jsonl, such as tensorboard,wandb", resume=True
+    )
 
     def __post_init__(self):
         for one in dataclasses.fields(self):
@@ -289,18 +267,29 @@ class TrainArguments:
 # pixels out of 160: 0.64.
 CROP_SCALE, CROP_SCALE_FROM_SCRATCH = 0.64, 0.35
 NEEDED = {  # what has no effect without another flag
-    "lora_alpha": "lora_rank", "lora_dropout": "lora_rank", "lora_save": "lora_rank", "shuffle_buffer": "streaming",
-    "distillation_alpha": "teacher_name_or_path", "distillation_temperature": "teacher_name_or_path",
-    "cache_features": "freeze_backbone", "streaming": "max_train_steps",  # a stream has no length
-}  # fmt: skip
+    "lora_save": "lora_rank",
+    "shuffle_buffer": "streaming",
+    "cache_features": "freeze_backbone",
+    "streaming": "max_train_steps",  # a stream has no length
+}
 CONFLICTS = {  # a flag, and those that do not go with it
     "preset": "model_name_or_path freeze_backbone freeze_layers lora_rank",
-    "shots": "train_fraction",
     "lora_rank": "freeze_backbone freeze_layers",
     "cache_features": "shift color_jitter erase mixup cutmix auto_augment streaming teacher_name_or_path",  # each image is seen once
-    "streaming": "shots train_fraction balance",  # which need the whole data set at hand
+    "streaming": "shots balance",  # which need the whole data set at hand
     "overwrite": "resume",
 }
+
+
+OF_CLASSES = (
+    "shots",
+    "balance",
+    "label_names",
+    "label_separator",
+    "label_columns",
+    "streaming",
+    "teacher_name_or_path",
+)
 
 
 def check_combinations(args: TrainArguments):
@@ -319,6 +308,8 @@ def check_combinations(args: TrainArguments):
     for name in sorted(given & {*CONFLICTS}):
         for other in sorted(given & {*CONFLICTS[name].split()}):
             raise UserError(f"--{name} does not go with --{other}: leave one out")
+    if args.problem_type == "regression" and (others := sorted(given & {*OF_CLASSES})):
+        raise UserError(f"--problem_type regression does not go with --{others[0]}: leave one out")
     if args.eval_split == args.train_split:
         raise UserError("--eval_split and --train_split are the same: leave one out, and a part of it is held out")
 

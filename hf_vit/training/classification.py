@@ -1,13 +1,12 @@
 """The task of train.py: data, model, targets and loss of a classifier, how it is evaluated, and what it leaves."""
 
-import csv
-import io
 import math
 import statistics
 import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from PIL import Image
 
@@ -21,7 +20,6 @@ from hf_vit.evaluation.classifiers import load_classifier, model_folder
 from hf_vit.evaluation.intervals import intervals
 from hf_vit.evaluation.multi_label import DEFAULT_THRESHOLD, choose_thresholds
 from hf_vit.evaluation.prediction import LOGITS_TOLERANCE, logits_difference
-from hf_vit.evaluation.prediction_table import image_names, prediction_table
 from hf_vit.evaluation.results import Results
 from hf_vit.evaluation.scores import (
     classification_report,
@@ -30,8 +28,10 @@ from hf_vit.evaluation.scores import (
     headline,
     surest_mistakes,
 )
+from hf_vit.evaluation.tables import image_names, prediction_table
 from hf_vit.system.command_line import shell_line
-from hf_vit.system.escapes import csv_cell
+from hf_vit.system.errors import UserError
+from hf_vit.system.escapes import csv_text
 from hf_vit.system.files import write_text
 from hf_vit.system.recipes_folder import RECIPES
 from hf_vit.system.run_files import NUM_SAMPLES, PREDICTIONS
@@ -46,13 +46,13 @@ from hf_vit.training.losses import (
     soft_targets,
 )
 from hf_vit.training.model import build_model
-from hf_vit.training.plan import choose_loss, default_rates
+from hf_vit.training.plan import default_rates
 from hf_vit.training.predictor import SplitPredictor
 from hf_vit.training.task import Evaluation, Task
 
 
 HEAD_STEPS = 150  # of a new head that is fitted first
-COUNTS = ("label", "true positives", "false positives", "false negatives", "true negatives")
+COUNTS = ("true positives", "false positives", "false negatives", "true negatives")
 # A run that learns nothing stays within a few percent of the loss of equal probabilities; a rate that is too large by ten gives
 # many times as much. It is the median of the last lines of the log: a single bad batch is no divergence.
 DIVERGED, LAST_LINES = 1.5, 5
@@ -68,7 +68,10 @@ class Classification(Task):
     def build_model(self, labels: list[str], eval_rows):
         """(model, image processor)."""
         args, multi_label = self.args, has_several_labels(eval_rows)
-        self.loss_kind = choose_loss(args, multi_label)
+        if multi_label and (args.balance == "sampling" or args.teacher_name_or_path is not None):
+            raise UserError(
+                "several labels an image do not go with --balance sampling or --teacher_name_or_path: leave it out"
+            )
         overrides = parse_overrides(args.config_overrides)
         checkpoint = args.model_name_or_path and model_folder(args.model_name_or_path)
         return build_model(labels, checkpoint, args.preset, args.image_size, overrides, args.eval_crop, multi_label)
@@ -93,7 +96,7 @@ class Classification(Task):
         if self.args.balance == "sampling":
             ids = class_balanced_ids(labels.cpu().numpy(), np.random.default_rng(self.args.seed)) % len(labels)
             features, labels = features[ids], labels[ids]
-        targets = soft_targets(labels, len(self.data.labels), self.args.label_smoothing)
+        targets = self.targets_of(labels)
         highest = default_rates("probe", None, features.shape[1])[0]
         optimizer = torch.optim.AdamW(head.parameters(), highest, weight_decay=self.args.weight_decay)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, HEAD_STEPS)
@@ -103,16 +106,19 @@ class Classification(Task):
             optimizer.zero_grad()
             schedule.step()
 
+    def targets_of(self, labels) -> torch.Tensor:
+        """Probabilities (B, L) that the model is to give."""
+        return soft_targets(labels, len(self.data.labels), self.args.label_smoothing)
+
     def loss_of_logits(self, logits, targets) -> torch.Tensor:
         """The loss () of logits and targets (B, L), without a teacher."""
         if self.data.multi_label:
             return multi_label_loss(logits, targets, self.weights)
-        return classification_loss(logits, targets, self.loss_kind, self.weights)
+        return classification_loss(logits, targets, self.weights)
 
     def with_targets(self, inputs, labels, epoch: int, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets (B, L), mixed if that is asked for: all micro-batches of a step alike, as one large batch would be."""
-        args = self.args
-        targets = soft_targets(labels, len(self.data.labels), args.label_smoothing)
+        args, targets = self.args, self.targets_of(labels)
         return mix(inputs, targets, args.mixup, args.cutmix, args.seed, epoch, batch)
 
     def loss(self, model, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -123,8 +129,7 @@ class Classification(Task):
         if self.teacher is not None:
             with self.autocast():
                 teacher_logits = self.teacher(batch.inputs)
-            distillation = distillation_loss(logits, teacher_logits, args.distillation_temperature)
-            loss = (1 - args.distillation_alpha) * loss + args.distillation_alpha * distillation
+            loss = (loss + distillation_loss(logits, teacher_logits)) / 2
         return loss, logits
 
     def count_correct(self, logits, batch: Batch) -> torch.Tensor:
@@ -170,8 +175,7 @@ class Classification(Task):
         decided without that.
         """
         data, labels, rows = self.data, evaluation.labels, evaluation.rows
-        calibrates = self.args.calibrate and data.selects_best
-        temperature = fit_temperature(evaluation.logits, labels) if calibrates else 1.0
+        temperature = fit_temperature(evaluation.logits, labels) if data.selects_best else 1.0
         logits = evaluation.logits / temperature
         thresholds = self.choose_thresholds(logits, labels)
         images, mistakes = data.eval_images, surest_mistakes(labels, logits, thresholds=thresholds)
@@ -180,49 +184,55 @@ class Classification(Task):
             "temperature": temperature,
             "images": len(labels),
             "mistakes": image_names(*images.sources(rows[mistakes])),
-            "intervals": intervals(logits, labels, thresholds),
             **classification_report(logits, labels, data.labels, thresholds),
         }
         if thresholds is not None:
             model.config.thresholds = dict(zip(data.labels, scores["thresholds"], strict=True))
-        samples = {}
-        for prefix, indices in (("", draw_samples(len(labels), self.args.seed)), ("mistaken_", mistakes)):
-            if len(indices):
-                samples[f"{prefix}images"] = images.__getitems__(rows[indices].tolist())["images"]
-                samples |= {f"{prefix}labels": labels[indices], f"{prefix}logits": logits[indices]}
+        samples = self.samples(rows, labels, logits, mistakes)
         table = prediction_table(*images.sources(rows), labels, logits, data.labels, thresholds)
         return scores, samples, {PREDICTIONS: table}
 
+    def intervals(self, logits, labels, scores: dict) -> dict[str, list[float]]:
+        """95% intervals of the metrics of the weights that are kept."""
+        thresholds = torch.tensor(scores["thresholds"]) if self.data.multi_label else None
+        return intervals(logits / scores["temperature"], labels, thresholds)
+
+    def samples(self, rows, labels, logits, mistakes) -> dict[str, torch.Tensor]:
+        """Images drawn at random, and the worst mistakes, with labels and logits."""
+        found = {}
+        for prefix, indices in (("", draw_samples(len(labels), self.args.seed)), ("mistaken_", mistakes)):
+            if len(indices):
+                found[f"{prefix}images"] = self.data.eval_images.__getitems__(rows[indices].tolist())["images"]
+                found |= {f"{prefix}labels": labels[indices], f"{prefix}logits": logits[indices]}
+        return found
+
     def report(self, folder: Path, scores: dict, samples: dict, accelerator) -> dict:
         """Write the confusion matrix and example.png, and compare the model as a stranger would load it with the evaluated one."""
-        labels, spec = self.data.labels, self.data.spec
-        table, names = io.StringIO(), [csv_cell(label) for label in labels]
-        rows = [[name, *counts] for name, counts in zip(names, scores["confusion_matrix"], strict=True)]
-        csv.writer(table).writerows([COUNTS if self.data.multi_label else ["true class", *names], *rows])
-        write_text(folder.parent / "confusion_matrix.csv", table.getvalue())
+        labels, multi_label = self.data.labels, self.data.multi_label
+        table = pd.DataFrame(scores["confusion_matrix"], columns=COUNTS if multi_label else labels)
+        table.insert(0, "label" if multi_label else "true class", labels, allow_duplicates=True)
+        write_text(folder.parent / "confusion_matrix.csv", csv_text(table))
+        thresholds = torch.tensor(scores["thresholds"]) if multi_label else None
+        answer = format_prediction(samples["logits"][0], labels, thresholds)
+        return {"answer": answer, **self.check_saved(folder, samples, accelerator)}
+
+    def check_saved(self, folder: Path, samples: dict, accelerator) -> dict:
+        """Write example.png, and compare the saved model's logits with those that were evaluated."""
+        spec, model = self.data.spec, load_classifier(str(folder), regression=True)
         if spec.channels in (1, 3):
             example = samples["images"][0].permute(1, 2, 0).squeeze(2)  # (C, H, W) -> (H, W, 3) or (H, W)
             Image.fromarray(example.numpy()).save(folder / "example.png")
-        model = load_classifier(str(folder))
-        thresholds = torch.tensor(scores["thresholds"]) if self.data.multi_label else None
         return {
             "attention_query": self.backbone.attention_query,
-            "answer": format_prediction(samples["logits"][0], labels, thresholds),  # to example.png
             "saved_logits_apart": logits_difference(model, samples["images"], samples["logits"], spec, accelerator),
         }
 
     def faults(self, results: Results, log: list[dict]) -> list[str]:
         """A sentence for each reason not to trust the model: it diverged, or is no better than chance."""
-        found, (name, value) = [], headline(results.metrics)
-        losses = [line["loss"] for line in log if line.get("loss") is not None][-LAST_LINES:]
         # Equal probabilities for all labels, or for yes and no of each, whatever is smoothed or mixed; a teacher and weights change it.
-        uninformed = math.log(2 if self.loss_kind == "binary_cross_entropy" else len(self.data.labels))
-        largest = DIVERGED * uninformed if self.teacher is None and self.weights is None else sys.float_info.max
-        if losses and not (last := statistics.median(losses)) <= largest:
-            found.append(
-                f"The run diverged: its training loss is {last:.3g} at the end, and {uninformed:.3g} for a model that knows nothing. "
-                "Train again with a smaller --learning_rate."
-            )
+        uninformed = math.log(2 if self.data.multi_label else len(self.data.labels))
+        largest = DIVERGED * uninformed if self.teacher is None and self.weights is None else math.inf
+        found, (name, value) = diverged(log, uninformed, largest), headline(results.metrics)
         evaluated, low = results.data["scored_images"], results.intervals[name][0]
         counts = [row["images"] for row in results.per_class if row["images"]]
         chance = (statistics.mean(counts) if self.data.multi_label else max(counts)) / evaluated
@@ -231,12 +241,7 @@ class Classification(Task):
                 f"No better than chance: {name.replace('_', ' ')} {value:.2%}, at least {low:.2%} with 95% confidence, and chance "
                 f"gives {chance:.2%} of {evaluated:,} images. Train for longer, on more images, or evaluate more (--eval_fraction)."
             )
-        if not results.saved_logits_apart <= (tolerance := LOGITS_TOLERANCE[results.mixed_precision]):
-            found.append(
-                f"The saved model does not give the logits that were evaluated: they differ by {results.saved_logits_apart:.2g} of "
-                f"the largest, at most {tolerance:g} was expected. Do not trust these scores, and report it."
-            )
-        return found
+        return found + differing_logits(results)
 
     def write_card(self, folder: Path, results: Results, config: str):
         write_card(folder, RECIPES / "model_card.md", results, config)
@@ -248,6 +253,27 @@ class Classification(Task):
             return shell_line(RECIPES / "classify.py", model, model / "example.png")
         words = ["--model_name_or_path", model, "--dataset_name", self.args.dataset_name]
         return shell_line(RECIPES / "eval.py", *words)
+
+
+def diverged(log: list[dict], uninformed: float, largest: float) -> list[str]:
+    """A sentence if the training loss at the end is above `largest`, or not finite; `uninformed` is that of a model that knows nothing."""
+    losses = [line["loss"] for line in log if line.get("loss") is not None][-LAST_LINES:]
+    if not losses or (last := statistics.median(losses)) <= min(largest, sys.float_info.max):
+        return []
+    return [
+        f"The run diverged: its training loss is {last:.3g} at the end, and {uninformed:.3g} for a model that knows nothing. "
+        "Train again with a smaller --learning_rate."
+    ]
+
+
+def differing_logits(results: Results) -> list[str]:
+    """A sentence if the saved model does not give what was evaluated."""
+    if results.saved_logits_apart <= (tolerance := LOGITS_TOLERANCE[results.mixed_precision]):
+        return []
+    return [
+        f"The saved model does not give the logits that were evaluated: they differ by {results.saved_logits_apart:.2g} of the "
+        f"largest, at most {tolerance:g} was expected. Do not trust these scores, and report it."
+    ]
 
 
 def draw_samples(count: int, seed: int) -> torch.Tensor:

@@ -3,11 +3,14 @@
 import os
 import sys
 import traceback
+from collections.abc import Iterable
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from accelerate.utils import broadcast_object_list
 from torch.distributed import distributed_c10d
+from torch.distributed.tensor import DTensor
 
 from hf_vit.system.errors import is_users, one_line
 
@@ -16,17 +19,22 @@ STEP_TIMEOUT = timedelta(minutes=10)  # while training: the longest thing one pr
 REPORT_TIMEOUT = timedelta(hours=1)  # at the end, it draws and publishes alone
 
 
+def leave(code: int):
+    """End this process at once: threads of gloo or of a stream may hang at an ordinary exit."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def exit_with_error(error: Exception):
     """Print the error, as a sentence or a traceback (`is_users`), and leave with exit code 1: the launcher ends the other processes."""
     if is_users(error):
-        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
+        print(f"error: {one_line(error)}", file=sys.stderr)
     else:
         traceback.print_exception(error)
-    sys.stdout.flush()
-    sys.stderr.flush()
     if not dist.is_initialized():
         sys.exit(1)
-    os._exit(1)  # threads of gloo may hang at exit
+    leave(1)
 
 
 def set_timeout(timeout: timedelta):
@@ -53,3 +61,8 @@ def run_on_main(accelerator, act):
             os._exit(1)
         raise result[0]
     return result[0]
+
+
+def local_tensors(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """What this process has of each, all but for a DTensor (FSDP 2)."""
+    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]

@@ -4,7 +4,13 @@ import contextlib
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+
+from hf_vit.training.distributed import local_tensors
+
+
+def trainable(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The weights that a run changes, by name; those that are frozen are the base model's."""
+    return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 class ModelEMA:
@@ -16,28 +22,19 @@ class ModelEMA:
 
     def __init__(self, model: nn.Module, decay: float):
         self.decay, self.step = decay, 0
-        self.weights = [weight.clone() for weight in self._trainable(model)]
-
-    @staticmethod
-    def _trainable(model: nn.Module) -> list[torch.Tensor]:
-        weights = [parameter.detach() for parameter in model.parameters() if parameter.requires_grad]
-        return [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
+        self.weights = {name: weight.clone() for name, weight in trainable(model).items()}
 
     def update(self, model: nn.Module):
         decay = min(self.decay, (1 + self.step) / (10 + self.step))
-        torch._foreach_lerp_(self.weights, self._trainable(model), 1 - decay)
+        torch._foreach_lerp_(local_tensors(self.weights.values()), local_tensors(trainable(model).values()), 1 - decay)
         self.step += 1
-
-    def copy_from(self, model: nn.Module):
-        """Set the average to the model's weights."""
-        torch._foreach_copy_(self.weights, self._trainable(model))
 
     @contextlib.contextmanager
     def applied(self, model: nn.Module):
         """The model with the averaged weights in it, meanwhile."""
-        weights = self._trainable(model)
+        weights = local_tensors(trainable(model).values())
         kept = [weight.clone() for weight in weights]
-        torch._foreach_copy_(weights, self.weights)
+        torch._foreach_copy_(weights, local_tensors(self.weights.values()))
         try:
             yield model
         finally:

@@ -6,10 +6,11 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from hf_vit.data.splits import describe_scored
-from hf_vit.evaluation.calibration import folded_temperature
-from hf_vit.system.run_files import SAMPLES
+from hf_vit.evaluation.calibration import folded_head
+from hf_vit.system.run_files import EVALUATED, SAMPLES
 from hf_vit.training.checkpoints import save_best
 from hf_vit.training.distributed import run_on_main
+from hf_vit.training.log import print_main
 from hf_vit.training.run import Run
 from hf_vit.training.task import Evaluation
 
@@ -20,7 +21,7 @@ def evaluate(run: Run) -> bool:
     A test split selects nothing: the last weights are kept.
     """
     state, task, data = run.state, run.task, run.data
-    seconds = state.training_seconds
+    seconds = state.clock()
     with run.whole_model() as model:
         evaluation = task.evaluate(model, run.predictor)
         if evaluation is None:
@@ -30,11 +31,8 @@ def evaluate(run: Run) -> bool:
         if is_best if data.selects_best else state.step == run.plan.total_steps:
             run_on_main(run.accelerator, lambda: keep_best(run, model, metrics, evaluation))
             run.best = metrics
-    run.log.print(
-        f"step {state.step:,}, epoch {state.epoch + 1}: {task.describe(metrics, describe_scored(data.scored))}"
-    )
-    values = {f"eval_{name}": value for name, value in metrics.items() if name not in ("step", "epoch")}
-    run.log.log(state, **values, seconds=seconds)
+    print_main(f"step {state.step:,}, epoch {state.epoch + 1}: {task.describe(metrics, describe_scored(data.scored))}")
+    run.log.log(**{f"eval_{name}": value for name, value in evaluation.metrics.items()}, seconds=seconds)
     state.evaluated_step = state.step
     return True
 
@@ -44,9 +42,11 @@ def keep_best(run: Run, model, metrics: dict, evaluation: Evaluation):
     scores, samples, tables = run.task.artifacts(model, evaluation)
 
     def write(folder: Path):
-        with folded_temperature(model, scores["temperature"]) if "temperature" in scores else contextlib.nullcontext():
+        with folded_head(model, scores["temperature"]) if "temperature" in scores else contextlib.nullcontext():
             run.write_model(model, folder)
         save_file(samples, folder / SAMPLES)
+        if evaluation.logits is not None:
+            save_file({"logits": evaluation.logits, "labels": evaluation.labels}, folder / EVALUATED)
         for name, text in tables.items():
             (folder / name).write_text(text, encoding="utf-8", newline="")
 

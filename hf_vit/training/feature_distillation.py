@@ -14,40 +14,28 @@ from torch import nn
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.model.modeling_hf_vit import HFViTModel
 from hf_vit.system.errors import as_user_errors
-from hf_vit.training.losses import TeacherImages
+from hf_vit.training.losses import FrozenTeacher
 
 
-def patch_features(model: HFViTModel, pixel_values: torch.Tensor, **kwargs) -> tuple[torch.Tensor, torch.Tensor]:
+def patch_features(model: HFViTModel, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The pooled vector (B, D) and the features of the patches as a map (B, D, h, w)."""
-    outputs = model(pixel_values, **kwargs)
+    outputs = model(pixel_values)
     patches = outputs.last_hidden_state[:, model.config.num_prefix_tokens :]  # (B, T, D) -> (B, N, D)
     grid = model.embeddings.patch_embeddings.grid_size(pixel_values)
     return outputs.pooler_output, patches.transpose(1, 2).unflatten(2, grid)  # (B, N, D) -> (B, D, h, w)
 
 
-class FeatureTeacher:
-    """A frozen model, of any format that `HFViTModel.from_pretrained` reads, given the student's own pixels.
-
-    Args:
-        checkpoint: Hub id or folder.
-        spec: of the student's images.
-
-    Raises:
-        ValueError: if its image processor does more than resize and normalise, or it looks at other channels.
-    """
+class FeatureTeacher(FrozenTeacher):
+    """A model of any format that `HFViTModel.from_pretrained` reads."""
 
     @as_user_errors()
     def __init__(self, checkpoint: str, spec: ImageSpec):
-        self.model = HFViTModel.from_pretrained(checkpoint, dtype=torch.float32).eval().requires_grad_(False)
-        self.images = TeacherImages(checkpoint, self.model.config, spec)
-
-    def to(self, device):
-        self.model.to(device)
+        super().__init__(HFViTModel.from_pretrained(checkpoint, dtype=torch.float32), checkpoint, spec)
 
     @torch.no_grad()
-    def __call__(self, pixel_values):
+    def forward(self, pixel_values):
         """The student's normalised pixels (B, C, H, W) -> the teacher's pooled vector (B, D) and map (B, D, h, w), normalised."""
-        pooled, features = patch_features(self.model, self.images(pixel_values))
+        pooled, features = patch_features(self.model, self.as_own(pixel_values))
         features = nn.functional.layer_norm(features.movedim(1, 3), features.shape[1:2]).movedim(3, 1)
         return nn.functional.layer_norm(pooled, pooled.shape[1:]), features
 
@@ -73,7 +61,7 @@ class FeatureDistillation(nn.Module):
         """The student alone."""
         self.vit.save_pretrained(folder)
 
-    def forward(self, pixel_values, teacher_pooled, teacher_patches, **kwargs):
+    def forward(self, pixel_values, teacher_pooled, teacher_patches):
         """The loss (), the mean of two mean squared errors: of the pooled vector, and of the patches.
 
         Args:
@@ -81,7 +69,7 @@ class FeatureDistillation(nn.Module):
             teacher_pooled: (B, D) of the teacher.
             teacher_patches: (B, D, h, w); another grid than the student's is resampled to it, bilinear and antialiased.
         """
-        pooled, patches = patch_features(self.vit, pixel_values, **kwargs)
+        pooled, patches = patch_features(self.vit, pixel_values)
         if teacher_patches.shape[2:] != patches.shape[2:]:
             teacher_patches = nn.functional.interpolate(
                 teacher_patches, size=patches.shape[2:], mode="bilinear", antialias=True

@@ -14,7 +14,7 @@ from hf_vit.data.augment import augment
 from hf_vit.data.columns import column_arguments, count_labels
 from hf_vit.data.duplicates import also_in, thumbnail_vectors
 from hf_vit.data.image_dataset import ImageDataset, check_unreadable
-from hf_vit.data.image_spec import image_spec_of, training_image_spec
+from hf_vit.data.image_spec import ImageSpec, image_spec_of, training_image_spec
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import EPOCH_STRIDE, epoch_batches
 from hf_vit.data.sources import dataset_license, open_source
@@ -26,6 +26,7 @@ from hf_vit.system.errors import UserError
 from hf_vit.system.escapes import as_license
 from hf_vit.system.recipes_folder import EMBEDDED
 from hf_vit.training.arguments import TrainArguments
+from hf_vit.training.log import print_main
 from hf_vit.training.plan import Plan
 
 
@@ -41,25 +42,32 @@ class RunData:
         scored: which images are scored, in words, such as "test".
         train_images, eval_images: an `ImageDataset`, or an `ImageStream` to train on; of features if they are cached.
         spec, train_spec: `ImageSpec` of the images that are scored and trained on.
-        splits: rows of each split that is not streamed, for fingerprints.
-        is_stream: whether training images are read while training.
+        fingerprints: of each split that is not streamed.
         license: of the data set, on the main process.
         seconds: spent reading.
-        scored_duplicates: how many of the scored images were trained on too, as `duplicates.also_in` tells; None where the images
-            are not in memory, or too many to compare all.
+        scored_duplicates: see `count_scored_duplicates`.
     """
 
     labels: list[str]
     scored: str
-    train_images: object
-    eval_images: object
-    spec: object
-    train_spec: object
-    splits: dict
-    is_stream: bool
+    train_images: ImageDataset | ImageStream
+    eval_images: ImageDataset
+    spec: ImageSpec
+    train_spec: ImageSpec
+    fingerprints: dict[str, str]
     license: str | None
     seconds: float
     scored_duplicates: int | None = None
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether training images are read while training."""
+        return isinstance(self.train_images, ImageStream)
+
+    @property
+    def train_size(self) -> int | None:
+        """How many images there are to train on; None for a stream."""
+        return None if self.is_stream else len(self.train_images)
 
     @property
     def multi_label(self) -> bool:
@@ -102,14 +110,15 @@ def load_rows(args: TrainArguments, print_main):
         stream, eval_rows, labels, scored = prepare_stream(source.splits, **columns)
         splits = {"eval": eval_rows}
     else:
-        sizes = {name: getattr(args, name) for name in ("eval_fraction", "train_fraction", "shots", "seed")}
-        splits, labels, scored = prepare_splits(source.splits, **columns, **sizes)
+        sizes = {name: getattr(args, name) for name in ("eval_fraction", "shots", "seed")}
+        regression = args.problem_type == "regression"
+        splits, labels, scored = prepare_splits(source.splits, regression=regression, **columns, **sizes)
     read = {"train": stream, **splits}
     print_main("\n".join(summary(read, {"train": args.train_split, "eval": scored}, labels, source)))
     return splits, stream, labels, scored
 
 
-def read_data(args: TrainArguments, task, accelerator, print_main):
+def read_data(args: TrainArguments, task, accelerator):
     """The data, and the model and image processor that decide how images are read: (RunData, model, processor)."""
     began = time.monotonic()
     with accelerator.main_process_first():
@@ -118,40 +127,40 @@ def read_data(args: TrainArguments, task, accelerator, print_main):
     data_license = as_license(dataset_license(args.dataset_name)) if accelerator.is_main_process else None
     model, processor = task.build_model(labels, splits["eval"])
     spec = image_spec_of(processor, model.config)
-    train_rows = None if args.streaming else splits["train"]
-    train_spec = training_image_spec(spec, train_rows, args.crop, args.crop_scale)
+    train_spec = training_image_spec(spec, splits.get("train"), args.crop, args.crop_scale)
     # What cannot be read is skipped until all is read: then all of it is named, and each class is judged as a whole.
     parts = [eval_images := ImageDataset(splits["eval"], spec, "skip")]
-    if args.streaming:
-        train_images = ImageStream(stream, labels, train_spec, args.seed, args.shuffle_buffer, args.on_bad_image)
+    if stream is None:
+        parts.append(train_images := ImageDataset(splits["train"], train_spec, "skip", keep_full=True, seed=args.seed))
     else:
-        parts.append(train_images := ImageDataset(train_rows, train_spec, "skip", keep_full=True, seed=args.seed))
+        train_images = ImageStream(stream, labels, train_spec, args.seed, args.shuffle_buffer, args.on_bad_image)
     check_unreadable(parts, labels, args.on_bad_image)
     seconds = time.monotonic() - began
     if labels and not count_labels(eval_images.labels, len(labels)).any():
         raise UserError(
             f"none of the {len(eval_images):,} images of {scored} has a label: wanted images with labels to score"
         )
-    data = RunData(
-        labels, scored, train_images, eval_images, spec, train_spec, splits, args.streaming, data_license, seconds
-    )
-    if accelerator.is_main_process and not args.streaming:
-        find_scored_duplicates(data, print_main)
+    fingerprints = {name: part._fingerprint for name, part in splits.items() if stream is None}
+    data = RunData(labels, scored, train_images, eval_images, spec, train_spec, fingerprints, data_license, seconds)
+    if accelerator.is_main_process:
+        data.scored_duplicates = count_scored_duplicates(data)
     return data, model, processor
 
 
-def find_scored_duplicates(data: RunData, print_main):
-    """Compare the scored images with those to train on, and say so if some are the same."""
-    scored, trained = data.eval_images.cache, data.train_images.cache
+def count_scored_duplicates(data: RunData) -> int | None:
+    """How many of the scored images are to be trained on too, as `duplicates.also_in` tells; None where the images are not in
+    memory, too many to compare all, or cut in another way."""
+    scored, trained = data.eval_images.cache, getattr(data.train_images, "cache", None)
     if scored is None or trained is None or len(scored) * len(trained) > MAX_PAIRS:
-        return
+        return None
     if data.spec.resize != data.train_spec.resize:  # only the scored images lose their borders
-        return
-    data.scored_duplicates = int(also_in(thumbnail_vectors(scored), thumbnail_vectors(trained)).sum())
-    if data.scored_duplicates:
+        return None
+    count = int(also_in(thumbnail_vectors(scored), thumbnail_vectors(trained)).sum())
+    if count:
         print_main(
-            f"copies of images to train on among the {len(scored):,} to score: {data.scored_duplicates:,} ({script_name('audit')} shows them)"
+            f"{count:,} of the {len(scored):,} images to score are trained on too ({script_name('audit')} shows them)"
         )
+    return count
 
 
 def seed_micro_batch(seed: int, step: int, number: int, rank: int):
@@ -179,17 +188,16 @@ class TrainBatches:
         starts, place = range(0, per_process, size), (self.rank, plan.processes)
         if self.data.is_stream:
             for epoch, rows in images.batches(first_step, per_process, *place):
-                for start in starts:
-                    yield epoch, {key: value[start : start + size] for key, value in rows.items()}
+                for at in starts:
+                    yield epoch, {key: value[at : at + size] for key, value in rows.items()}
             return
 
         def order():
-            shares = images.labels.numpy() if self.args.balance == "sampling" else None
+            labels = images.labels.numpy() if self.args.balance == "sampling" else None
             for epoch in itertools.count(first_step // plan.steps_per_epoch):
-                steps = epoch_batches(len(images), per_process, self.args.seed, epoch, *place, shares)
+                steps = epoch_batches(len(images), per_process, self.args.seed, epoch, *place, labels)
                 for ids in itertools.islice(steps, max(0, first_step - epoch * plan.steps_per_epoch), None):
-                    ids = [epoch * EPOCH_STRIDE + number for number in ids]
-                    yield from (ids[start : start + size] for start in starts)
+                    yield from ([epoch * EPOCH_STRIDE + number for number in ids[at : at + size]] for at in starts)
 
         for number, rows in enumerate(data_loader(images, order(), self.args.num_workers)):
             yield (first_step + number // self.accumulation) // plan.steps_per_epoch, rows
@@ -234,17 +242,13 @@ class TrainBatches:
         Returns:
             (images, labels, [(inputs, targets) of each epoch])
         """
-        images = self.data.train_images
+        images, versions = self.data.train_images, []
         places = range(0, len(images), -(-len(images) // num_images))
-        epochs = [
-            images.__getitems__([epoch * EPOCH_STRIDE + place for place in places]) for epoch in range(num_epochs)
-        ]
-        versions = [
-            self.augmented(rows, epoch, epoch * self.plan.steps_per_epoch) for epoch, rows in enumerate(epochs)
-        ]
-        rows = images.rows.select((epochs[0]["index"] % len(images)).tolist())
-        whole = ImageDataset(rows, replace(self.data.train_spec, crop_scale=None)).cache
-        return whole, epochs[0]["labels"], versions
+        for epoch in reversed(range(num_epochs)):
+            rows = images.__getitems__([epoch * EPOCH_STRIDE + place for place in places])
+            versions.insert(0, self.augmented(rows, epoch, epoch * self.plan.steps_per_epoch))
+        shown = images.rows.select((rows["index"] % len(images)).tolist())
+        return ImageDataset(shown, replace(self.data.train_spec, crop_scale=None)).cache, rows["labels"], versions
 
 
 def read_while(values: torch.Tensor, work) -> list:

@@ -8,11 +8,13 @@ from accelerate.utils import gather_object
 from hf_vit.system.errors import UserError
 from hf_vit.training.evaluate import evaluate
 from hf_vit.training.inputs import Prefetcher, read_while, seed_micro_batch
+from hf_vit.training.log import print_main
 from hf_vit.training.optimizers import clip_gradients, is_finite, learning_rate, set_learning_rate
 from hf_vit.training.run import Run
 
 
 FIRST_CHECKPOINT, SECONDS_BETWEEN_CHECKPOINTS = 60, 300  # where --checkpointing_steps is not given
+MOST_SKIPPED = 10  # steps that are not finite, before a run stops
 
 
 def fit(run: Run) -> bool:
@@ -28,18 +30,15 @@ def fit(run: Run) -> bool:
     5. A resumed run cuts metrics.jsonl back to its checkpoint, and writes the lines after it again.
     6. What an error leaves behind a whole step is saved too, where there is one process.
     """
-    plan, state, log, signals = run.plan, run.state, run.log, run.signals
+    plan, state, signals = run.plan, run.state, run.signals
     batches = Prefetcher(run.batches.prepared(state.step))
     saved_at, stopped, checkpoint_is_due = time.monotonic(), False, False
-    signals.training = True
+    signals.says = "saving after this step"
     try:
         for step in range(state.step, plan.total_steps + 1):
             is_last = step == plan.total_steps
             if plan.is_evaluation_step(step) and state.evaluated_step < step and not stopped:
-                paused = time.monotonic()
-                stopped = not evaluate(run)
-                state.seconds["scoring"] += time.monotonic() - paused
-                log.pause(time.monotonic() - paused)
+                stopped = not state.timed("scoring", lambda: evaluate(run))
             wants_last = is_last and plan.args.checkpointing_steps != 0
             if state.saved_step < step and (stopped or checkpoint_is_due or wants_last):
                 run.save()
@@ -50,16 +49,15 @@ def fit(run: Run) -> bool:
     finally:
         if not stopped or signals.in_notebook:  # a process that leaves need not wait for its workers: they end too
             batches.close()
-        log.bar.close()
-        state.seconds["training"] += time.monotonic() - state.training_began
+        run.log.bar.close()
+        state.clock()
 
 
 def train_step(run: Run, batches: Prefetcher, saved_at: float) -> tuple[bool, bool]:
     """One optimizer step: (whether a signal came, whether a checkpoint is due), on any process."""
     plan, args, state = run.plan, run.plan.args, run.state
-    began, input_before = time.monotonic(), state.seconds["input"]
-    schedule = args.lr_scheduler_type, args.lr_decay_ratio, args.lr_stages
-    rate = learning_rate(state.step, plan.total_steps, plan.warmup_steps, args.learning_rate, *schedule)
+    began = time.monotonic()
+    rate = learning_rate(state.step, plan.total_steps, plan.warmup_steps, args.learning_rate, args.lr_scheduler_type)
     set_learning_rate(state.optimizers, rate)
     sums, norm, ids = forward_backward(run, batches)
     finite, stopped, checkpoint_is_due = sync_flags(run, sums, norm, saved_at, batches)
@@ -71,8 +69,8 @@ def train_step(run: Run, batches: Prefetcher, saved_at: float) -> tuple[bool, bo
     state.is_consistent = True
     if run.accelerator.device.type == "cuda":
         state.timed("input", batches.prefetch)  # while the device updates the weights
-    state.seconds["model"] += time.monotonic() - began - (state.seconds["input"] - input_before)
-    run.log.update(state, rate, norm)
+    state.seconds["step"] += time.monotonic() - began
+    run.log.update(rate, norm)
     return stopped, checkpoint_is_due
 
 
@@ -91,9 +89,8 @@ def forward_backward(run: Run, batches: Prefetcher):
         with accelerator.accumulate(run.model):
             loss, outputs = task.loss(run.model, batch)
             accelerator.backward(loss)
-        if (
-            accelerator.device.type == "cuda" and number + 1 < run.batches.accumulation
-        ):  # augment while the device works
+        is_last = number + 1 == run.batches.accumulation
+        if accelerator.device.type == "cuda" and not is_last:  # augment while the device works
             state.timed("input", batches.prefetch)
         with torch.no_grad():
             correct = task.count_correct(outputs, batch)
@@ -123,15 +120,15 @@ def skip_step(run: Run, rate: float, ids: torch.Tensor):
     """Log a step that is not finite; UserError after too many."""
     state = run.state
     rows = gather_object(run.data.train_images.row_numbers(ids))
-    if len(state.skipped_steps) >= run.plan.args.max_skipped_steps:
-        before = f", and before in {', '.join(map(str, state.skipped_steps))}" if state.skipped_steps else ""
+    if len(state.skipped_steps) >= MOST_SKIPPED:
+        before = ", ".join(map(str, state.skipped_steps))
         raise UserError(
-            f"the loss or its gradient was not finite in step {state.step + 1:,}{before}: learning rate {rate:.3g}, training "
-            f"images {', '.join(map(str, rows[:64]))}{' ...' * (len(rows) > 64)}. Look at these, or begin a new run with a smaller "
-            "--learning_rate; --max_skipped_steps allows more of such steps"
+            f"the loss or its gradient was not finite in step {state.step + 1:,}, and before in {before}: learning rate {rate:.3g}, "
+            f"training images {', '.join(map(str, rows[:64]))}{' ...' * (len(rows) > 64)}. Look at these, or begin a new run with a "
+            "smaller --learning_rate"
         )
     state.skipped_steps.append(state.step + 1)
-    run.log.print(f"step {state.step + 1:,} is skipped: its loss or gradient is not finite")
+    print_main(f"step {state.step + 1:,} is skipped: its loss or gradient is not finite")
     run.log.write(step=state.step + 1, epoch=state.epoch + 1, skipped=True, learning_rate=rate, rows=rows)
 
 

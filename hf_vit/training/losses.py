@@ -19,26 +19,18 @@ def soft_targets(labels: torch.Tensor, num_labels: int, smoothing: float) -> tor
     return nn.functional.one_hot(labels, num_labels) * (1 - smoothing) + smoothing / num_labels
 
 
-def classification_loss(
-    logits, targets, kind: str = "cross_entropy", weights: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Mean loss of the images, in float32.
+def classification_loss(logits, targets, weights: torch.Tensor | None = None) -> torch.Tensor:
+    """Mean cross-entropy of the images, in float32.
 
     Args:
         logits, targets: (B, L); targets are probabilities.
-        kind: "cross_entropy", or "binary_cross_entropy", a yes or no for each label, mean of the labels
-            (arXiv 2110.00476, section 2.2).
         weights: (L,), one per label. An image counts as much as its targets weigh: if each label's term were weighted instead,
             as PyTorch does, the smoothed targets of a rare label would outweigh the label of a frequent one.
     """
-    logits = logits.float()
-    if kind == "cross_entropy":
-        if weights is None:
-            return nn.functional.cross_entropy(logits, targets)
-        each = nn.functional.cross_entropy(logits, targets, reduction="none")
-    else:
-        each = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(dim=1)
-    return (each if weights is None else each * (targets * weights).sum(dim=1)).mean()
+    if weights is None:
+        return nn.functional.cross_entropy(logits.float(), targets)
+    each = nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+    return (each * (targets * weights).sum(dim=1)).mean()
 
 
 def multi_label_loss(logits, targets, weights: torch.Tensor | None = None) -> torch.Tensor:
@@ -60,37 +52,34 @@ def count_correct(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return (logits.argmax(1) == labels).sum()
 
 
-def distillation_loss(logits, teacher_logits, temperature: float) -> torch.Tensor:
-    """temperature^2 KL(teacher || student) of the softened probabilities, mean of the images (arXiv 1503.02531, section 2)."""
-    log_student = (logits.float() / temperature).log_softmax(dim=1)
-    log_teacher = (teacher_logits.float() / temperature).log_softmax(dim=1)
-    return temperature**2 * nn.functional.kl_div(log_student, log_teacher, reduction="batchmean", log_target=True)
+def distillation_loss(logits, teacher_logits) -> torch.Tensor:
+    """KL(teacher || student) of the probabilities, mean of the images (arXiv 1503.02531, section 2, at temperature 1)."""
+    answers = [values.float().log_softmax(dim=1) for values in (logits, teacher_logits)]
+    return nn.functional.kl_div(*answers, reduction="batchmean", log_target=True)
 
 
-class TeacherImages:
-    """The pixels of a student, as a teacher wants them.
+class FrozenTeacher(nn.Module):
+    """A network that is learned from, given the student's own pixels.
 
     Args:
-        checkpoint, config: of the teacher.
+        checkpoint: Hub id or folder that it is of.
         spec: of the student's images.
 
     Raises:
-        ValueError: if the teacher's image processor does more than resize and normalise, or it looks at other channels.
+        ValueError: if its image processor does more than resize and normalise, or it looks at other channels.
     """
 
-    def __init__(self, checkpoint: str, config, spec: ImageSpec):
-        self.own, self.students = image_spec_of(load_processor(checkpoint), config), spec
-        if self.own.processor is not None:
+    def __init__(self, model: nn.Module, checkpoint: str, spec: ImageSpec):
+        super().__init__()
+        self.model = model.eval().requires_grad_(False)
+        self.own, self.students = image_spec_of(load_processor(checkpoint), model.config), spec
+        if self.own.processor is not None or self.own.channels != spec.channels:
             raise UserError(
-                f"--teacher_name_or_path {checkpoint}: its {type(self.own.processor).__name__} does more to an image than "
-                "resize and normalise, which a teacher's must not; take another teacher"
-            )
-        if self.own.channels != spec.channels:
-            raise UserError(
-                f"--teacher_name_or_path {checkpoint} looks at {self.own.channels} channels, the student at {spec.channels}"
+                f"--teacher_name_or_path {checkpoint} must look at {spec.channels} channels, got {self.own.channels}, of images "
+                "that are resized and normalised, and no more: take another teacher"
             )
 
-    def __call__(self, pixel_values):
+    def as_own(self, pixel_values):
         """The student's normalised pixels (B, C, H, W) in the teacher's size and normalisation."""
         channels = lambda values: torch.tensor(values, device=pixel_values.device).view(1, -1, 1, 1)
         pixels = pixel_values * channels(self.students.std) + channels(self.students.mean)
@@ -100,31 +89,26 @@ class TeacherImages:
         return (pixels - channels(self.own.mean)) / channels(self.own.std)
 
 
-class Teacher:
-    """Any image classifier, given the student's own pixels.
+class Teacher(FrozenTeacher):
+    """Any image classifier.
 
     Args:
-        checkpoint: Hub id or folder of an `AutoModelForImageClassification` that knows the student's labels by name.
+        checkpoint: of an `AutoModelForImageClassification` that knows the student's labels by name.
         labels: the student's.
-        spec: of the student's images.
 
     Raises:
         ValueError: if it does not know one of the labels.
     """
 
     def __init__(self, checkpoint: str, labels: list[str], spec: ImageSpec):
-        self.model = load_classifier(checkpoint, dtype=torch.float32).eval().requires_grad_(False)
+        super().__init__(load_classifier(checkpoint, dtype=torch.float32), checkpoint, spec)
         try:
-            self.columns = match_labels(torch.arange(len(labels)), labels, self.model.config.id2label)
+            columns = match_labels(torch.arange(len(labels)), labels, self.model.config.id2label)
         except ValueError as error:
             raise UserError(f"--teacher_name_or_path {checkpoint}: {error}") from error
-        self.images = TeacherImages(checkpoint, self.model.config, spec)
-
-    def to(self, device):
-        self.model.to(device)
-        self.columns = self.columns.to(device)
+        self.register_buffer("columns", columns)
 
     @torch.no_grad()
-    def __call__(self, pixel_values):
+    def forward(self, pixel_values):
         """The student's normalised pixels (B, C, H, W) -> the teacher's logits for the student's labels (B, L)."""
-        return self.model(self.images(pixel_values)).logits[:, self.columns]
+        return self.model(self.as_own(pixel_values)).logits[:, self.columns]

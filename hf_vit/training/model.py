@@ -1,7 +1,6 @@
 """The model to train: from a checkpoint or from scratch, whole, frozen in part, or with low-rank updates."""
 
 import copy
-import importlib.util
 from pathlib import Path
 
 import torch
@@ -17,6 +16,9 @@ from hf_vit.model.modeling_hf_vit import HFViTForImageClassification, HFViTLayer
 from hf_vit.system.errors import UserError, as_user_errors
 from hf_vit.system.progress import warn
 from hf_vit.training.optimizers import layer_id
+
+
+LORA_ALPHA = 16  # low-rank updates are scaled by it, divided by their rank
 
 
 @as_user_errors()
@@ -35,20 +37,21 @@ def build_model(
     asked for.
 
     Raises:
-        ValueError: if a weight is not finite, or `overrides` ask for another type.
+        ValueError: if a weight is not finite.
     """
     fields = {**config_fields(overrides, image_size), "id2label": dict(enumerate(labels))}
-    if multi_label:
-        fields["problem_type"] = MULTI_LABEL
-    if checkpoint is None:
-        return load_model(HFViTForImageClassification, None, preset, fields, eval_crop)
-    before = HFViTConfig.from_pretrained(checkpoint)
-    had_several = before.problem_type == MULTI_LABEL
-    if had_several and not multi_label:
-        fields["problem_type"] = "single_label_classification"
-    model, processor = load_model(HFViTForImageClassification, checkpoint, None, fields, eval_crop)
+    before = None if checkpoint is None else HFViTConfig.from_pretrained(checkpoint)
+    had_several = before is not None and before.problem_type == MULTI_LABEL
+    if multi_label or had_several:
+        fields["problem_type"] = MULTI_LABEL if multi_label else "single_label_classification"
+    model, processor = load_model(HFViTForImageClassification, checkpoint, preset, fields, eval_crop)
+    if before is None:
+        return model, processor
     vars(model.config).pop("thresholds", None)  # of the labels that it had
-    is_kept = list(before.id2label.values()) == labels and had_several == multi_label
+    of_classes = (
+        model.config.problem_type != "regression"
+    )  # whose head gives numbers in another unit while it is trained
+    is_kept = list(before.id2label.values()) == labels and had_several == multi_label and of_classes
     if model.classifier.weight.any():  # a head of another size was reset with a line
         why = "its classes are" if is_kept else "its classes, or their order or number an image, are not"
         warn(f"the head of {checkpoint} is {'kept' if is_kept else 'reset'}: {why} those of the data")
@@ -107,13 +110,8 @@ def light_decoder(config: HFViTConfig) -> dict[str, int]:
 
 
 def config_fields(overrides: dict, image_size: int | None) -> dict:
-    """`overrides` and the image size as fields of HFViTConfig; ValueError for a type of weights."""
-    if asked := {"dtype", "torch_dtype"} & set(overrides):
-        raise UserError(
-            f"config_overrides: {asked.pop()} cannot be chosen, weights are trained in float32; --mixed_precision says what "
-            "their products are computed in"
-        )
-    return dict(overrides) if image_size is None else {**overrides, "image_size": image_size}
+    """`overrides` and the image size as fields of HFViTConfig."""
+    return overrides if image_size is None else {**overrides, "image_size": image_size}
 
 
 def build_processor(source, config: HFViTConfig, eval_crop: float | None) -> ViTImageProcessorPil:
@@ -147,36 +145,26 @@ def freeze(model: nn.Module, backbone: bool, layers: int) -> list[nn.Module]:
         raise UserError(
             f"--freeze_layers {layers}: the model has {num_layers} layers; to train the head alone pass --freeze_backbone true"
         )
-    last = num_layers + 1 if backbone else layers
+    last = num_layers + 1 if backbone else layers or -1
     for name, parameter in model.named_parameters():
-        if (backbone or layers > 0) and not name.startswith("classifier.") and layer_id(name, num_layers) <= last:
+        if not name.startswith("classifier.") and layer_id(name, num_layers) <= last:
             parameter.requires_grad_(False)
     if backbone:
         return [model.vit]
     return [model.vit.embeddings, *model.vit.layers[:layers]] if layers > 0 else []
 
 
-def add_lora(model, rank: int, alpha: float, dropout: float):
+def add_lora(model, rank: int):
     """The model with low-rank updates of all dense layers of its transformer layers (arXiv 2106.09685, section 4.1), by PEFT.
 
     The updates and the head are trainable.
-
-    Raises:
-        ValueError: if PEFT is not installed.
     """
-    if importlib.util.find_spec("peft") is None:
-        raise UserError("--lora_rank needs the library peft, which is not installed: pip install peft")
-    from peft import LoraConfig, get_peft_model
+    from peft import LoraConfig, get_peft_model  # which need not be installed
 
     modules = model.vit.layers.named_modules()
     dense = {name.rpartition(".")[2] for name, module in modules if isinstance(module, nn.Linear)}
-    lora = LoraConfig(
-        r=rank,
-        lora_alpha=alpha,
-        lora_dropout=dropout,
-        target_modules=rf".*\.layers\..*\.({'|'.join(sorted(dense))})",
-        modules_to_save=["classifier"],
-    )
+    targets = rf".*\.layers\..*\.({'|'.join(sorted(dense))})"
+    lora = LoraConfig(r=rank, lora_alpha=LORA_ALPHA, target_modules=targets, modules_to_save=["classifier"])
     return get_peft_model(model, lora)
 
 
@@ -192,7 +180,7 @@ def save_model(model, folder: Path, lora_save: str):
 
 
 def find_batch_size(model, compute_loss, spec: ImageSpec, batch_size: int, device, copies: int = 2) -> int:
-    """The largest divisor of `batch_size`, halved or less each time, whose forward and backward pass fits in memory.
+    """The largest divisor of `batch_size` whose forward and backward pass fits in memory.
 
     It must fit beside what else a step holds: the next batch, three times while it is augmented, and `copies` of the
     trainable weights.
@@ -204,26 +192,29 @@ def find_batch_size(model, compute_loss, spec: ImageSpec, batch_size: int, devic
     Raises:
         RuntimeError: if one image is too many.
     """
-    asked = batch_size
-    while True:
-        state = loss = pixel_values = None
+
+    def fits(size: int) -> bool:
         try:
-            state = [torch.empty_like(p) for p in model.parameters() if p.requires_grad for _ in range(copies)]
-            pixel_values = torch.zeros(batch_size, spec.channels, spec.height, spec.width, device=device)
-            state += [torch.empty_like(pixel_values) for _ in range(3)]
-            loss = compute_loss(pixel_values)
-            loss.backward()
-            return batch_size
+            beside = [torch.empty_like(p) for p in model.parameters() if p.requires_grad for _ in range(copies)]
+            pixel_values = torch.zeros(size, spec.channels, spec.height, spec.width, device=device)
+            beside += [torch.empty_like(pixel_values) for _ in range(3)]
+            compute_loss(pixel_values).backward()
+            return True
         except Exception as error:
-            if not should_reduce_batch_size(error) or batch_size == 1:
+            if size == 1 or not should_reduce_batch_size(error):
                 raise
-            smaller = [size for size in range(1, batch_size // 2 + 1) if asked % size == 0]
-            batch_size = max(smaller, key=lambda size: (size % 2 == 0, size))  # even: pairs are mixed
+            return False
         finally:
-            del state, loss, pixel_values
             model.zero_grad(set_to_none=True)
-            if device.type != "cpu":
-                clear_device_cache(garbage_collection=True)
+
+    odd = batch_size % 2  # else only even ones: pairs are mixed
+    for size in (
+        size for size in range(batch_size, 0, -1) if batch_size % size == 0 and (size % 2 == odd or size == 1)
+    ):
+        fitting = fits(size)
+        clear_device_cache(garbage_collection=True)
+        if fitting:
+            return size
 
 
 def compile_model(model: nn.Module, sharded: bool):

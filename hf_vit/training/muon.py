@@ -6,8 +6,8 @@ from collections import defaultdict
 import torch
 from torch.distributed.tensor import DTensor, Shard
 
-from hf_vit.system.errors import UserError
 from hf_vit.system.hardware import has_native_bf16
+from hf_vit.training.distributed import local_tensors
 
 
 # Keller Jordan, "Muon: An optimizer for hidden layers in neural networks" (https://kellerjordan.github.io/posts/muon/): the
@@ -49,10 +49,6 @@ def orthogonalize_sharded(shards: torch.Tensor, like: DTensor) -> torch.Tensor:
     return move(orthogonalize(move(shards, sharded, whole)), whole, sharded)
 
 
-def _local(tensors) -> list[torch.Tensor]:
-    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
-
-
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum, orthogonalised: `w -= lr * weight_decay * w + lr * 0.2 * sqrt(max(r, c)) * orthogonalize(update)`.
 
@@ -63,35 +59,27 @@ class Muon(torch.optim.Optimizer):
 
     Args:
         params: matrices, or groups of them. Of DTensors (FSDP 2) each process keeps the momentum of its part.
-
-    Raises:
-        ValueError: for a parameter that is no matrix.
     """
 
     def __init__(self, params, lr: float = 1e-3, weight_decay: float = 0.1, momentum: float = 0.95):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
-        for shape in [tuple(parameter.shape) for group in self.param_groups for parameter in group["params"]]:
-            if len(shape) != 2:
-                raise UserError(f"Muon is for matrices, and got a parameter of shape {shape}: give that one to AdamW")
 
     @torch.no_grad()
     def step(self, closure=None):
         """Change the parameters that have a gradient; `closure` computes the loss anew, which is returned."""
-        with torch.enable_grad():
-            loss = None if closure is None else closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         batches = defaultdict(list)  # by shape: (parameter, momentum to orthogonalise, learning rate)
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if not parameters:
-                continue
             for parameter in parameters:
                 if not self.state[parameter]:
                     self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter.grad)
-            gradients = _local(parameter.grad for parameter in parameters)
-            buffers = _local(self.state[parameter]["momentum_buffer"] for parameter in parameters)
-            torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
-            updates = torch._foreach_lerp(gradients, buffers, group["momentum"])
-            torch._foreach_mul_(_local(parameters), 1 - group["lr"] * group["weight_decay"])
+            gradients = local_tensors(parameter.grad for parameter in parameters)
+            updates = local_tensors(self.state[parameter]["momentum_buffer"] for parameter in parameters)
+            if parameters:
+                torch._foreach_lerp_(updates, gradients, 1 - group["momentum"])
+                updates = torch._foreach_lerp(gradients, updates, group["momentum"])
+                torch._foreach_mul_(local_tensors(parameters), 1 - group["lr"] * group["weight_decay"])
             for parameter, update in zip(parameters, updates, strict=True):
                 batches[parameter.shape].append((parameter, update, group["lr"]))
         for shape, batch in batches.items():
@@ -102,5 +90,5 @@ class Muon(torch.optim.Optimizer):
                 stack = orthogonalize_sharded(stack, first) if isinstance(first, DTensor) else orthogonalize(stack)
                 steps = stack.to(first.dtype).unbind()
                 torch._foreach_mul_(steps, [-rate * 0.2 * math.sqrt(max(shape)) for rate in rates])
-                torch._foreach_add_(_local(parameters), steps)
+                torch._foreach_add_(local_tensors(parameters), steps)
         return loss

@@ -10,20 +10,11 @@ from torch.distributed.tensor import DTensor
 from hf_vit.training.muon import Muon
 
 
+BETA1 = 0.9
 # Learned vectors, not maps between vectors: weight decay would pull them to zero for no reason (arXiv 2010.11929, B.1).
 NO_DECAY = (
     "cls_token", "distillation_token", "register_tokens", "mask_token", "probe", "position_embeddings", "lambda1"
 )  # fmt: skip
-
-
-def split_decay(model: nn.Module) -> tuple[list[str], list[str]]:
-    """Names of trainable parameters that decay (matrices) and that do not (biases, norms, tokens, positions, layer scale)."""
-    decayed, undecayed = [], []
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            matrix = parameter.ndim > 1 and name.rpartition(".")[2] not in NO_DECAY
-            (decayed if matrix else undecayed).append(name)
-    return decayed, undecayed
 
 
 def layer_id(name: str, num_layers: int) -> int:
@@ -37,26 +28,27 @@ def layer_id(name: str, num_layers: int) -> int:
 def parameter_groups(
     model: nn.Module, weight_decay: float, layer_decay: float = 1.0, head_scale: float = 1.0
 ) -> list[dict]:
-    """The trainable parameters as an optimizer takes them, each group with its names and its `lr_scale`.
+    """The trainable parameters as an optimizer takes them, each group with its names and its `lr_scale`, and whether it is of the
+    matrices of the layers (`hidden`).
 
-    Layer-wise learning rate decay (BEiT, arXiv 2106.08254, section 3.2): k layers below the head, the rate is
-    layer_decay ** k of the head's. The classifier, whose weights start at zero for new classes, learns at `head_scale` times its
-    rate (arXiv 2202.10054: a backbone that moves before its head fits is distorted). With both at 1 there are two groups: with
-    weight decay and without.
+    Weight decay is for matrices: not for biases, norms, tokens, positions and layer scale. Layer-wise learning rate decay (BEiT,
+    arXiv 2106.08254, section 3.2): k layers below the head, the rate is layer_decay ** k of the head's. The classifier, whose
+    weights start at zero for new classes, learns at `head_scale` times its rate (arXiv 2202.10054: a backbone that moves before
+    its head fits is distorted).
     """
-    decayed, undecayed = split_decay(model)
-    layers = model.config.num_hidden_layers
-    groups: dict[tuple, dict] = {}
-    for names, decay in ((decayed, weight_decay), (undecayed, 0.0)):
-        for name in names:
-            scale = layer_decay ** (layers + 1 - layer_id(name, layers))
-            if re.search(r"(?:^|\.)classifier\.", name):
-                scale *= head_scale
-            group = groups.setdefault(
-                (decay > 0, scale), {"params": [], "names": [], "weight_decay": decay, "lr_scale": scale}
-            )
-            group["params"].append(model.get_parameter(name))
-            group["names"].append(name)
+    layers, groups = model.config.num_hidden_layers, {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        decays = parameter.ndim > 1 and name.rpartition(".")[2] not in NO_DECAY
+        hidden = decays and "layers." in name  # also "decoder_layers."
+        scale = layer_decay ** (layers + 1 - layer_id(name, layers))
+        if re.search(r"(?:^|\.)classifier\.", name):
+            scale *= head_scale
+        group = {"params": [], "names": [], "weight_decay": weight_decay * decays, "lr_scale": scale, "hidden": hidden}
+        group = groups.setdefault((not decays, hidden, scale), group)
+        group["params"].append(parameter)
+        group["names"].append(name)
     return list(groups.values())
 
 
@@ -65,7 +57,7 @@ def build_optimizers(
     kind: str,
     learning_rate: float,
     weight_decay: float,
-    betas: tuple[float, float],
+    beta2: float,
     layer_decay: float = 1.0,
     head_scale: float = 1.0,
 ) -> list[torch.optim.Optimizer]:
@@ -73,37 +65,21 @@ def build_optimizers(
 
     Call `set_learning_rate` before each step.
     """
-    decayed = set(split_decay(model)[0])
-    is_hidden = lambda name: kind == "muon" and name in decayed and "layers." in name  # also "decoder_layers."
     hidden, others = [], []
     for group in parameter_groups(model, weight_decay, layer_decay, head_scale):
-        for groups, wanted in ((hidden, True), (others, False)):
-            names = [name for name in group["names"] if is_hidden(name) is wanted]
-            if names:
-                groups.append({**group, "names": names, "params": [model.get_parameter(name) for name in names]})
+        (hidden if kind == "muon" and group["hidden"] else others).append(group)
     fused = next(model.parameters()).device.type in ("cuda", "cpu")
-    optimizers = [torch.optim.AdamW(others, lr=learning_rate, betas=betas, fused=fused)] if others else []
-    if hidden:
-        optimizers.append(Muon(hidden, lr=learning_rate))
-    return optimizers
+    adamw = torch.optim.AdamW(others, lr=learning_rate, betas=(BETA1, beta2), fused=fused)
+    return [adamw, Muon(hidden, lr=learning_rate)] if hidden else [adamw]
 
 
-def learning_rate(
-    step: int,
-    total_steps: int,
-    warmup_steps: int,
-    peak: float,
-    schedule: str = "cosine",
-    decay: float = 0.2,
-    stages: int = 2,
-) -> float:
+def learning_rate(step: int, total_steps: int, warmup_steps: int, peak: float, schedule: str = "cosine") -> float:
     """The rate of a step, counted from 0: a linear warm-up to `peak`, and then
 
     "cosine": half a cosine to 0 (arXiv 1608.03983, equation 5, one period);
     "linear": a line to 0;
     "constant": `peak`;
-    "wsd": `peak`, and in the last `decay` of all steps a line to 0 (warm-up, stable, decay: arXiv 2404.06395, section 4);
-    "step": as many equally long `stages`, each at a tenth of the rate of the one before.
+    "step": `peak`, and a tenth of it in the second half of all steps.
     """
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
@@ -112,9 +88,7 @@ def learning_rate(
         return peak * 0.5 * (1 + math.cos(math.pi * progress))
     if schedule == "linear":
         return peak * (1 - progress)
-    if schedule == "wsd":
-        return peak * min(1.0, (total_steps - step) / max(1, round(decay * total_steps)))
-    return peak * 0.1 ** (step * stages // total_steps) if schedule == "step" else peak
+    return peak * 0.1 if schedule == "step" and 2 * step >= total_steps else peak
 
 
 def set_learning_rate(optimizers: list[torch.optim.Optimizer], rate: float):

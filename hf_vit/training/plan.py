@@ -52,12 +52,10 @@ class DataSize(NamedTuple):
     Args:
         images: to train on, None for a stream.
         evaluated: images that an evaluation looks at.
-        multi_label: whether an image has several labels.
     """
 
     images: int | None
     evaluated: int
-    multi_label: bool = False
 
 
 FIXED, MUTABLE = {"resume": False}, {"resume": True}  # when a run is resumed
@@ -206,22 +204,6 @@ def default_eval_steps(cost: float, evaluated: int, total_steps: int, steps_per_
     return every if steps_per_epoch is None else -(-every // steps_per_epoch) * steps_per_epoch
 
 
-def choose_loss(args: TrainArguments, multi_label: bool) -> str:
-    """`--loss`, or that of the labels.
-
-    Raises:
-        ValueError: for a loss or another flag that does not go with several labels an image.
-    """
-    refused = {
-        "--loss cross_entropy": args.loss == "cross_entropy",
-        "--balance sampling": args.balance == "sampling",
-        "--teacher_name_or_path": args.teacher_name_or_path is not None,
-    }
-    for flag in (flag for flag, is_given in refused.items() if is_given and multi_label):
-        raise UserError(f"{flag} does not go with several labels an image: leave it out")
-    return args.loss or ("binary_cross_entropy" if multi_label else "cross_entropy")
-
-
 def fill_open_arguments(
     args: TrainArguments, method: str, data: DataSize, hidden_size: int, processes: int, checkpoint: dict | None
 ) -> TrainArguments:
@@ -230,8 +212,6 @@ def fill_open_arguments(
     A learning rate that is given holds for the head too, and for all layers alike, unless these are given their own.
     """
     images, chosen = data.images, {}
-    if method != "pretraining":
-        chosen["loss"] = choose_loss(args, data.multi_label)
     rate, head_rate, layer_decay = default_rates(method, images, hidden_size)
     if args.learning_rate is None:
         chosen["learning_rate"] = rate

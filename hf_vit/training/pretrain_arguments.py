@@ -6,12 +6,10 @@ from hf_vit.training.arguments import BELOW_ONE, PART, TrainArguments, argument
 
 
 USES_NO_LABELS = (
-    "label_separator", "label_columns", "shots", "balance", "loss", "label_smoothing", "calibrate", "mixup", "cutmix",
-    "distillation_alpha", "distillation_temperature", "head_learning_rate",
+    "problem_type", "label_separator", "label_columns", "shots", "balance", "label_smoothing", "mixup", "cutmix",
+    "head_learning_rate",
 )  # fmt: skip
-TRAINS_ALL = (
-    "freeze_backbone", "freeze_layers", "cache_features", "lora_rank", "lora_alpha", "lora_dropout", "lora_save",
-)  # fmt: skip
+TRAINS_ALL = ("freeze_backbone", "freeze_layers", "cache_features", "lora_rank", "lora_save")
 
 
 @dataclass(frozen=True)
@@ -24,24 +22,22 @@ class PretrainArguments(TrainArguments):
     hidden = (*USES_NO_LABELS, *TRAINS_ALL)
 
     teacher_name_or_path: str | None = argument(
-        None, "model of any format that hf_vit reads, whose features are learned instead of masked pixels"
+        None, "distillation: model whose features are learned instead of masked pixels"
     )
-    adam_beta2: float = argument(0.95, "AdamW", BELOW_ONE)
-    crop_scale: float | None = argument(0.2, "crop resized: smallest part of the image's area", PART)
+    adam_beta2: float = argument(0.95, "second beta of AdamW", BELOW_ONE)
+    crop_scale: float | None = argument(0.2, "--crop resized: smallest fraction of the area", PART)
 
-    mask_ratio: float = argument(
-        0.75, "part of the patches that the encoder does not see", BELOW_ONE, group="masked autoencoder"
-    )
-    norm_pix_loss: bool = argument(True, "each patch is learned in units of its own mean and standard deviation")
+    mask_ratio: float = argument(0.75, "fraction of the patches to mask", BELOW_ONE, group="masked autoencoder")
+    norm_pix_loss: bool = argument(True, "normalise the target pixels of each patch")
     decoder_hidden_size: int | None = argument(
-        None, "width of the decoder; if not given that of the checkpoint's, else half of the encoder's"
+        None, "decoder width; default: the checkpoint's, else half of the encoder's"
     )
     decoder_num_hidden_layers: int | None = argument(
-        None, "its layers; if not given those of the checkpoint's, else a third of the encoder's"
+        None, "decoder layers; default: the checkpoint's, else a third of the encoder's"
     )
     decoder_num_attention_heads: int | None = argument(
-        None, "its attention heads; if not given those of the checkpoint's, else one for 32 channels"
+        None, "decoder attention heads; default: the checkpoint's, else one per 32 channels"
     )
     decoder_intermediate_size: int | None = argument(
-        None, "width of its MLPs; if not given that of the checkpoint's, else four times its own"
+        None, "decoder MLP width; default: the checkpoint's, else four times its own"
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from datasets import DatasetDict
 
-from hf_vit.card import write_pretraining_card
+from hf_vit.card import write_card
 from hf_vit.data.columns import has_several_labels
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
@@ -36,7 +36,7 @@ from hf_vit.training.task import Evaluation, Task
 DECODER_FLAGS = (
     "decoder_hidden_size", "decoder_num_hidden_layers", "decoder_num_attention_heads", "decoder_intermediate_size",
 )  # fmt: skip
-LABEL_FLAGS = ("label_column", "label_names", "class_level")
+OF_LABELS = ("label_column", "label_names", "class_level", "eval_split")
 MOST_VOTERS = 2000  # training images that vote for the nearest class
 MASKING_STREAM = 1024  # of the first patch; above all that `augment` draws
 
@@ -50,28 +50,24 @@ class PreTraining(Task):
     voters = None  # training images whose features vote
 
     def load_rows(self, print_main):
-        """As `load_rows`; what cannot be read with labels is read without, unless a flag names labels, or splits of a folder."""
+        """Images with their labels; what cannot be read so is read without, unless a flag names labels or a split to evaluate."""
         args = self.args
         try:
             return super().load_rows(print_main)
         except UserError as error:
-            if args.streaming or any(getattr(args, flag) is not None for flag in LABEL_FLAGS):
+            named = args.train_split != "train" or any(getattr(args, flag) is not None for flag in OF_LABELS)
+            if args.streaming or named:
                 raise
-            why = error
-        source = (args.dataset_name, args.dataset_config)
-        train = load_unlabelled(*source, None, args.image_column, "--train_split", default_split=args.train_split)
-        if "split" not in train.source and (args.eval_split is not None or args.train_split != "train"):
-            raise why  # a folder of images or a list of them, which is one split
-        splits, scored = {"train": as_one_class(train.rows)}, None
-        if args.eval_split is not None:
-            rows = load_unlabelled(*source, args.eval_split, args.image_column, "--eval_split").rows
-            splits, scored = splits | {"eval": as_one_class(rows)}, "eval"
-        print_main(f"labels are left out, and with them the k-NN accuracy: {str(why).splitlines()[0]}")
-        sizes = {name: getattr(args, name) for name in ("eval_fraction", "train_fraction", "seed")}
-        splits, _, _ = prepare_splits(splits, eval_split=scored, min_classes=1, **sizes)
-        names = {"train": args.train_split, "eval": args.eval_split or f"part of {args.train_split}"}
-        print_main("\n".join(summary(splits, names, [], Source(DatasetDict(), args.dataset_name))))
-        return splits, None, [], names["eval"]
+            print_main(f"labels are left out, and with them the k-NN accuracy: {str(error).splitlines()[0]}")
+        rows = load_unlabelled(
+            args.dataset_name, args.dataset_config, None, args.image_column, default_split=args.train_split
+        ).rows
+        splits, _, part = prepare_splits(
+            DatasetDict(train=as_one_class(rows)), eval_fraction=args.eval_fraction, seed=args.seed, min_classes=1
+        )
+        source = Source(DatasetDict(), args.dataset_name)
+        print_main("\n".join(summary(splits, {"train": args.train_split, "eval": part}, [], source)))
+        return splits, None, [], part
 
     def build_model(self, labels: list[str], eval_rows):
         """(model, image processor), and the teacher.
@@ -195,7 +191,7 @@ class PreTraining(Task):
         ]
 
     def write_card(self, folder: Path, results: Results, config: str):
-        write_pretraining_card(folder, RECIPES / "pretraining_card.md", results, config)
+        write_card(folder, RECIPES / "pretraining_card.md", results, config)
 
     def next_command(self, run_folder: Path) -> str:
         """Fine-tune the model."""

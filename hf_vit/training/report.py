@@ -1,6 +1,7 @@
 """What a finished run leaves: the published model, its card and pictures, and results.json."""
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,12 @@ from hf_vit.evaluation.results import Results
 from hf_vit.system.environment import environment_info
 from hf_vit.system.errors import UserError
 from hf_vit.system.files import atomic_dir, checksum, write_text
-from hf_vit.system.run_files import PREDICTIONS, SAMPLES, copy_file
+from hf_vit.system.run_files import EVALUATED, PREDICTIONS, SAMPLES, copy_listed
 from hf_vit.training.checkpoints import load_best
 from hf_vit.training.inputs import on_hub
+from hf_vit.training.log import print_main
 from hf_vit.training.run import Run
-from hf_vit.training.run_folder import FINISHED, LOG, publish_best
+from hf_vit.training.run_folder import FINISHED, LOG
 
 
 def report(run: Run, draw: Callable | None, command: str) -> Results | None:
@@ -38,13 +40,13 @@ def report(run: Run, draw: Callable | None, command: str) -> Results | None:
         if draw is not None:
             draw(folder / "figures", run, log, scores, samples)
     except Exception as error:  # hours of training are worth more than their pictures
-        run.log.print(f"not all pictures could be drawn ({type(error).__name__}: {error})")
+        print_main(f"not all pictures could be drawn ({type(error).__name__}: {error})")
     results = collect_results(run, scores, answers, skipped, command)
     results.seconds["report"] = round(time.monotonic() - began, 1)
     results.warnings = run.task.faults(results, log)
     run.task.write_card(folder, results, run.plan.to_yaml())
     write_text(run.folder / FINISHED, results.to_json())
-    run.log.print(closing_lines(run, results, skipped))
+    print_main(closing_lines(run, results, skipped))
     return results
 
 
@@ -63,10 +65,13 @@ def publish_model(run: Run) -> dict:
         raise UserError("the best weights cannot be read back: the same command evaluates the last ones again")
     folder, scores = found
     scores["metrics"] |= scores.pop("calibrated_metrics", {})
-    publish_best(folder, run.folder / "model", leave_out=("scores.json", SAMPLES, PREDICTIONS))
+    with atomic_dir(run.folder / "model") as aside:
+        copy_listed(folder, aside, leave_out=("scores.json", EVALUATED, SAMPLES, PREDICTIONS))
     for name in (SAMPLES, PREDICTIONS):
         if (folder / name).is_file():
-            copy_file(folder / name, run.folder / name)
+            shutil.copy(folder / name, run.folder / name)
+    if (folder / EVALUATED).is_file():  # the bootstrap takes its time, and is for the weights that stay
+        scores["intervals"] = run.task.intervals(**load_file(folder / EVALUATED), scores=scores)
     return scores
 
 
@@ -81,22 +86,17 @@ def collect_results(run: Run, scores: dict, answers: dict, skipped: list[str], c
     args, accelerator, data, state = run.plan.args, run.accelerator, run.data, run.state
     apart = ("confusion_matrix", "images", "metrics", "mistakes")  # the last names files of the owner
     details = {name: scores[name] for name in scores if name not in apart}
-    seconds = state.seconds
     kept = "the best evaluation, kept in model/" if data.selects_best else "the last evaluation, in model/"
-    weights = next(
-        path for name in ("model", "adapter_model") if (path := run.folder / "model" / f"{name}.safetensors").exists()
-    )
+    seconds = {"reading": data.seconds, **state.seconds, "model": state.seconds["step"] - state.seconds["input"]}
+    named = {name: round(seconds[name], 1) for name in ("reading", "input", "model", "scoring")}
     return Results(
         metrics=scores["metrics"],
         metrics_of=f"{data.scored}, {kept}",
         **details,
         train_seconds=round(seconds["training"], 1),
-        total_seconds=round(state.total_seconds, 1),
-        seconds={
-            "reading": round(data.seconds, 1),
-            **{name: round(seconds[name], 1) for name in ("input", "model", "scoring")},
-        },
-        images_per_second=round(state.step * run.plan.images_per_step / (seconds["input"] + seconds["model"]), 1),
+        total_seconds=round(time.monotonic() - state.began, 1),
+        seconds=named,
+        images_per_second=round(state.step * run.plan.images_per_step / seconds["step"], 1),
         steps=state.step,
         images_per_step=run.plan.images_per_step,
         skipped_steps=state.skipped_steps,
@@ -105,7 +105,7 @@ def collect_results(run: Run, scores: dict, answers: dict, skipped: list[str], c
         parameters=run.parameters[0],
         trained_parameters=run.parameters[1],
         **answers,
-        weights_sha256=checksum(weights),
+        weights_sha256=checksum(next((run.folder / "model").glob("*model.safetensors"))),
         seed=args.seed,
         preset=args.preset or args.model_name_or_path,
         base_model_hub_id=on_hub(args.model_name_or_path),
@@ -116,23 +116,23 @@ def collect_results(run: Run, scores: dict, answers: dict, skipped: list[str], c
             "hub_id": on_hub(args.dataset_name),
             "config": args.dataset_config,
             "license": data.license,
-            "train_images": None if data.is_stream else len(data.train_images),
+            "train_images": data.train_size,
             "scored_images": scores["images"],
             "scored": data.scored,
             "scored_duplicates": data.scored_duplicates,
             "labels": data.labels,
             "skipped_images": len(skipped),
             "skipped_first": skipped[:20],
-            "fingerprints": {} if data.is_stream else {name: part._fingerprint for name, part in data.splits.items()},
+            "fingerprints": data.fingerprints,
         },
     )
 
 
 def closing_lines(run: Run, results: Results, skipped: list[str]) -> str:
     """The last lines of a run: its faults, its score, where the model is, and what to do next."""
-    interval, folder = "", run.folder / "model"
+    interval, folder, form = "", run.folder / "model", ".2%" if run.task.has_accuracy else ".4g"
     for low, high in list((results.intervals or {}).values())[:1]:
-        interval = f" (95% interval {low:.2%} to {high:.2%})"
+        interval = f" (95% interval {low:{form}} to {high:{form}})"
     lines = [f"WARNING: {fault}" for fault in results.warnings]
     if skipped:
         lines.append(f"{len(skipped)} images could not be read and were skipped; {skipped[0]}")

@@ -8,14 +8,14 @@ import socket
 import time
 from pathlib import Path
 
-from safetensors.torch import load_file
+import yaml
 from transformers.utils import logging
 
-from hf_vit.system import run_files
 from hf_vit.system.errors import UserError
-from hf_vit.system.files import atomic_dir, verify_checksums, write_text
+from hf_vit.system.files import verify_checksums, write_text
+from hf_vit.system.run_files import MANIFEST, PREDICTIONS, SAMPLES
 from hf_vit.training.arguments import TrainArguments
-from hf_vit.training.checkpoints import TENSORS, list_checkpoints, load_best, newest_checkpoint, step_of
+from hf_vit.training.checkpoints import list_checkpoints, load_best, newest_checkpoint, step_of
 from hf_vit.training.plan import check_identity, fixed_arguments
 
 
@@ -26,7 +26,7 @@ FOLDERS = ("checkpoints", "model", "last")
 STARTED = "config.yaml"  # written before the first step
 FINISHED = "results.json"  # written last
 LOG = "metrics.jsonl"
-FILES = (FINISHED, LOG, "confusion_matrix.csv", run_files.SAMPLES, run_files.PREDICTIONS)
+FILES = (FINISHED, LOG, "confusion_matrix.csv", SAMPLES, PREDICTIONS)
 
 
 @contextlib.contextmanager
@@ -37,29 +37,25 @@ def locked(run: Path):
     The lock is the process's own (POSIX), so that decoding workers that outlive a killed run do not hold it.
 
     Raises:
-        ValueError: if it is a file, cannot be written to, or another run is at work there, also after some seconds.
+        ValueError: if it cannot be written to, or another run is at work there, also after some seconds.
     """
     import fcntl  # not on Windows
 
-    if run.exists() and not run.is_dir():
-        raise UserError(f"--output_dir {run} is a file: name a new folder, or that of a run")
-    made = [folder for folder in (run, *run.parents) if not folder.exists()]
+    made, latest = [folder for folder in (run, *run.parents) if not folder.exists()], time.monotonic() + LOCK_SECONDS
     try:
         run.mkdir(parents=True, exist_ok=True)
-        file = os.fdopen(run_files.open_regular(run / ".lock", os.O_RDWR | os.O_CREAT), "r+")
+        (run / ".lock").touch()
     except OSError as error:
         raise UserError(f"{run} cannot be written to ({error.strerror}): choose another --output_dir") from error
-    with file:
-        waited_until = time.monotonic() + LOCK_SECONDS
+    with open(run / ".lock", "r+") as file:
         while True:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except (BlockingIOError, PermissionError) as error:  # which of them depends on the system
-                if time.monotonic() > waited_until:
-                    holder = file.read(200).strip()
+                if time.monotonic() > latest:
                     raise UserError(
-                        f"another run is at work in {run} ({holder}): wait for its end, or choose another --output_dir"
+                        f"another run is at work in {run} ({file.read()}): wait for its end, or choose another --output_dir"
                     ) from error
                 time.sleep(0.1)
             except OSError as error:
@@ -94,16 +90,15 @@ def find_checkpoint(run: Path, args: TrainArguments) -> tuple[bool, Path | None]
         return False, None
     if args.resume == "never":
         raise UserError(f"{run} already holds a run: choose another --output_dir, or pass --overwrite to begin anew")
-    named = named_checkpoint(args.resume)
+    named = None if args.resume == "auto" else named_checkpoint(Path(args.resume).resolve())
     if named is not None and (not started or named.parents[1] == run.resolve()):
-        try:
-            verify_checksums(named)
-        except ValueError as error:
-            raise UserError(f"--resume {named}: {error}") from error
         return False, named
     given = {name: value for name, value in fixed_arguments(args).items() if value is not None}
-    check_identity(run_files.read_flat_yaml(run / STARTED), given, f"{run} holds")
-    folder = newest_checkpoint(run) or named  # a run that was stopped before its first own checkpoint
+    check_identity(yaml.safe_load((run / STARTED).read_text()), given, f"{run} holds")
+    folder = newest_checkpoint(run)
+    if folder is None and list_checkpoints(run):
+        raise UserError(f"no checkpoint of {run} can be read: pass --overwrite true to begin anew")
+    folder = folder or named  # a run that was stopped before its first own checkpoint
     if (run / FINISHED).exists() and (folder is None or (run / "model" / "config.json").is_file()):
         return True, None
     if folder is None:
@@ -111,37 +106,26 @@ def find_checkpoint(run: Path, args: TrainArguments) -> tuple[bool, Path | None]
     return False, folder
 
 
-def named_checkpoint(resume: str) -> Path | None:
-    """The checkpoint that `--resume PATH` names, or the newest one of a run folder; None for "auto"."""
-    if resume == "auto":
-        return None
-    named = Path(resume).resolve()
-    if (named / run_files.MANIFEST).is_file():
-        return named
-    if not list_checkpoints(named):
-        raise UserError(f"--resume {resume}: must be auto, never, a checkpoint, or a run folder that has some")
-    return newest_checkpoint(named)
-
-
-def read_checkpoint(folder: Path) -> dict:
-    """What `TrainState.state_dict` returned, and the identity of the run.
-
-    Raises:
-        ValueError: if it is no checkpoint of a run.
-    """
-    listed = run_files.listed_files(folder, "state.json", "model.safetensors", "optimizer.safetensors")
-    tensors = {name: load_file(folder / f"{name}.safetensors") for name in TENSORS if f"{name}.safetensors" in listed}
-    return {**json.loads((folder / "state.json").read_text()), **tensors}
+def named_checkpoint(named: Path) -> Path:
+    """The intact checkpoint that `--resume PATH` names, or the newest one of a run folder."""
+    try:
+        if (named / MANIFEST).is_file():
+            verify_checksums(named)
+            return named
+        if (newest := newest_checkpoint(named)) is None:
+            raise UserError("must be auto, never, a checkpoint, or a run folder that has some")
+        return newest
+    except ValueError as error:
+        raise UserError(f"--resume {named}: {error}") from error
 
 
 def clear(run: Path):
     """Delete an earlier run; killed in between, what is left counts as an unfinished run."""
-    for name in FILES:
-        (run / name).unlink(missing_ok=True)
-    for name in FOLDERS:
-        if (run / name).exists():
-            shutil.rmtree(run / name)
-    (run / STARTED).unlink(missing_ok=True)
+    for path in (run / name for name in (*FILES, *FOLDERS, STARTED)):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def continue_run(origin: Path, run: Path, step: int, evaluated_step: int) -> dict | None:
@@ -150,28 +134,17 @@ def continue_run(origin: Path, run: Path, step: int, evaluated_step: int) -> dic
     The log is cut at that step, and of evaluations at `evaluated_step`. What the folder holds beyond it, broken or given up, is deleted.
     """
     (run / FINISHED).unlink(missing_ok=True)
-    for part in run.glob("checkpoints/.*.part"):
-        shutil.rmtree(part, ignore_errors=True)
-    for later in list_checkpoints(run):
-        if step_of(later) > step:
-            shutil.rmtree(later)
-    lines = (origin / LOG).read_text().splitlines(keepends=True) if (origin / LOG).is_file() else []
+    later = [folder for folder in list_checkpoints(run) if step_of(folder) > step]
+    for folder in (*run.glob("checkpoints/.*.part"), *later):
+        shutil.rmtree(folder)
     kept = []
-    for line in lines:
+    for line in (origin / LOG).read_text().splitlines(keepends=True) if (origin / LOG).is_file() else ():
         with contextlib.suppress(ValueError):  # half a line, at a kill
             values = json.loads(line)
             if values["step"] <= (evaluated_step if "eval_loss" in values else step):
                 kept.append(line)
     write_text(run / LOG, "".join(kept))
-    best = load_best(origin)
-    if best is not None and origin.resolve() != run.resolve():
-        with atomic_dir(run / "checkpoints" / best[0].name) as aside:
-            run_files.copy_listed(best[0], aside)
-            run_files.copy_file(best[0] / run_files.MANIFEST, aside / run_files.MANIFEST)
-    return best and best[1]
-
-
-def publish_best(best: Path, folder: Path, leave_out: tuple[str, ...]):
-    """Copy the files that the manifest of `checkpoints/best-N` lists, except those in `leave_out`, to `folder`."""
-    with atomic_dir(folder) as aside:
-        run_files.copy_listed(best, aside, leave_out)
+    folder, scores = load_best(origin) or (None, None)
+    if folder is not None and origin.resolve() != run.resolve():
+        shutil.copytree(folder, run / "checkpoints" / folder.name, dirs_exist_ok=True)
+    return scores

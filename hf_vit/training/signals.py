@@ -15,8 +15,8 @@ ANSWERED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 class Signals:
     """SIGTERM, SIGINT and SIGUSR1 as requests to the training loop: `received` is the name of the first one, or None.
 
-    Before `training` is True there is nothing to save, and the process leaves at once with exit code `STOPPED`. Once `reporting`
-    is, the little that is left is done first. A SIGINT after any of them kills it at once. If a launcher started the process, the launcher's end counts as a SIGTERM, because
+    Until `says` tells what is done first, there is nothing to save, and the process leaves at once with exit code `STOPPED`. A
+    SIGINT after any of them kills it at once. If a launcher started the process, the launcher's end counts as a SIGTERM, because
     `accelerate launch` does not forward signals.
 
     Args:
@@ -24,7 +24,7 @@ class Signals:
     """
 
     def __init__(self, in_notebook: bool = False):
-        self.received, self.training, self.reporting, self.in_notebook = None, False, False, in_notebook
+        self.received, self.says, self.in_notebook = None, None, in_notebook
         self.before = {number: signal.getsignal(number) for number in (*ANSWERED, signal.SIGCHLD)}
         self.answer(self._receive)
         if launched() and sys.platform == "linux":
@@ -43,22 +43,14 @@ class Signals:
 
     def _receive(self, number, frame):
         again = number == signal.SIGINT and self.received is not None
-        if self.in_notebook and (again or not self.training):
-            self.received = self.received or signal.Signals(number).name
+        self.received = self.received or signal.Signals(number).name
+        if self.in_notebook and (again or self.says is None):
             raise KeyboardInterrupt
         if again:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
-        self.received = self.received or signal.Signals(number).name
-        if self.reporting:
-            self._say(f"{self.received}: training is over, and the report is finished first; Ctrl-C leaves at once")
-        elif self.training:
-            self._say(f"{self.received}: saving after this step; Ctrl-C leaves at once")
-        else:
-            self._say(f"stopped by {self.received} before the first step")
-            os._exit(STOPPED)
-
-    @staticmethod
-    def _say(text: str):
+        done = f"{self.says}; Ctrl-C leaves at once" if self.says else "nothing to save yet"
         if os.environ.get("RANK", "0") == "0":
-            os.write(2, f"\n{text}\n".encode())  # print might be at work just now
+            os.write(2, f"\n{self.received}: {done}\n".encode())  # print might be at work just now
+        if self.says is None:
+            os._exit(STOPPED)

@@ -1,5 +1,6 @@
 """What a run learns: its data, model and loss, how it is evaluated and what it leaves."""
 
+import contextlib
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,7 @@ class Task:
     describe(metrics, split) -> the evaluation in a line; `split` says of which images
     artifacts(model, evaluation) -> what is kept beside the best weights: scores.json, the tensors of samples.safetensors, and tables
         by the name of their file
+    intervals(logits, labels, scores) -> 95% intervals of the metrics, where there are labels
     faults(results, log) -> a sentence for each reason not to trust the model; none for a good one
     write_card(folder, results, config): README.md of the saved model, `config` being the text of config.yaml
     next_command(run_folder) -> the command to go on with
@@ -49,6 +51,10 @@ class Task:
     def load_rows(self, print_main) -> tuple[dict, object | None, list[str], str]:
         """({"train": rows, "eval": rows}, the stream to train on or None, names of the classes, the name of what is evaluated)."""
         return load_rows(self.args, print_main)
+
+    def as_saved(self, model):
+        """A context in which the model is as it is saved: what it gives is in units of the labels."""
+        return contextlib.nullcontext()
 
     def set_up(self, data: RunData, backbone, accelerator):
         """Keep what the methods need; called once, after `load_rows` and `build_model`."""

@@ -6,10 +6,10 @@ results = train(TrainArguments(dataset_name="photos", preset="tiny-patch16-224",
 """
 
 import contextlib
+import json
 import os
 import shlex
 import signal
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,18 +26,24 @@ from hf_vit.system.command_line import own_line
 from hf_vit.system.files import write_text
 from hf_vit.system.hardware import launched
 from hf_vit.system.hub_names import refuse_mistyped_path
-from hf_vit.system.progress import is_main_process
 from hf_vit.training.arguments import TrainArguments, parse_overrides
-from hf_vit.training.checkpoints import TENSORS
 from hf_vit.training.classification import Classification
-from hf_vit.training.distributed import REPORT_TIMEOUT, STEP_TIMEOUT, exit_with_error, run_on_main, set_timeout
+from hf_vit.training.distributed import (
+    REPORT_TIMEOUT,
+    STEP_TIMEOUT,
+    exit_with_error,
+    leave,
+    run_on_main,
+    set_timeout,
+)
 from hf_vit.training.log import RunLog, print_main, start_trackers
 from hf_vit.training.loop import fit
 from hf_vit.training.model import load_config
 from hf_vit.training.plan import DataSize, check_identity, resolve
+from hf_vit.training.regression import Regression
 from hf_vit.training.report import report
-from hf_vit.training.run import Run, build_run
-from hf_vit.training.run_folder import FINISHED, STARTED, clear, continue_run, find_checkpoint, locked, read_checkpoint
+from hf_vit.training.run import Run
+from hf_vit.training.run_folder import FINISHED, STARTED, clear, continue_run, find_checkpoint, locked
 from hf_vit.training.setup import set_up_accelerator
 from hf_vit.training.signals import STOPPED, Signals
 from hf_vit.training.task import Task
@@ -45,7 +51,7 @@ from hf_vit.training.task import Task
 
 def train(
     args: TrainArguments,
-    task_class: type[Task] = Classification,
+    task_class: type[Task] | None = None,
     draw: Callable | None = None,
     command: str | None = None,
     in_notebook: bool = True,
@@ -55,7 +61,7 @@ def train(
     A signal saves the run after the step it is in, and the same call goes on from there to the same bits.
 
     Args:
-        task_class: what is learned, `Classification`, `PreTraining` or another `Task`.
+        task_class: what is learned; default: `Regression` or `Classification`, by the arguments.
         draw: see `report`.
         command: that repeats the run, for its card.
         in_notebook: whether this process outlives the run.
@@ -67,7 +73,9 @@ def train(
         OSError: for a file that cannot be read or written.
         KeyboardInterrupt: after a signal.
     """
-    began, task = time.monotonic(), task_class(args)
+    began = time.monotonic()
+    of_labels = Regression if args.problem_type == "regression" else Classification
+    task = (task_class or of_labels)(args)
     for name in ("dataset_name", "model_name_or_path", "teacher_name_or_path"):
         refuse_mistyped_path(getattr(args, name), f"--{name}")
     refuse_nested_folders(args.dataset_name, args.output_dir)
@@ -87,12 +95,12 @@ def train(
 
         finished, checkpoint = run_on_main(accelerator, find)
         if finished:
-            print_main(accelerator, f"{folder} holds the finished run: --overwrite trains anew")
+            print_main(f"{folder} holds the finished run: --overwrite trains anew")
             return Results.from_json((folder / FINISHED).read_text())
         run = start(args, task, accelerator, signals, began, checkpoint)
         is_finished = train_and_save(run)
         if is_finished:
-            signals.reporting = True
+            signals.says = "training is over, and the report is finished first"
             set_timeout(REPORT_TIMEOUT)
             results = report(run, draw, command or f"hf-vit train --config {shlex.quote(f'{folder}/{STARTED}')}")
         accelerator.wait_for_everyone()  # the first to leave takes connections and store with it
@@ -106,47 +114,38 @@ def train(
 
 def print_plan(args: TrainArguments, task: Task):
     """What a dry run prints: what is read, and the plan for it in one process of this machine."""
-    say = print if is_main_process() else lambda _: None
-    splits, _stream, _labels, _split = task.load_rows(say)
+    splits, _stream, _labels, _split = task.load_rows(print_main)
     size = DataSize(None if args.streaming else len(splits["train"]), len(splits["eval"]))
     checkpoint = args.model_name_or_path and model_folder(args.model_name_or_path)
     config = load_config(checkpoint, args.preset, parse_overrides(args.config_overrides))
-    say(resolve(args, size, config.hidden_size, int(os.environ.get("WORLD_SIZE", "1"))).describe())
+    print_main(resolve(args, size, config.hidden_size, int(os.environ.get("WORLD_SIZE", "1"))).describe())
 
 
 def start(args, task, accelerator, signals, began: float, checkpoint: Path | None) -> Run:
     """A new run in a cleared folder, or that of a checkpoint, whose folder is cut back to it."""
-    saved = None
+    identity = checkpoint and json.loads((checkpoint / "state.json").read_text())["identity"]
+    run = Run(args, task, accelerator, signals, began, identity)
+    state, folder = run.state, run.folder
     if checkpoint is not None:
-        saved = read_checkpoint(checkpoint) if accelerator.is_main_process else {}
-        tensors = {name: saved.pop(name) for name in TENSORS if name in saved}
-        saved = run_on_main(accelerator, lambda: saved)
-    run = build_run(args, task, accelerator, signals, began, saved)
-    state = run.state
-    if saved is not None:
-        check_identity(saved["identity"], run.plan.identity(), f"{checkpoint} is of")
-        state.load_state_dict({**saved, **tensors})
-        del tensors  # as large as the model and its optimizers
-        print_main(accelerator, f"going on after step {state.step:,}, from {checkpoint}")
-    print_main(accelerator, summary(run))
-    run.best = run_on_main(accelerator, lambda: open_folder(run, checkpoint))
+        check_identity(identity, run.plan.identity(), f"{checkpoint} is of")
+        state.load(checkpoint)
+        accelerator.wait_for_everyone()  # its files may be deleted from here on
+        print_main(f"going on after step {state.step:,}, from {checkpoint}")
+    print_main(run.summary())
+
+    def open_folder() -> dict | None:
+        if checkpoint is None:
+            clear(folder)
+        best = checkpoint and continue_run(checkpoint.parents[1], folder, state.step, state.evaluated_step)
+        write_text(folder / STARTED, run.plan.to_yaml())
+        return best and best["metrics"]
+
+    run.best = run_on_main(accelerator, open_folder)
     if run.best is None and state.step == run.plan.total_steps:
         state.evaluated_step = 0  # its best weights are lost: evaluate the last ones again
-    start_trackers(accelerator, run.plan, state)
-    state.training_began = time.monotonic()
-    run.log = RunLog(accelerator, run.folder, run.plan, state, task.has_accuracy, signals.in_notebook)
+    start_trackers(run)
+    run.log = RunLog(run)
     return run
-
-
-def open_folder(run: Run, checkpoint: Path | None) -> dict | None:
-    """Clear the folder for a new run, or cut it back to the checkpoint; the metrics of the best weights so far."""
-    best = None
-    if checkpoint is None:
-        clear(run.folder)
-    else:
-        best = continue_run(checkpoint.parents[1], run.folder, run.state.step, run.state.evaluated_step)
-    write_text(run.folder / STARTED, run.plan.to_yaml())
-    return best and best["metrics"]
 
 
 def train_and_save(run: Run) -> bool:
@@ -160,23 +159,8 @@ def train_and_save(run: Run) -> bool:
             with contextlib.suppress(Exception):  # it must not hide what went wrong
                 run.save()
         if state.saved_step > 0:
-            run.log.print(
-                f"stopped in step {min(state.step + 1, run.plan.total_steps):,}: the same command goes on from step "
-                f"{state.saved_step:,}"
-            )
+            print_main(f"stopped after step {state.step:,}: the same command goes on from step {state.saved_step:,}")
         raise
-
-
-def summary(run: Run) -> str:
-    """Model and plan of the run, in some lines; those of the data were printed when these were read."""
-    spec, (parameters, trained) = run.data.spec, run.parameters
-    trainable = f" ({trained:,} trained)" if trained < parameters else ""
-    kept = "" if run.data.selects_best else "test images select nothing: the last weights are kept\n"
-    return (
-        f"{kept}{parameters:,} parameters{trainable}, {spec.height}x{spec.width} pixels, on {run.accelerator.device} x "
-        f"{run.plan.processes}{', sharded' * run.is_sharded} (mixed precision: {run.accelerator.mixed_precision})\n"
-        + run.plan.describe()
-    )
 
 
 def restore_process(signals: Signals):
@@ -189,7 +173,7 @@ def restore_process(signals: Signals):
         signal.raise_signal(signal.Signals[signals.received])
 
 
-def train_as_script(args: TrainArguments, task_class: type[Task], draw: Callable):
+def train_as_script(args: TrainArguments, task_class: type[Task] | None, draw: Callable):
     """`train`, and the end of this process: exit code 0, 75 after a signal, 1 after an error."""
     code = 0
     try:
@@ -198,12 +182,9 @@ def train_as_script(args: TrainArguments, task_class: type[Task], draw: Callable
         train(args, task_class, draw, own_line(processes, launch_file), in_notebook=False)
     except KeyboardInterrupt as stopped:
         code = STOPPED
-        if is_main_process():
-            print(stopped)
+        print_main(str(stopped))
     except Exception as error:
         exit_with_error(error)
     Signals.answer(signal.SIG_IGN)
-    if dist.is_initialized() or code:  # threads of gloo or of a stream may hang at exit
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    if dist.is_initialized() or code:
+        leave(code)

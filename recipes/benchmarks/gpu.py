@@ -153,7 +153,7 @@ class Bench:
             weight.grad = torch.randn_like(weight)
         contenders = {}
         for name in ("adamw", "muon"):
-            made = build_optimizers(model, name, 1e-5, 0.05, (0.9, 0.95))
+            made = build_optimizers(model, name, 1e-5, 0.05, 0.95)
             contenders[name] = lambda made=made: [optimizer.step() for optimizer in made]
         seconds = time_in_turns(contenders, 3, 1 if self.tiny else 20)
         return {f"{name}_ms": round(1e3 * statistics.median(each), 3) for name, each in seconds.items()}

@@ -65,41 +65,29 @@ def test_hashed_numbers_look_uniform_and_independent():
     assert uniform(torch.tensor([102897]), 0, 2, 1) < 1  # its 53 bits are within 2^-25 of 1; one image in 3e7 is so
 
 
-@pytest.mark.parametrize("auto_augment", ["none", *POLICIES])
-@pytest.mark.parametrize("crop", ["none", "simple", "resized"])
-def test_what_an_image_gets_does_not_depend_on_its_batch(auto_augment, crop):
-    batch, how = images(), dict(crop=crop, shift=2, flip=True, auto_augment=auto_augment, jitter=0.3, erase=0.5)
+EACH = [dict(flip=True), dict(shift=2), dict(crop="simple"), dict(crop="resized"), dict(jitter=0.3), dict(erase=0.5)]
+EACH += [dict(auto_augment=name) for name in POLICIES]
+ALL = dict(crop="resized", crop_scale=0.2, shift=2, flip=True, auto_augment="trivial", jitter=0.3, erase=0.5)
+
+
+@pytest.mark.parametrize("how", [*EACH, ALL], ids=str)
+def test_what_an_image_gets_is_a_function_of_seed_epoch_and_image_alone(how):
+    batch = images()
     whole = augment.augment(batch, INDEX, 1, 2, SPEC, **how)
-    order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
-    parts = [augment.augment(batch[i], INDEX[i], 1, 2, SPEC, **how) for i in order.split((1, 13, 50))]
-    torch.testing.assert_close(torch.cat(parts), whole[order], atol=1e-5, rtol=0)
     assert torch.equal(batch, images())  # which is not changed in place
-    batch[::2] = 255 - batch[::2]
-    after = augment.augment(batch, INDEX, 1, 2, SPEC, **how)
-    torch.testing.assert_close(whole[1::2], after[1::2], atol=1e-5, rtol=0)
+    batch[::2] = 255 - batch[::2]  # the other images of the batch
+    order = torch.arange(1, 64, 2).flip(0)
+    parts = [augment.augment(batch[i], INDEX[i], 1, 2, SPEC, **how) for i in order.split((1, 31))]
+    torch.testing.assert_close(torch.cat(parts), whole[order], atol=1e-5, rtol=0)
+    for numbers in ((1, 3), (2, 2)):
+        assert not torch.equal(augment.augment(images(), INDEX, *numbers, SPEC, **how), whole)
 
 
-@pytest.mark.parametrize(
-    "how",
-    [dict(flip=True), dict(shift=2), dict(crop="simple"), dict(crop="resized"), dict(jitter=0.3), dict(erase=0.5)]
-    + [dict(auto_augment=name) for name in POLICIES],
-)
-def test_what_an_image_gets_depends_on_seed_and_epoch_and_on_nothing_else(how):
-    one, same, *others = (
-        augment.augment(images(), INDEX, *numbers, SPEC, **how) for numbers in ((1, 2), (1, 2), (1, 3), (2, 2))
-    )
-    assert torch.equal(one, same)
-    assert not any(torch.equal(one, other) for other in others)
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_a_batch_goes_through_its_augmentations_in_the_stated_order(name):
-    batch, ids = images(64, height=20, width=24), (INDEX, 5, 6)
-    ours = augment.augment(
-        batch, *ids, SPEC, crop="resized", crop_scale=0.2, shift=2, flip=True, auto_augment=name, jitter=0.3, erase=0.5
-    )
+def test_a_batch_goes_through_its_augmentations_in_the_stated_order():
+    batch, ids = images(height=20, width=24), (INDEX, 5, 6)
+    ours = augment.augment(batch, *ids, SPEC, **ALL)
     batch = augment.random_flip(augment.random_shift(batch, *ids, pixels=2), *ids) / 255
-    batch = POLICIES[name](augment.random_resized_crop(batch, *ids, size=(16, 16), scale=(0.2, 1)), *ids)
+    batch = augment.trivial_augment(augment.random_resized_crop(batch, *ids, size=(16, 16), scale=(0.2, 1)), *ids)
     batch = standardize_(augment.color_jitter(batch, *ids, strength=0.3), SPEC)
     torch.testing.assert_close(ours, augment.random_erase(batch, *ids, probability=0.5))
 
@@ -108,19 +96,17 @@ def test_a_batch_goes_through_its_augmentations_in_the_stated_order(name):
 # Where
 
 
-@each_number_of_channels
-def test_flip_mirrors_half_of_the_images_and_leaves_the_rest(channels):
-    batch, index = images(1000, channels, 6, 9), torch.arange(1000)
+def test_flip_mirrors_half_of_the_images_and_leaves_the_rest():
+    batch, index = images(1000, 3, 6, 9), torch.arange(1000)
     mirrored = [u < 0.5 for u in draw(0, index)]
     wanted = [image.flip(2) if turned else image for image, turned in zip(batch, mirrored, strict=True)]
     assert torch.equal(augment.random_flip(batch, index, 0, 0), torch.stack(wanted))
     assert 440 < sum(mirrored) < 560
 
 
-@each_number_of_channels
 @pytest.mark.parametrize("mode", ["constant", "reflect"])
-def test_shift_equals_moving_each_image_by_itself(channels, mode):
-    batch = images(64, channels, 12, 17)
+def test_shift_equals_moving_each_image_by_itself(mode):
+    batch = images(height=12, width=17)
     shifted = augment.random_shift(batch, INDEX, 0, 0, pixels=2, mode=mode)
     assert shifted.dtype == batch.dtype
     for one, image, u, v in zip(shifted, batch, draw(1), draw(2), strict=True):
@@ -165,7 +151,6 @@ def moved(image, kind, amount):
 
 
 PIL = {
-    "grayscale": lambda image, _: image.convert("L").convert(image.mode),
     "brightness": lambda image, amount: ImageEnhance.Brightness(image).enhance(amount),
     "contrast": lambda image, amount: ImageEnhance.Contrast(image).enhance(amount),
     "saturation": lambda image, amount: ImageEnhance.Color(image).enhance(amount),
@@ -175,10 +160,6 @@ PIL = {
     "autocontrast": lambda image, _: ImageOps.autocontrast(image),
     "equalize": lambda image, _: ImageOps.equalize(image),
 }
-AMOUNTS = {  # and by how many grey levels they may differ: PIL rounds the other image, and cuts the blend to bytes
-    **dict.fromkeys(("brightness", "contrast", "saturation", "sharpness"), (torch.linspace(0, 2, 40), 2)),
-    "grayscale": (None, 0.51), "solarize": (torch.arange(256) / 255, 0), "posterize": (torch.arange(1, 9), 0),
-}  # fmt: skip
 
 
 def reference(name, image, amount=None):
@@ -186,32 +167,14 @@ def reference(name, image, amount=None):
 
 
 @each_number_of_channels
-@pytest.mark.parametrize("name", AMOUNTS)
-def test_colour_operations_equal_pil_at_every_amount(name, channels):
-    amounts, grey_levels = AMOUNTS[name]
-    batch = images(8 if amounts is None else len(amounts), channels, 12, 17, low=20) / 255
-    ours = getattr(augment, name)(batch, *([] if amounts is None else [amounts]))
-    assert ours.shape == batch.shape
-    for n, amount in enumerate([None] * 8 if amounts is None else amounts.tolist()):
-        close(ours[n], reference(name, batch[n], amount), atol=grey_levels * GREY + 1e-6)
-
-
-def uneven(channels):
-    """All values, few dark ones, one value but for a pixel, values rare and common, only black, only white, half of the range."""
-    batch = images(7, channels, 30, 41) / 255
-    batch[1] = (batch[1] ** 3 * 30).round() / 255
-    batch[2] = 100 / 255
-    batch[2, :, 3, 4] = 200 / 255
-    batch[3] = (batch[3] ** 4 * 255).round() / 255
-    batch[4], batch[5] = 0, 1
-    batch[6] = (90 + batch[6] * 70).round() / 255
-    return batch
-
-
-@each_number_of_channels
 @pytest.mark.parametrize(("name", "grey_levels"), [("autocontrast", 1), ("equalize", 0)])
 def test_stretches_equal_pil_and_leave_an_image_of_one_colour(name, grey_levels, channels):
-    batch = uneven(channels)
+    batch = images(7, channels, 30, 41) / 255
+    batch[1] = (batch[1] ** 3 * 30).round() / 255  # few dark values
+    batch[2], batch[2, :, 3, 4] = 100 / 255, 200 / 255  # one value but for a pixel
+    batch[3] = (batch[3] ** 4 * 255).round() / 255  # values rare and common
+    batch[4], batch[5] = 0, 1
+    batch[6] = (90 + batch[6] * 70).round() / 255  # half of the range
     for one, image in zip(getattr(augment, name)(batch), batch, strict=True):
         close(one, reference(name, image), atol=grey_levels * GREY + 1e-6)
     plain = torch.full((64, channels, 20, 20), 80) / 255
@@ -324,7 +287,7 @@ def test_cutmix_pastes_the_rectangle_of_the_paper_and_weighs_targets_by_its_exac
         close(blended, (1 - share) * np.eye(4) + share * np.eye(4)[[1, 0, 3, 2]], atol=1e-6)
 
 
-@pytest.mark.parametrize(("mixup", "cutmix"), [(0.4, 0), (0, 1.0), (0.8, 1.0), (0, 0)])
+@pytest.mark.parametrize(("mixup", "cutmix"), [(0.4, 0), (0, 1.0), (0.8, 1.0)])
 def test_mixing_depends_on_seed_epoch_and_batch_and_not_on_how_the_batch_is_split(mixup, cutmix):
     batch, targets = torch.rand(12, 3, 8, 9), torch.eye(12)
     mix = lambda images, targets, *numbers: augment.mix(images, targets, mixup, cutmix, *numbers)
@@ -332,5 +295,4 @@ def test_mixing_depends_on_seed_epoch_and_batch_and_not_on_how_the_batch_is_spli
     for split in (2, 4, 6):
         parts = [mix(*part, 0, 1, 2) for part in zip(batch.split(split), targets.split(split), strict=True)]
         assert all(torch.equal(one, torch.cat(of)) for one, of in zip(whole, zip(*parts, strict=True), strict=True))
-    for numbers in ((1, 1, 2), (0, 2, 2), (0, 1, 3)):
-        assert torch.equal(mix(batch, targets, *numbers)[0], whole[0]) == (mixup == cutmix == 0)
+    assert not any(torch.equal(mix(batch, targets, *n)[0], whole[0]) for n in ((1, 1, 2), (0, 2, 2), (0, 1, 3)))

@@ -35,7 +35,6 @@ from hf_vit.training.model import build_model
 
 
 HEIGHT, WIDTH = 32, 48
-IDS = torch.arange(400)
 
 
 def spec_of(channels=3, resample=PILImage.Resampling.BILINEAR, scale=0.08, **how):
@@ -59,7 +58,7 @@ def differences(item, spec, count=12, factor=1):
     if image.mode == "I;16":
         image = PILImage.fromarray((np.asarray(image) // 257).astype(np.uint8))
     image = image.convert("RGBA") if image.mode == "P" else image
-    image = image.convert({1: "L", 3: "RGB", 4: "RGBA"}[spec.channels])
+    image = image.convert(MODES[spec.channels])
     for params in crop_params(torch.arange(count), spec, seed=0):
         box = (side // factor * factor for side in crop_box(*image.size, params, spec.crop_scale))
         theirs = np.asarray(image.crop(tuple(box)).resize((WIDTH, HEIGHT), spec.resample)).reshape(HEIGHT, WIDTH, -1)
@@ -70,21 +69,20 @@ def differences(item, spec, count=12, factor=1):
 # Where the box lies
 
 
-@pytest.mark.parametrize("scale", [0.08, 0.35, 0.9])
+@pytest.mark.parametrize("scale", [0.08, 0.9])
 @pytest.mark.parametrize(("width", "height"), [(500, 375), (375, 500), (300, 300)])
 def test_a_box_has_the_drawn_area_and_shape_of_the_first_that_fits_and_lies_inside(width, height, scale):
     boxes, tries = [], []
-    for params in crop_params(IDS, spec_of(), 0):
-        areas = [scale + (1 - scale) * number for number in params[0:-2:2]]
-        shapes = [(3 / 4) ** (1 - number) * (4 / 3) ** number for number in params[1:-2:2]]
-        sides = [((area * shape) ** 0.5, (area / shape) ** 0.5) for area, shape in zip(areas, shapes, strict=True)]
-        sides = [((width * height) ** 0.5 * w, (width * height) ** 0.5 * h) for w, h in sides]
-        fitting = [number for number, (w, h) in enumerate(sides) if round(w) <= width and round(h) <= height]
-        if fitting:
-            left, top, right, bottom = crop_box(width, height, params, scale)
-            assert (right - left, bottom - top) == pytest.approx(sides[fitting[0]], abs=0.51)
-            boxes.append((left, top, right, bottom))
-            tries.append(fitting[0])
+    for params in crop_params(torch.arange(400), spec_of(), 0):
+        for number, (area, shape) in enumerate(zip(params[0:-2:2], params[1:-2:2], strict=True)):
+            area, shape = (scale + (1 - scale) * area) * width * height, (3 / 4) ** (1 - shape) * (4 / 3) ** shape
+            w, h = (area * shape) ** 0.5, (area / shape) ** 0.5
+            if round(w) <= width and round(h) <= height:
+                left, top, right, bottom = crop_box(width, height, params, scale)
+                assert (right - left, bottom - top) == pytest.approx((w, h), abs=0.51)
+                boxes.append((left, top, right, bottom))
+                tries.append(number)
+                break
     left, top, right, bottom = np.array(boxes).T
     assert (left.min(), top.min(), right.max(), bottom.max()) == (0, 0, width, height)
     assert max(tries) > 0
@@ -117,53 +115,48 @@ def test_which_part_is_cut_depends_on_seed_epoch_and_image_alone():
 # Its pixels, beside Pillow's
 
 
-WHOLE = {
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+UPRIGHT = {way: PILImage.Exif() for way in range(1, 9)}
+for way, exif in UPRIGHT.items():
+    exif[0x0112] = way
+FILES = {  # made of a size
     **{f"JPEG {mode}": lambda size, mode=mode: item_of(scene(*size, mode), "JPEG") for mode in ("RGB", "L", "CMYK")},
     **{f"PNG {mode}": lambda size, mode=mode: item_of(scene(*size, mode)) for mode in ("RGB", "L", "RGBA")},
     "palette": lambda size: item_of(scene(*size, "P"), transparency=bytes([0, 128, 255])),
     "16 bits": lambda size: item_of(PILImage.fromarray(np.asarray(scene(*size, "L")).astype(np.uint16) * 250)),
+    **{
+        f"JPEG {way}": lambda size, exif=exif: item_of(scene(*size), "JPEG", exif=exif)
+        for way, exif in UPRIGHT.items()
+    },
+    **{
+        f"TIFF {way}": lambda size, exif=exif: item_of(scene(*size), "TIFF", exif=exif)
+        for way, exif in UPRIGHT.items()
+    },
 }
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("resample", [PILImage.Resampling.BILINEAR, PILImage.Resampling.BICUBIC])
-@pytest.mark.parametrize("size", [(75, 50), (20, 31), (2, 3)])
-@pytest.mark.parametrize("kind", WHOLE)
-def test_a_crop_is_pillows_of_the_same_box(kind, size, resample, channels):
-    for difference in differences(WHOLE[kind](size), spec_of(channels, resample)):
-        assert difference.max() <= 2
-        assert difference.mean() <= 0.1
-
-
-@pytest.mark.parametrize("channels", [1, 3, 4])
 @pytest.mark.parametrize("resample", PILImage.Resampling, ids=lambda resample: resample.name)
-def test_a_crop_that_shrinks_much_is_pillows_by_every_filter(resample, channels):
-    by_torch = resample.name in ("BILINEAR", "BICUBIC") and channels < 4
-    item = item_of(scene(750, 1001, {1: "L", 3: "RGB", 4: "RGBA"}[channels]))
-    for difference in differences(item, spec_of(channels, resample), count=4):
-        assert difference.max() <= 2 * by_torch
+@pytest.mark.parametrize("kind", FILES)
+def test_a_crop_is_pillows_of_the_same_box_of_the_upright_photo(kind, resample):
+    for size in [(75, 50), (20, 31), (2, 3)] + [(450, 601)] * kind.startswith(
+        "PNG"
+    ):  # a JPEG is shrunk by its decoder
+        for channels in MODES if kind == "PNG RGBA" else (1, 3):
+            by_torch = resample.name in ("BILINEAR", "BICUBIC") and channels < 4
+            for difference in differences(FILES[kind](size), spec_of(channels, resample), count=4):
+                assert difference.max() <= 2 * by_torch
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-@pytest.mark.parametrize("resample", [PILImage.Resampling.BILINEAR, PILImage.Resampling.BICUBIC])
-@pytest.mark.parametrize(("size", "factor"), [((150, 113), 2), ((230, 300), 4), ((601, 447), 8)])
-def test_a_crop_of_a_shrunk_jpeg_is_pillows_within_two_in_the_mean(size, factor, resample, mode, shrunk_to):
-    item = item_of(scene(*size, mode), "JPEG", quality=90)
-    for difference in differences(item, spec_of(resample=resample, scale=0.9), 6, factor):
+@pytest.mark.parametrize(
+    ("kind", "size", "factor"),
+    [(f"JPEG {mode}", *size) for mode in ("RGB", "L", "CMYK") for size in (((150, 113), 2), ((601, 447), 8))]
+    + [(f"JPEG {way}", (304, 232), 4) for way in UPRIGHT],
+)
+def test_a_crop_of_a_shrunk_jpeg_is_pillows_within_two_in_the_mean(kind, size, factor, shrunk_to):
+    for difference in differences(FILES[kind](size), spec_of(scale=0.9), 6, factor):
         assert difference.mean() <= 2
     shrunk = (-(-size[1] // factor), -(-size[0] // factor))
-    assert set(shrunk_to) == (set() if mode == "CMYK" else {shrunk})  # four inks are shrunk by Pillow
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize(
-    ("size", "factor", "kind"), [((75, 50), 1, "JPEG"), ((304, 232), 4, "JPEG"), ((100, 400), 1, "TIFF")]
-)
-def test_the_box_lies_in_the_upright_photo(size, factor, kind, orientation):
-    exif = PILImage.Exif()
-    exif[0x0112] = orientation
-    for difference in differences(item_of(scene(*size), kind, exif=exif), spec_of(scale=0.85), 6, factor):
-        assert difference.max() <= 2 if factor == 1 else difference.mean() <= 2
+    assert set(shrunk_to) == (set() if kind == "JPEG CMYK" else {shrunk})  # four inks are shrunk by Pillow
 
 
 @pytest.mark.parametrize(

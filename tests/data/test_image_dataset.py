@@ -1,15 +1,20 @@
-"""Claims about data sets of decoded images: cache, workers, features, and images that cannot be read."""
+"""Claims about what a run sees of its images: their order, the cache, workers, features, and images that cannot be read."""
 
 import os
+import signal
+from itertools import chain, islice
+from multiprocessing import active_children
 
+import numpy as np
 import pytest
 import torch
-from image_data import assert_own, dataset, encoded, good_items, picture, prepare, spec_of, undecoded
+from image_data import assert_own, dataset, encoded, good_items, item_of, picture, prepare, spec_of, undecoded
 from PIL import Image as PILImage
 
 from hf_vit.data import image_dataset
 from hf_vit.data.image_dataset import ImageDataset, check_unreadable
 from hf_vit.data.loader import data_loader
+from hf_vit.data.sampling import epoch_batches, sequential_batches
 from hf_vit.data.sources import load_splits
 from hf_vit.system.errors import UserError
 
@@ -19,52 +24,132 @@ def uncached(monkeypatch):
     monkeypatch.setattr(image_dataset, "CACHE_BYTES", 0)
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Their order
+
+
+def test_an_epoch_shows_every_image_once_in_an_order_of_seed_and_epoch_alone():
+    order = lambda seed, epoch: list(chain(*epoch_batches(12, 4, seed, epoch)))
+    assert sorted(order(1, 3)) == list(range(12))
+    assert order(1, 3) == order(1, 3)
+    assert order(1, 3) not in (order(1, 4), order(2, 3))
+
+
+@pytest.mark.parametrize("labels", [None, np.repeat([0, 1], (30, 6))])
+@pytest.mark.parametrize("count", [36, 5])  # 5 are fewer than a batch
+def test_any_number_of_processes_sees_together_what_one_sees(count, labels):
+    labels = labels if labels is None else labels[-count:]
+    whole = list(epoch_batches(count, 8, 0, 1, labels=labels))
+    for world in (2, 4):
+        parts = (epoch_batches(count, 8 // world, 0, 1, rank, world, labels) for rank in range(world))
+        assert [list(chain(*step)) for step in zip(*parts, strict=True)] == whole
+
+
+def test_fewer_images_than_a_batch_still_fill_one_each_time_as_another_sample():
+    (batch,) = epoch_batches(3, 8, seed=0, epoch=0)
+    assert (len(batch), len(set(batch)), {number % 3 for number in batch}) == (8, 8, {0, 1, 2})
+
+
+@pytest.mark.parametrize("counts", [(30, 6), (2, 1), (11, 5, 4, 3, 2, 2, 1, 1, 1, 1)])
+def test_balanced_sampling_draws_each_class_as_often_within_one_and_each_time_as_another_sample(counts):
+    labels = np.repeat(np.arange(len(counts)), counts)
+    for epoch in range(5):
+        ids = list(chain(*epoch_batches(len(labels), 1, 0, epoch, labels=labels)))
+        assert len(set(ids)) == len(labels)
+        rows, times = np.unique(np.array(ids) % len(labels), return_counts=True)
+        assert np.ptp(np.bincount(labels[rows], times, len(counts))) <= 1
+        assert all(np.ptp(times[labels[rows] == label]) <= 1 for label in np.unique(labels[rows]) if label > 0)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_every_image_is_evaluated_once_also_those_that_fill_no_batch(world):
+    batches = [batch for rank in range(world) for batch in sequential_batches(11, 4, rank, world)]
+    assert sorted(chain(*batches)) == list(range(11))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What a batch holds
+
+
 def test_images_are_named_by_row_and_by_the_file_in_the_folder_of_the_data(tmp_path):
     for number in range(8):
         file = tmp_path / ("cat", "dog")[number // 4] / f"{number} b.png"
         file.parent.mkdir(exist_ok=True)
         picture().save(file)
-    in_rows, _, _ = prepare({"train": dataset([0, 0, 1, 1])}, fraction=0.5)
-    for splits in (prepare(load_splits(str(tmp_path)), fraction=0.5)[0], in_rows):
-        images = ImageDataset(splits["eval"], spec_of())
+    in_rows = {"train": dataset([0, 0, 1, 1])}
+    for splits in (in_rows, load_splits(str(tmp_path))):
+        images = ImageDataset(prepare(splits, fraction=0.5)[0]["eval"], spec_of())
         numbers, files = images.sources(torch.arange(len(images)).flip(0))
-        assert numbers == splits["eval"]["row"][::-1]
+        assert numbers == images.rows["row"][::-1]
         names = [f"{('cat', 'dog')[row // 4]}/{row} b.png" for row in numbers]
         assert files == (["", ""] if splits is in_rows else names)
 
 
-def test_cached_images_equal_images_decoded_by_workers(monkeypatch):
+def test_cached_images_equal_images_decoded_by_workers_as_many_as_there_are_cores(monkeypatch):
     rows, batches = undecoded(good_items(5)), [[3, 1], [0, 4]]
     cached = list(data_loader(ImageDataset(rows, spec_of()), batches, num_workers=2))
     monkeypatch.setattr(image_dataset, "CACHE_BYTES", 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})  # torch warns of more, and a warning fails a test
     images = ImageDataset(rows, spec_of())
     assert images.cache is None
-    for one, other in zip(cached, data_loader(images, batches, num_workers=2), strict=True):
+    for one, other in zip(cached, data_loader(images, batches), strict=True):
         assert all(torch.equal(one[key], other[key]) for key in ("images", "labels", "index"))
         assert other["images"].is_contiguous()
 
 
-@pytest.mark.parametrize("rows", [[0, 2, 3], [0, 1, 2, 3, 4], [4]])
+def test_images_are_kept_only_in_a_share_of_the_memory_that_is_available(monkeypatch):
+    rows, size = undecoded(good_items(5)), 5 * 8 * 12 * 3
+    for available, kept in ((4 * size, True), (4 * size - 1, False)):
+        monkeypatch.setattr(image_dataset, "available_memory", lambda available=available: available)
+        assert (ImageDataset(rows, spec_of()).cache is not None) == kept
+
+
+@pytest.mark.parametrize("rows", [[0, 2, 3], [4]])
 def test_features_stand_in_the_place_of_their_images(rows):
     images = ImageDataset(undecoded(good_items(5), labels=[0, 1, 1, 0, 1]), spec_of(), keep_full=True)
     table, count = torch.randn(len(rows), 7), len(rows)
     features = images.with_features(table, torch.tensor(rows))
-    places = [*range(count)][::-1]
-    ids = [*places, count]  # the first one comes a second time
+    ids = [*range(count - 1, -1, -1), count]  # the first one comes a second time
+    places = [number % count for number in ids]
     (batch,) = data_loader(features, [ids], num_workers=2)
-    assert len(features) == count
-    assert torch.equal(batch["images"], table[[*places, 0]])
-    assert torch.equal(batch["labels"], images.labels[torch.tensor(rows)[[*places, 0]]])
+    assert torch.equal(batch["images"], table[places])
+    assert torch.equal(batch["labels"], images.labels[torch.tensor(rows)[places]])
     assert batch["index"].tolist() == ids
-    assert features.row_numbers(batch["index"]) == [rows[place] for place in (*places, 0)]
-    assert (len(images), images.cache.ndim) == (5, 4)
+    assert features.row_numbers(batch["index"]) == [rows[place] for place in places]
+    assert (len(features), len(images)) == (count, 5)
 
 
-def test_there_are_as_many_workers_as_cores(uncached, monkeypatch):
-    """torch warns of more, and a warning fails a test."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    (batch,) = data_loader(ImageDataset(undecoded(good_items(3)), spec_of()), [[2, 1]])
-    assert batch["index"].tolist() == [2, 1]
+# ----------------------------------------------------------------------------------------------------------------------
+# Workers
+
+
+@pytest.fixture
+def decoded(uncached):
+    """Twelve batches that two workers decode, of which two are read, and the ids of all."""
+    ids = [[first, first + 12] for first in range(12)]
+    batches = data_loader(ImageDataset(undecoded(good_items(2) * 12), spec_of()), ids, 2)
+    return batches, [next(batches), next(batches)], ids
+
+
+def test_a_killed_worker_ends_the_run_with_advice(decoded):
+    for worker in active_children():
+        worker.kill()
+    with pytest.raises(ValueError, match="--num_workers"):
+        list(decoded[0])
+    assert active_children() == []
+
+
+def test_workers_leave_signals_to_the_training_loop(decoded):
+    batches, got, ids = decoded
+    workers = set(active_children())
+    assert len(workers) == 2
+    for worker in workers:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            os.kill(worker.pid, number)
+    got += islice(batches, 8)
+    assert set(active_children()) == workers
+    got += batches
+    assert [batch["index"].tolist() for batch in got] == ids
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -75,33 +160,26 @@ BAD = {
     "no bytes": {"bytes": b"", "path": "some.jpg"},
     "half a file": {"bytes": encoded(picture(0, (64, 64)), "JPEG")[:900], "path": "some.jpg"},
     "no such file": {"bytes": None, "path": "/nowhere/some.jpg"},
-    "decompression bomb": {"bytes": encoded(PILImage.new("L", (160, 60))), "path": "some.jpg"},
+    "decompression bomb": {**item_of(PILImage.new("L", (160, 60))), "path": "some.jpg"},
     "nothing": None,
 }
 
 
-@pytest.fixture(params=BAD)
-def one_bad(request, monkeypatch):
-    """Four images, of which number 2 cannot be read."""
+@pytest.mark.parametrize("kind", BAD)
+@pytest.mark.parametrize("limit", [2**31, 0])
+def test_a_bad_image_is_named_by_row_and_file_or_skipped_and_counted(kind, limit, monkeypatch):
+    monkeypatch.setattr(image_dataset, "CACHE_BYTES", limit)
     monkeypatch.setattr(PILImage, "MAX_IMAGE_PIXELS", 4200)
     items = good_items(4)
-    items[2] = BAD[request.param]
-    return undecoded(items)
-
-
-@pytest.mark.parametrize("limit", [2**31, 0])
-def test_a_bad_image_is_named_by_row_and_file_with_the_remedy(one_bad, limit, monkeypatch):
-    monkeypatch.setattr(image_dataset, "CACHE_BYTES", limit)
+    items[2] = BAD[kind]
     with pytest.raises(UserError, match=r"row 2 .*--on_bad_image skip") as error:
-        list(data_loader(ImageDataset(one_bad, spec_of()), [[0, 1], [2, 3]], num_workers=0))
-    assert ("some.jpg" in str(error.value)) == (one_bad[2]["image"] is not None)
-
-
-def test_a_bad_image_is_taken_out_of_the_cache_and_counted(one_bad):
-    images = ImageDataset(one_bad, spec_of(), on_bad_image="skip")
-    assert len(images) == len(images.cache) == 3
-    assert (images.rows["row"][:], images.labels.tolist()) == ([0, 1, 3], [0, 1, 1])
-    assert "row 2" in "".join(images.skipped)
+        list(data_loader(ImageDataset(undecoded(items), spec_of()), [[0, 1], [2, 3]], num_workers=0))
+    assert ("some.jpg" in str(error.value)) == (kind != "nothing")
+    images = ImageDataset(undecoded(items), spec_of(), on_bad_image="skip")
+    if limit:  # it is not even in the cache
+        assert (images.rows["row"][:], images.labels.tolist(), len(images.cache)) == ([0, 1, 3], [0, 1, 1], 3)
+    list(data_loader(images, [[0, 1, 2]], num_workers=0))
+    assert len(images.skipped) == 1
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -120,25 +198,17 @@ def test_without_a_cache_another_image_takes_the_place_in_training_and_none_in_s
 
 def test_a_batch_of_bad_images_alone_stops_training_and_is_left_out_of_scoring(uncached):
     rows = undecoded([*good_items(2), BAD["half a file"], BAD["half a file"]])
-    scoring = ImageDataset(rows, spec_of(), on_bad_image="skip")
-    for keep_empty, wanted in ((False, [[0, 1]]), (True, [[0, 1], []])):
-        batches = data_loader(scoring, [[0, 1], [2, 3]], keep_empty=keep_empty)
-        assert [batch["index"].tolist() for batch in batches] == wanted
+    batches = data_loader(ImageDataset(rows, spec_of(), "skip"), [[0, 1], [2, 3]])
+    assert [batch["index"].tolist() for batch in batches] == [[0, 1]]
     with pytest.raises(UserError, match="row 2"):
         list(data_loader(ImageDataset(rows, spec_of(), "skip", keep_full=True), [[2, 3]], num_workers=0))
-
-
-def test_a_data_set_of_bad_images_alone_is_an_error():
-    with pytest.raises(UserError, match="row 0"):
-        ImageDataset(undecoded([BAD["no bytes"]] * 2), spec_of(), on_bad_image="skip")
 
 
 def parts(*broken, counts=((0, 0, 0, 1, 1), (0, 1, 1))):
     """The parts of a data set of cats (0) and dogs (1), without the images of these (part, row)."""
     for part, labels in enumerate(counts):
-        items = [
-            BAD["no bytes"] if (part, row) in broken else item for row, item in enumerate(good_items(len(labels)))
-        ]
+        items = good_items(len(labels))
+        items = [BAD["no bytes"] if (part, row) in broken else item for row, item in enumerate(items)]
         yield ImageDataset(undecoded(items, labels), spec_of(), on_bad_image="skip")
 
 
@@ -151,8 +221,7 @@ def test_a_class_is_judged_by_all_of_its_images(caplog, monkeypatch):
 
 
 def test_stop_names_the_broken_images_of_all_parts_at_once_and_counts_more_than_ten():
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=r"(?s)row 1 .*row 0 "):
         check_unreadable(list(parts((0, 1), (1, 0))), [], "stop")
-    assert all(name in str(error.value) for name in ("row 1 ", "row 0 "))
     with pytest.raises(UserError, match=r"row 9 .*12"):
         ImageDataset(undecoded([BAD["no bytes"]] * 12 + good_items(1)), spec_of())

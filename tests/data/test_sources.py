@@ -1,9 +1,6 @@
 """Claims about what a name stands for: each layout gives the splits and classes that its pictures show, or one error that says why."""
 
-import contextlib
-import http.server
 import os
-import threading
 from collections import defaultdict
 from io import BytesIO
 from pathlib import Path
@@ -86,25 +83,18 @@ FOLDERS = {
 
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("layout", FOLDERS)
-def test_the_folder_below_the_split_is_the_class(layout, streaming, tmp_path):
+def test_the_folder_below_the_split_is_the_class_and_all_images_are_there_to_predict(layout, streaming, tmp_path):
     files, how, expected = FOLDERS[layout]
     paint(tmp_path, files)
     splits = load_splits(str(tmp_path), streaming=streaming, **how)
     if streaming:
         splits = DatasetDict({name: Dataset.from_list(list(rows), rows.features) for name, rows in splits.items()})
     assert seen(splits) == expected
-
-
-@pytest.mark.parametrize("layout", FOLDERS)
-def test_the_same_walk_finds_the_images_to_predict(layout, tmp_path):
-    paint(tmp_path, FOLDERS[layout][0])
-    rows = load_unlabelled(str(tmp_path))
-    names = rows.names(list(range(len(rows.rows))))
-    assert names == sorted(names)
     hidden = ("._", ".thumbs", "@eaDir", "__MACOSX")
-    assert len(names) == sum(
-        " " in f and not any(each in f for each in hidden) for f in FOLDERS[layout][0].split(", ")
-    )
+    images = [file for file in files.split(", ") if " " in file and not any(name in file for name in hidden)]
+    rows = load_unlabelled(str(tmp_path))  # to predict
+    names = rows.names(list(range(len(rows.rows))))
+    assert (len(names), names) == (len(images), sorted(names))
 
 
 PATHS = [("1.png", "cat"), ("2.png", "cat"), ("3.png", "dog"), ("4.png", "dog")]
@@ -153,11 +143,6 @@ def test_a_parquet_table_names_its_images_or_holds_them(streaming, tmp_path):
         assert streaming or seen(splits) == {"train": CAT_DOG}
 
 
-def write_metadata(folder):
-    paint(folder, FLAT)
-    (folder / "metadata.csv").write_text("file_name,label\n" + LINES)
-
-
 def write_shards(folder):
     for name, numbers in (("train-0000", [0, 1]), ("train-0001", [2, 3]), ("val-0000", [4, 5])):
         write_tar(folder / f"{name}.tar", pictures(numbers), [n % 2 for n in numbers])
@@ -170,40 +155,51 @@ def write_parquet(folder):
     paint(folder, "banner.png b")
 
 
-DATA_FOLDERS = {
+def write_metadata(folder):
+    (folder / "images").mkdir()
+    for number, image in enumerate(pictures(range(4))):
+        (folder / "images" / f"{number}.png").write_bytes(image)
+    lines = [f"images/{number}.png,{ANIMALS[number % 2]}" for number in range(4)]
+    (folder / "metadata.csv").write_text("\n".join(["file_name,label", *lines]))
+
+
+def write_file(folder):
+    write_tar(folder / "one.tar", pictures(range(4)), [0, 1, 0, 1])
+    return folder / "one.tar"
+
+
+def write_arrow(folder):
+    table_of(range(4)).save_to_disk(folder)
+    return next(folder.glob("*.arrow"))
+
+
+DATA_SETS = {
     "metadata.csv": (write_metadata, {"train": 4}),
     "tar shards": (write_shards, {"train": 4, "validation": 2}),
+    "a tar file": (write_file, {"train": 4}),
+    "an Arrow file": (write_arrow, {"train": 4}),
     "Parquet": (write_parquet, {"train": 4, "test": 4}),
     "save_to_disk": (lambda folder: table_of(range(4)).save_to_disk(folder), {"train": 4}),
-    "save_to_disk of splits": (lambda folder: DatasetDict(train=table_of([0, 1]), test=table_of([2])).save_to_disk(folder), {"train": 2, "test": 1}),
+    "save_to_disk of splits": (lambda folder: DatasetDict(train=table_of(range(4)), test=table_of([2])).save_to_disk(folder), {"train": 4, "test": 1}),
 }  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # `datasets` leaves metadata.csv open
-@pytest.mark.parametrize("kind", DATA_FOLDERS)
-def test_a_folder_with_a_data_set_is_read_by_datasets(kind, tmp_path):
-    write, expected = DATA_FOLDERS[kind]
-    write(tmp_path)
-    splits = load_splits(str(tmp_path))
+@pytest.mark.parametrize("kind", DATA_SETS)
+def test_a_data_set_is_read_by_datasets(kind, tmp_path):
+    write, expected = DATA_SETS[kind]
+    splits = load_splits(str(write(tmp_path) or tmp_path))
     assert {name: len(rows) for name, rows in splits.items()} == expected
-    names = {"label_names": list(ANIMALS)} if kind == "tar shards" else {}
-    if kind == "metadata.csv":
-        assert seen(splits) == {"train": CAT_DOG}
-        return
-    for row in prepare_splits(splits, eval_split="train", **names)[0]["eval"]:
-        number = next(n for n in range(4) if read_image_bytes(row["image"]) == pictures([n])[0])
-        assert row["label"] == number % 2
+    label_names = list(ANIMALS) if "tar" in kind else None
+    rows = prepare_splits(splits, train_split=None, eval_split="train", label_names=label_names)[0]["eval"]
+    for row in rows:
+        assert row["label"] == pictures(range(4)).index(read_image_bytes(row["image"], allowed_files(rows))) % 2
 
 
-def test_single_files_of_images_and_the_embedded_set_are_read(tmp_path):
-    table_of(range(4)).save_to_disk(tmp_path / "saved")
-    (arrow,) = (tmp_path / "saved").glob("*.arrow")
-    write_tar(tmp_path / "some.tar", pictures(range(4)), [0, 1, 0, 1])
-    for file in (arrow, tmp_path / "some.tar"):
-        assert len(load_splits(str(file))["train"]) == 4
+def test_the_embedded_set_is_balanced():
     embedded = load_splits("fashion-mnist-mini")
-    assert np.bincount(embedded["train"]["label"]).tolist() == [1000] * 10
-    assert np.bincount(embedded["test"]["label"]).tolist() == [200] * 10
+    for split, count in (("train", 1000), ("test", 200)):
+        assert np.bincount(embedded[split]["label"]).tolist() == [count] * 10
 
 
 def in_table(text, name="a.csv"):
@@ -224,11 +220,6 @@ def write_other_classes(folder):
     dataset([0, 1], ["dog", "cat"]).to_parquet(folder / "test.parquet")
 
 
-def write_parquet_beside_folders(folder):
-    paint(folder, "cat/1.png r, dog/1.png g")
-    table_of(range(4)).to_parquet(folder / "more.parquet")
-
-
 REFUSED = {
     "nothing": (laid_out("eel/"), "CLASS/IMAGE"),
     "flat images": (laid_out(FLAT), r".png \(4\)"),
@@ -246,7 +237,7 @@ REFUSED = {
     "a class that differs in capitals": (laid_out("train/Cat/1.png r, train/dog/1.png g, test/cat/1.png r"), "cat"),
     "a class of formats that are not read": (laid_out("cat/1.png r, dog/1.png g, eel/1.heic"), "eel"),
     "a run among the images": (laid_out("cat/1.png r, dog/1.png g, runs/a/metrics.jsonl"), "runs/a"),
-    "Parquet beside class folders": (write_parquet_beside_folders, "more.parquet"),
+    "Parquet beside class folders": (laid_out("cat/1.png r, dog/1.png g, more.parquet"), "more.parquet"),
     "classes in another order": (write_other_classes, "test.parquet"),
     "metadata without file names": (laid_out("cat/1.png r, dog/1.png g, metadata.csv"), "file_name"),
     "a column that stands twice": (in_table("file,label,label\n1.png,a,b\n"), "label"),
@@ -327,23 +318,17 @@ def test_the_summary_counts_what_is_read_and_what_is_left_out(tmp_path, monkeypa
         assert sum(part in line for line in left_out) > 0, part
 
 
-def test_the_summary_names_ten_classes_and_the_splits_that_are_not_used(tmp_path):
-    table = dataset(list(range(12)) * 2, [f"class {n}" for n in range(12)])
-    DatasetDict(train=table, test=table, extra=table).save_to_disk(tmp_path)
+def test_the_summary_names_ten_classes_and_the_splits_and_files_that_are_not_used(tmp_path):
+    for split in ("train", "test", "train_old"):
+        table = dataset(list(range(12)) * 2, [f"class {n}" for n in range(12)])
+        table.to_parquet(tmp_path / f"{split}.parquet")
+    dataset([0]).to_parquet(tmp_path / "photos.parquet")
     source = read_source(str(tmp_path))
     splits, labels, scored = prepare_splits(source.splits)
-    train, _, left_out = summary(splits, {"train": "train", "eval": scored}, labels, source)
-    assert "24 images, 12 classes (class 0 2, " in train
-    assert "class 9 2 ...)" in train
-    assert "extra" in left_out
-
-
-def test_parquet_files_of_no_split_are_left_out_by_name(tmp_path):
-    for name in ("photos", "photos_test"):
-        dataset([0, 1]).to_parquet(tmp_path / f"{name}.parquet")
-    source = read_source(str(tmp_path))
-    assert list(source.splits) == ["test"]
-    assert "photos.parquet" in " ".join(source.skipped)
+    train, _, *left_out = summary(splits, {"train": "train", "eval": scored}, labels, source)
+    for part in (" images, 12 classes (class 0 ", "class 9 ", " ...)"):
+        assert part in train
+    assert "photos.parquet" in " ".join(left_out)
 
 
 @pytest.mark.parametrize(
@@ -364,48 +349,13 @@ def test_a_run_is_not_kept_among_its_images_nor_these_in_a_run(data, run, tmp_pa
     refuse_nested_folders(data, "runs/x")
 
 
-@pytest.fixture
-def online(monkeypatch):
-    """online(status) -> paths that are asked of a Hub that answers all with this status; None: nobody listens."""
-
-    @contextlib.contextmanager
-    def hub(status):
-        asked = []
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):
-                asked.append(self.path)
-                self.send_response(status)
-                self.send_header("X-Error-Code", "RepoNotFound")
-                self.end_headers()
-
-            do_HEAD = do_GET
-
-            def log_message(self, *_):
-                pass
-
-        listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{listening.server_port}")
-        if status is not None:
-            threading.Thread(target=listening.serve_forever, daemon=True).start()
-        else:
-            listening.server_close()
-        yield asked
-        if status is not None:
-            listening.shutdown()
-            listening.server_close()
-
-    return hub
-
-
-def test_a_name_that_is_nowhere_is_asked_of_the_hub_once(online):
-    with online(404) as asked, pytest.raises(UserError, match="alice/photos"):
+def test_a_name_that_is_nowhere_is_asked_of_the_hub_once_and_not_again_if_nobody_answers(server, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
+    with pytest.raises(UserError, match="alice/photos"):
         load_splits("alice/photos")
-    assert [path for path in asked if "datasets" in path] == ["/api/datasets/alice/photos"]
-
-
-def test_a_hub_that_cannot_be_reached_is_not_tried_again(online, monkeypatch):
+    assert [path for path in server.asked if "datasets" in path] == ["/api/datasets/alice/photos"]
     monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it waited to try again"))
-    with online(None), pytest.raises(UserError, match=r"alice/nowhere_kept.*cannot be reached"):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
+    with pytest.raises(UserError, match=r"alice/nowhere_kept.*cannot be reached"):
         load_splits("alice/nowhere_kept")

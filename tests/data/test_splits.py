@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Value
-from image_data import dataset, picture, prepare
+from datasets import ClassLabel, DatasetDict, List, concatenate_datasets
+from image_data import dataset, prepare
 
 from hf_vit.data.columns import encode_labels, find_columns, label_tensor, match_labels
 from hf_vit.data.splits import (
@@ -24,24 +24,15 @@ def plain(labels, column="label", kind=None):
     return rows.add_column(column, labels, feature=kind)
 
 
-def labels_of(splits):
-    return {role: rows["label"][:] for role, rows in splits.items()}
-
-
-def test_columns_are_found_by_their_type_or_a_usual_name():
+def test_columns_are_found_by_their_type_or_a_usual_name_or_must_be_told_apart():
     named = dataset([0, 1], note=["a", "b"]).rename_columns({"image": "photo", "label": "animal"})
     assert find_columns(named, None, None) == ("photo", "animal")
-    kinds = Features({"png": Image(), "cls": Value("int64"), "__key__": Value("string")})
-    shard = Dataset.from_dict({"png": [picture(0)], "cls": [1], "__key__": ["x"]}, kinds)
+    shard = plain([1, 0], "cls").add_column("__key__", ["x", "y"]).rename_column("image", "png")
     assert find_columns(shard, None, None) == ("png", "cls")
-
-
-def test_two_image_columns_must_be_told_apart():
-    rows = {"first": [picture(0)], "second": [picture(1)], "label": [1]}
-    both = Dataset.from_dict(rows, Features(first=Image(), second=Image(), label=ClassLabel(names=["a", "b"])))
-    with pytest.raises(UserError, match="--image_column first, second"):
+    both = concatenate_datasets([named, named.select_columns("photo").rename_column("photo", "second")], axis=1)
+    with pytest.raises(UserError, match="--image_column photo, second"):
         find_columns(both, None, None)
-    assert find_columns(both, "second", None) == ("second", "label")
+    assert find_columns(both, "second", None) == ("second", "animal")
 
 
 @pytest.mark.parametrize(
@@ -72,17 +63,9 @@ def test_validation_goes_before_test_and_other_names_are_known_in_any_case():
     assert "held-out" in describe_scored("part of train")
 
 
-def test_without_a_second_split_part_of_train_is_set_aside_by_class():
-    splits, _, scored = prepare({"train": dataset([0] * 30 + [1] * 10)})
-    assert scored == "part of train"
-    assert np.bincount(splits["eval"]["label"]).tolist() == [8, 2]
-    assert np.bincount(splits["train"]["label"]).tolist() == [22, 8]
-    assert prepare({"train": dataset([0] * 30 + [1] * 10)})[0]["eval"]["row"][:] == splits["eval"]["row"][:]
-
-
 def test_a_class_of_one_image_stays_in_train_and_one_of_two_is_scored():
-    aside = stratified_holdout(np.array([0] * 50 + [1] * 3 + [2]), 0.1, seed=0)
-    assert np.bincount(np.array([0] * 50 + [1] * 3 + [2])[aside], minlength=3).tolist() == [5, 1, 0]
+    labels = np.array([0] * 50 + [1] * 3 + [2])
+    assert np.bincount(labels[stratified_holdout(labels, 0.1, seed=0)], minlength=3).tolist() == [5, 1, 0]
     with pytest.raises(UserError, match="--eval_split"):
         stratified_holdout(np.array([0, 1]), 0.1, seed=0)
 
@@ -153,7 +136,7 @@ def test_what_cannot_be_trained_on_is_an_error_that_names_it(what):
 def test_label_names_find_their_classes(labels, named, expected):
     splits, names, _ = prepare({"train": labels, "test": labels}, label_names=named)
     assert names == named
-    assert labels_of(splits) == {"train": expected, "eval": expected}
+    assert splits["train"]["label"][:] == splits["eval"]["label"][:] == expected
 
 
 @pytest.mark.parametrize("classes", [list("abcdefghij"), ["-1", "2", "9", "10", "100"], ["01", "1", "10", "1a"]])
@@ -161,20 +144,22 @@ def test_classes_that_are_text_are_sorted_and_whole_numbers_by_their_value(class
     assert prepare({"train": plain([*classes[::-1], *classes])})[1] == classes
 
 
-def test_splits_whose_class_labels_differ_are_matched_by_name():
-    train, test = dataset([0, 1, 2], ["cat", "dog", "eel"]), dataset([0, 1, 2], ["dog", "eel", "cat"])
-    splits, names, _ = prepare({"train": train, "test": test})
-    assert (names, labels_of(splits)["eval"]) == (["cat", "dog", "eel"], [1, 2, 0])
-    splits, _, _ = prepare({"train": train, "test": test}, label_names=["eel", "dog", "cat"])
-    assert labels_of(splits) == {"train": [2, 1, 0], "eval": [1, 0, 2]}
-    lists = {
-        "train": plain([["cat"], ["dog"]]),
-        "test": plain([[0], [0, 1], []], kind=List(ClassLabel(names=["dog", "cat"]))),
-    }
-    assert label_tensor(prepare(lists)[0]["eval"]).tolist() == [[0, 1], [1, 1], [0, 0]]
-    for others in (dataset([1, 2], ["owl", "dog", "cat"]), plain(["dog", "cat"])):
-        assert labels_of(prepare({"train": train, "test": others})[0])["eval"] == [1, 0]
-    assert labels_of(prepare({"test": dataset([1, 1])}, train=None)[0]) == {"eval": [1, 1]}
+ORDER = dataset([0, 1, 2], ["dog", "eel", "cat"])
+
+
+@pytest.mark.parametrize(
+    ("test", "names", "expected"),
+    [
+        (ORDER, None, [1, 2, 0]),
+        (ORDER, ["eel", "dog", "cat"], [1, 0, 2]),
+        (dataset([1, 2], ["owl", "dog", "cat"]), None, [1, 0]),
+        (plain(["dog", "cat"]), None, [1, 0]),
+    ],
+)
+def test_splits_whose_class_labels_differ_are_matched_by_name(test, names, expected):
+    train = dataset([0, 1, 2], ["cat", "dog", "eel"])
+    splits, found, _ = prepare({"train": train, "test": test}, label_names=names)
+    assert (found, splits["eval"]["label"][:]) == (names or ["cat", "dog", "eel"], expected)
 
 
 def test_numbers_to_predict_are_carried_where_they_are_asked_for():
@@ -184,28 +169,27 @@ def test_numbers_to_predict_are_carried_where_they_are_asked_for():
 
 
 def test_parts_of_the_training_images_are_by_class_and_by_seed():
-    train = dataset([0] * 20 + [1] * 8 + [2], "abc")
+    train = dataset([0] * 20 + [1] * 8 + [2] * 4, "abc")
     rows_of = lambda **how: {role: rows["row"][:] for role, rows in prepare({"train": train}, **how)[0].items()}
-    whole, half, few = rows_of(), rows_of(train_fraction=0.5), rows_of(shots=1)
+    assert prepare({"train": train})[2] == "part of train"
+    whole, half, few = rows_of(), rows_of(shots=3), rows_of(shots=1)
     assert whole["eval"] == half["eval"] == few["eval"]
     assert set(half["train"]) < set(whole["train"])
     assert not set(whole["train"]) & set(whole["eval"])
     counts = lambda rows: np.bincount(np.asarray(train["label"])[rows]).tolist()
-    assert [counts(part["train"]) for part in (whole, half, few)] == [[15, 6, 1], [8, 3, 1], [1, 1, 1]]
-    assert half == rows_of(train_fraction=0.5)
-    assert half["train"] != rows_of(train_fraction=0.5, seed=1)["train"]
+    assert [counts(part["train"]) for part in (whole, half, few)] == [[15, 6, 3], [3, 3, 3], [1, 1, 1]]
+    assert half == rows_of(shots=3)
+    assert half["train"] != rows_of(shots=3, seed=1)["train"]
     assert whole["eval"] != rows_of(seed=1)["eval"]
-
-
-def random_labels(seed, count=300, num_labels=12):
-    """Lists of labels from frequent to rare, as 0 and 1 (n, L)."""
-    rng = np.random.default_rng(seed)
-    return (rng.random((count, num_labels)) < np.geomspace(0.4, 0.008, num_labels)).astype(np.float32)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_each_of_several_labels_with_two_images_is_on_both_sides(seed):
-    labels = random_labels(seed)
+    """300 images of 12 labels, from frequent to rare."""
+    rng = np.random.default_rng(seed)
+    labels = (rng.random((300, 12)) < np.geomspace(0.4, 0.008, 12)).astype(np.float32)
+    few = labels[stratified_subset(labels[:, :6], list("abcdef"), 4, seed), :6]  # 4 shots
+    assert ((few.sum(axis=0) >= 3).all(), len(few) < 40) == (True, True)
     held_out = stratified_holdout(labels, 0.1, seed)
     counts, taken = labels.sum(axis=0), labels[held_out].sum(axis=0)
     assert ((taken > 0) & (taken < counts))[counts > 1].all()
@@ -219,18 +203,6 @@ def test_the_last_image_of_a_label_is_never_held_out():
     labels = np.array([[1, 1, 0], [1, 1, 0], [1, 0, 1], [0, 0, 1]], np.float32)
     for seed in range(10):
         assert (labels[stratified_holdout(labels, 0.5, seed)].sum(axis=0) < labels.sum(axis=0)).all()
-
-
-def test_labels_that_cannot_all_be_on_both_sides_are_still_split():
-    triangle = np.array([[1, 1, 0], [1, 0, 1], [0, 1, 1]], np.float32)
-    assert 0 < len(stratified_holdout(triangle, 0.5, 0)) < 3
-
-
-def test_shots_of_several_labels_are_about_as_many_of_each():
-    labels = random_labels(0)[:, :6]
-    kept = stratified_subset(labels, list("abcdef"), 1.0, 4, seed=0)
-    assert (labels[kept].sum(axis=0) >= 3).all()
-    assert len(kept) < 40
 
 
 def test_class_weights_are_inverse_counts_with_mean_one_and_of_several_labels_without_over_with():

@@ -3,23 +3,14 @@
 import contextlib
 import dataclasses
 import itertools
+import os
+import shutil
 
 import numpy as np
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, Features, Image, List
-from image_data import (
-    ANIMALS,
-    animal,
-    assert_own,
-    encoded,
-    good_items,
-    picture,
-    pictures,
-    spec_of,
-    table_of,
-    write_tar,
-)
+from datasets import ClassLabel, List
+from image_data import ANIMALS, animal, assert_own, good_items, picture, pictures, spec_of, table_of, write_tar
 
 from hf_vit.data import streaming
 from hf_vit.data.crops import crop_params
@@ -116,7 +107,7 @@ def test_any_number_of_processes_sees_together_what_one_sees_of_a_stream(shards,
 def test_a_stream_goes_on_at_any_step_as_if_it_had_not_stopped(shards, knows, lanes):
     stream = stream_of(shards)
     whole = ids_of(batches_of(stream, 24, 3))
-    for step in range(24):
+    for step in (1, 4, 7, 8, 16, 23):
         resumed = stream_of(shards)
         resumed.lengths = dict(stream.lengths) if knows else {}
         assert ids_of(batches_of(resumed, 24 - step, 3, step=step)) == whole[step:]
@@ -153,16 +144,17 @@ def test_what_a_stream_cannot_know_is_an_error(train, validation, names, wrong, 
 
 
 def test_text_labels_of_a_stream_are_places_in_label_names_and_classes_need_none(tmp_path):
-    for name, numbers in (("train", range(4)), ("validation", [0, 1])):
-        rows = table_of(numbers)
+    for name in ("train", "validation"):
+        rows = table_of(range(4))
         rows.to_parquet(tmp_path / f"{name}.parquet")
         (tmp_path / "text").mkdir(exist_ok=True)
-        text = rows.remove_columns("label").add_column("label", [animal(n) for n in numbers])
+        text = rows.remove_columns("label").add_column("label", [animal(n) for n in range(4)])
         text.to_parquet(tmp_path / "text" / f"{name}.parquet")
     (batch,) = batches_of(stream_of(tmp_path / "text", label_names=["dog", "cat"]), 1, 4)
-    assert batch["labels"].tolist() == [1 - index % 2 for index in batch["index"].tolist()]
-    (tmp_path / "text").rename(tmp_path.with_name("elsewhere"))
-    assert prepared(tmp_path, label_names=None)[2] == list(ANIMALS)
+    assert_own(batch, good_items(4), [1, 0, 1, 0])
+    shutil.rmtree(tmp_path / "text")
+    (batch,) = batches_of(stream_of(tmp_path, label_names=None), 1, 4)
+    assert_own(batch, good_items(4), [0, 1, 0, 1])
     with pytest.raises(UserError, match="--label_names"):
         stream_of(tmp_path, label_names=["dog", "cat"])
 
@@ -185,24 +177,18 @@ def test_bad_images_of_a_stream_stop_it_or_are_skipped(tmp_path):
         batches_of(stream_of(tmp_path, on_bad_image="skip"), 8, 1)
 
 
-def test_a_stream_of_a_table_reads_the_files_it_names(photos):
-    lines = [
-        f"{'train' if n < 4 else 'val'}/{animal(n)}/{n}.png,{animal(n)},{'train' if n < 4 else 'val'}"
-        for n in range(6)
-    ]
-    (photos / "all.csv").write_text("\n".join(["file,kind,split", *lines]))
-    (batch,) = batches_of(stream_of(photos / "all.csv", label_column="kind"), 1, 4)
-    assert_own(batch, good_items(4), [n % 2 for n in range(4)])  # by their rows in the table, in whatever order
-
-
-def test_numbers_of_a_stream_begin_at_0(photos):
-    lines = ["image,label,split", "train/cat/0.png,1,train", "train/dog/1.png,1,val", "train/cat/2.png,2,val"]
-    for count in (3, 4):
-        (photos / "all.csv").write_text("\n".join(lines[:count]))
-        wrong = pytest.raises(UserError, match=r"row 1 .*'2'") if count == 4 else contextlib.nullcontext()
-        with wrong:
-            held = prepared(photos / "all.csv", label_names=["a", "b"])[1]
-    assert held["label"][:] == [1]
+def test_a_stream_of_a_table_reads_the_files_it_names_and_its_numbers_begin_at_0(photos):
+    split = lambda n: "train" if n < 4 else "val"
+    lines = [f"{split(n)}/{animal(n)}/{n}.png,{animal(n)},{n % 2},{split(n)}" for n in range(6)]
+    (photos / "all.csv").write_text("\n".join(["file,kind,number,split", *lines]))
+    for column in ("kind", "number"):
+        (batch,) = batches_of(stream_of(photos / "all.csv", label_column=column), 1, 4)
+        assert_own(batch, good_items(4), [0, 1, 0, 1])  # by their rows in the table, in whatever order
+    (photos / "all.csv").write_text(
+        "\n".join(["file,number,split", *lines]).replace("dog,1", "2").replace("cat,0", "1")
+    )
+    with pytest.raises(UserError, match=r"row 1 .*'2'"):
+        prepared(photos / "all.csv", label_column="number")
 
 
 def test_a_stream_of_class_folders_is_not_read_class_by_class(tmp_path):
@@ -216,22 +202,24 @@ def test_a_stream_of_class_folders_is_not_read_class_by_class(tmp_path):
     assert 25 < sum(first) < 75
 
 
-def test_a_streamed_jpeg_is_not_decoded_and_packed_again_on_its_way(tmp_path):
-    jpeg = encoded(picture(0, (64, 64)), "JPEG", quality=95)
-    for name in ("train", "validation"):
-        write_tar(tmp_path / f"{name}.tar", [jpeg], [0])
-    rows, held, _, _ = prepared(tmp_path)
-    assert next(iter(rows))["image"]["bytes"] == held[0]["image"]["bytes"] == jpeg
-
-
 def test_lists_of_labels_are_streamed_as_0_and_1_of_each(tmp_path):
     lists = [[number % 2, 2] if number % 3 else [] for number in range(8)]
-    features = Features(image=Image(), labels=List(ClassLabel(names=["cat", "dog", "owl"])))
+    rows = table_of(range(8)).remove_columns("label")
+    rows = rows.add_column("labels", lists, feature=List(ClassLabel(names=["cat", "dog", "owl"])))
     for name in ("train", "validation"):
-        rows = {"image": [picture(number) for number in range(8)], "labels": lists}
-        Dataset.from_dict(rows, features).to_parquet(tmp_path / f"{name}.parquet")
+        rows.to_parquet(tmp_path / f"{name}.parquet")
     (batch,) = batches_of(stream_of(tmp_path, label_names=None), 1, 8)
     wanted = [[float(label in lists[number]) for label in range(3)] for number in batch["index"].tolist()]
     assert torch.equal(batch["labels"], torch.tensor(wanted))
     with pytest.raises(UserError, match="--label_separator"):
         stream_of(tmp_path, label_separator=";")
+
+
+def test_a_stream_started_again_finds_its_split_to_score_in_the_cache(tmp_path):
+    for name in ("train", "validation"):
+        table_of(range(2)).to_parquet(tmp_path / f"{name}.parquet")
+    cached = lambda: prepared(tmp_path, label_names=None)[1].cache_files[0]["filename"]
+    first = cached()
+    assert cached() == first
+    os.utime(tmp_path / "validation.parquet", (1, 1))
+    assert cached() != first

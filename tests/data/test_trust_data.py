@@ -1,30 +1,24 @@
 """What a data set, an image or an image processor that nobody should trust may not do to who reads it."""
 
+import contextlib
 import functools
-import http.server
 import json
 import os
 import random
 import subprocess
-import sys
-import threading
 import zipfile
-from pathlib import Path
-from types import SimpleNamespace
 
-import forked
 import image_data
 import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, Image
-from image_data import encoded, item_of
+from image_data import encoded
 from PIL import Image as PILImage
 from transformers import BitImageProcessorPil, ConvNextImageProcessorPil, ViTImageProcessorPil
 
 from hf_vit import HFViTConfig
-from hf_vit.data import image_dataset
 from hf_vit.data.columns import find_columns, select_image_and_label
 from hf_vit.data.crops import crop_params
 from hf_vit.data.decoding import decode_image, decode_rows
@@ -40,28 +34,6 @@ from hf_vit.system.errors import UserError
 
 def spec_of(processor=None):
     return image_spec_of(processor or ViTImageProcessorPil(size={"height": 8, "width": 8}), HFViTConfig())
-
-
-@pytest.fixture
-def server():
-    """An HTTP server on loopback; `asked` are the paths that were asked of it."""
-    asked = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            self.send_error(404)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *_):
-            pass
-
-    listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=listening.serve_forever, daemon=True).start()
-    yield SimpleNamespace(url=f"http://127.0.0.1:{listening.server_port}", asked=asked)
-    listening.shutdown()
-    listening.server_close()
 
 
 @pytest.fixture
@@ -84,6 +56,12 @@ def home(tmp_path, monkeypatch):
 
 
 picture = functools.partial(image_data.picture, size=(8, 8))
+
+
+def rows_to_score(name, streaming=False, **how):
+    splits = load_splits(str(name), streaming=streaming)
+    return prepare_stream(splits, **how)[1] if streaming else prepare_splits(splits, **how)[0]["eval"]
+
 
 # What a row may say, and what happens: it is read, or the start of the sentence that refuses it.
 NOT_OWN = "it names the file"
@@ -145,20 +123,12 @@ def test_a_row_of_a_data_set_names_files_of_that_data_set_alone(path, home, serv
     assert server.asked == []
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_table_that_names_private_images_stops_the_run_and_says_which(suffix, streaming, home):
-    rows = [{"file": str(home / "private" / "x.png"), "label": "cat", "split": split} for split in ("train", "val")]
-    lines = [",".join(row.values() if suffix == ".csv" else [json.dumps(row)]) for row in rows]
-    (home / "data" / f"a{suffix}").write_text("\n".join(["file,label,split"] * (suffix == ".csv") + lines))
-    splits = load_splits(str(home / "data" / f"a{suffix}"), streaming=streaming)
-    held_out = (
-        prepare_stream(splits, label_names=["cat"])[1]
-        if streaming
-        else prepare_splits(splits, train_split=None)[0]["eval"]
-    )
+def test_a_table_that_names_private_images_stops_the_run_and_says_which(streaming, home):
+    lines = [f"{home}/private/x.png,cat,{split}" for split in ("train", "val")] + ["cat/x.png,dog,train"]
+    (home / "data" / "a.csv").write_text("\n".join(["file,label,split", *lines]))
     with pytest.raises(ValueError, match=r"private/x.png.*/data"):
-        ImageDataset(held_out, spec_of())
+        ImageDataset(rows_to_score(home / "data" / "a.csv", streaming, label_names=["cat", "dog"]), spec_of())
 
 
 @pytest.mark.parametrize(
@@ -200,14 +170,11 @@ def test_links_that_a_walk_of_the_users_own_folder_finds_are_followed(home, stre
             (home / "linked" / split / name).mkdir(parents=True)
             (home / "linked" / split / name / "0.png").symlink_to(home / "private" / "x.png")
     (home / "shortcut").symlink_to(home / "linked")
-    splits = load_splits("shortcut", streaming=streaming)
-    rows = prepare_stream(splits)[1] if streaming else prepare_splits(splits)[0]["eval"]
-    assert len(ImageDataset(rows, spec_of())) == 2
+    assert len(ImageDataset(rows_to_score("shortcut", streaming), spec_of())) == 2
     for split in ("train", "validation"):  # where a table chooses among the links, they are not
         (home / "linked" / split / "metadata.csv").write_text("file_name,label\ncat/0.png,cat\ndog/0.png,dog\n")
-    rows = prepare_splits(load_splits("shortcut"))[0]["eval"]
     with pytest.raises(ValueError, match=r"0.png"):
-        ImageDataset(rows, spec_of())
+        ImageDataset(rows_to_score("shortcut"), spec_of())
 
 
 def test_a_label_column_of_images_is_not_decoded_to_find_labels(home):
@@ -242,16 +209,6 @@ def test_the_promised_formats_are_opened(kind):
     assert decode_image({"bytes": encoded(picture(), kind, **again), "path": None}, spec_of()).shape == (8, 8, 3)
 
 
-def test_the_page_takes_files_and_no_addresses_with_data(tmp_path, monkeypatch):
-    pytest.importorskip("gradio")
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "recipes"))
-    import app
-
-    good = str(tmp_path / "good.png")
-    assert app.uploaded(SimpleNamespace(path=good, url="data:image/png;base64,AAAA")) == good
-    assert app.uploaded(SimpleNamespace(path=None, url="data:image/png;base64,AAAA")) is None
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Sizes
 
@@ -267,13 +224,6 @@ def test_a_long_thin_image_is_refused_before_it_fills_the_memory(processor):
     for size in ((1, 60_000), (60_000, 1), (2, 90_000)):
         with pytest.raises(ValueError, match=rf"{size[0]} x {size[1]} pixels"):
             decode_image(line(*size), spec)
-
-
-def test_a_photo_of_a_hundred_megapixels_is_read_and_one_of_two_hundred_is_not():
-    with pytest.warns(PILImage.DecompressionBombWarning):
-        assert decode_image(line(10_000, 10_000), spec_of()).shape == (8, 8, 3)
-    with pytest.raises(ValueError, match="exceeds limit of 178956970 pixels"):
-        decode_image(line(20_000, 10_000), spec_of())
 
 
 WRONG = {
@@ -303,42 +253,12 @@ def test_a_timm_repository_with_an_impossible_input_size_is_refused(size, tmp_pa
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Memory and disk
-
-
-def test_a_stream_started_again_finds_its_split_to_score_in_the_cache(tmp_path):
-    """two starts of one stream | one copy of the split to score; another one after its file has changed"""
-    for name in ("train", "validation"):
-        kinds = Features(image=Image(), label=ClassLabel(names=["cat", "dog"]))
-        rows = [item_of(picture(row)) for row in range(2)]
-        Dataset.from_dict({"image": rows, "label": [0, 1]}, kinds).to_parquet(tmp_path / f"{name}.parquet")
-    code = (
-        "import sys; from hf_vit.data.sources import load_splits; from hf_vit.data.streaming import prepare_stream; "
-        "print(prepare_stream(load_splits(sys.argv[1], streaming=True))[1].cache_files[0]['filename'])"
-    )
-    start = lambda: forked.run([sys.executable, "-W", "ignore", "-c", code, tmp_path], check=True).stdout
-    first = start()
-    assert first == start()
-    os.utime(tmp_path / "validation.parquet", (1, 1))
-    assert first != start()
-
-
-def test_images_are_kept_only_in_a_share_of_the_memory_that_is_available(monkeypatch):
-    items = [item_of(picture(row)) for row in range(5)]
-    rows = Dataset.from_dict({"image": items}, Features(image=Image(decode=False)))
-    size = 5 * 8 * 8 * 3
-    for available, kept in ((4 * size, True), (4 * size - 1, False)):
-        monkeypatch.setattr(image_dataset, "available_memory", lambda available=available: available)
-        assert (ImageDataset(rows, spec_of()).cache is not None) == kept
-
-
-# ----------------------------------------------------------------------------------------------------------------------
 # Fuzz
 
 
 def test_mutated_files_are_read_or_refused_with_a_sentence():
     """files of each format with bytes changed, cut and repeated | an image, or one ValueError or OSError"""
-    rng, counts = random.Random(0), {None: 0, OSError: 0, ValueError: 0}
+    rng, readable = random.Random(0), 0
     whole = [encoded(picture(), kind) for kind in (*FORMATS, "EPS", "ICO", "PPM")]
     center = BitImageProcessorPil(size={"shortest_edge": 12}, crop_size={"height": 8, "width": 8})
     specs = [spec_of(), spec_of(center), training_image_spec(spec_of(), None, "resized")]
@@ -348,9 +268,7 @@ def test_mutated_files_are_read_or_refused_with_a_sentence():
             place = rng.randrange(len(content) + 1)
             content[place : place + rng.choice((0, 1, 1, 4))] = rng.randbytes(rng.choice((0, 1, 1, 4)))
         content = bytes(content[: rng.choice((len(content), rng.randrange(len(content) + 1)))])
-        try:
+        with contextlib.suppress(ValueError, OSError):
             decode_image({"bytes": content, "path": None}, spec, crop_params(torch.tensor([number]), spec, 0)[0])
-            counts[None] += 1
-        except (ValueError, OSError) as error:
-            counts[ValueError if isinstance(error, ValueError) else OSError] += 1
-    assert min(counts[None], counts[ValueError] + counts[OSError]) > 100
+            readable += 1
+    assert 100 < readable < 1100

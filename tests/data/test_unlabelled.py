@@ -27,24 +27,17 @@ def folder(tmp_path):
 def read(images):
     """The names of the images that can be read, and the messages of the others."""
     batches = [list(range(len(images.rows)))[start : start + 2] for start in range(0, len(images.rows), 2)]
-    found = list(
-        data_loader(ImageDataset(images.rows, spec_of(), "skip", decode_first=False), batches, 0, keep_empty=True)
-    )
-    assert all(batch["images"] is None or len(batch["images"]) == len(batch["index"]) for batch in found)
-    names = [name for batch in found for name in images.names(batch["index"].tolist())]
-    return names, [message for batch in found for message in batch["errors"]]
+    data = ImageDataset(images.rows, spec_of(), "skip", decode_first=False)
+    found = list(data_loader(data, batches, 0))
+    assert all(len(batch["images"]) == len(batch["index"]) for batch in found)
+    return [name for batch in found for name in images.names(batch["index"].tolist())], list(data.skipped)
 
 
-def test_a_folder_stands_for_all_its_images_in_the_order_of_their_names(folder):
+def test_a_folder_stands_for_all_its_images_in_the_order_of_their_names_and_a_file_for_itself(folder):
     images = load_unlabelled(str(folder))
     assert images.key == "file"
     assert read(images) == (["B/x.jpg", "a/2.PNG", "a/deep/=1.png", "a::b.png", "b.png"], [])
-
-
-def test_a_name_in_a_list_may_hold_what_unicode_calls_a_line_end(folder, tmp_path):
-    os.rename(folder / "b.png", folder / "b\u2028b.png")
-    (tmp_path / "list.txt").write_bytes("mine/b\u2028b.png\r\nmine/B/x.jpg\r\n".encode())
-    assert read(load_unlabelled(str(tmp_path / "list.txt"))) == (["mine/b\u2028b.png", "mine/B/x.jpg"], [])
+    assert read(load_unlabelled(str(folder / "a" / "2.PNG"))) == (["2.PNG"], [])
 
 
 @pytest.mark.parametrize("name", ["", "b.png"])
@@ -54,13 +47,10 @@ def test_image_files_have_no_splits(folder, name):
     assert len(load_unlabelled(str(folder / name), default_split="train").rows) > 0
 
 
-def test_a_file_stands_for_itself(folder):
-    assert read(load_unlabelled(str(folder / "a" / "2.PNG"))) == (["2.PNG"], [])
-
-
 def test_a_list_names_files_anywhere_as_it_spells_them(folder, tmp_path):
+    os.rename(folder / "b.png", folder / "b\u2028b.png")  # what Unicode calls a line end
     lines = [
-        "mine/b.png",
+        "mine/b\u2028b.png",
         "",
         f"{folder}/a/2.PNG",
         "mine/../mine/B/x.jpg",
@@ -69,13 +59,10 @@ def test_a_list_names_files_anywhere_as_it_spells_them(folder, tmp_path):
         "mine",
     ]
     (tmp_path / "list.txt").write_bytes("\r\n".join(lines).encode("utf-8-sig"))
-    images = load_unlabelled(str(tmp_path / "list.txt"))
-    names, unreadable = read(images)
-    assert (images.key, names) == ("file", [lines[0], lines[2], lines[3]])
-    missing, address, no_file = unreadable
-    assert missing.startswith("row 3 (mine/gone.png) cannot be read as an image: [Errno 2]")
-    assert "it is an address; wanted a file on this machine" in address
-    assert no_file.endswith("is no regular file")
+    names, unreadable = read(load_unlabelled(str(tmp_path / "list.txt")))
+    assert names == [lines[0], *lines[2:4]]
+    for line, message in zip(lines[4:], unreadable, strict=True):
+        assert f"({line})" in message
 
 
 def test_rows_of_a_table_are_called_as_it_calls_them_and_stay_in_its_folder(folder, tmp_path):
@@ -92,23 +79,6 @@ def test_rows_that_hold_their_images_are_called_by_their_number(tmp_path):
     images = load_unlabelled(str(tmp_path / "rows.parquet"))
     assert images.key == "row"
     assert read(images) == ([0, 1, 2, 3, 4], [])
-    table_of(range(6), column="photo").to_parquet(tmp_path / "rows.parquet")
-    assert load_unlabelled(str(tmp_path / "rows.parquet")).source != images.source
-
-
-def test_a_file_that_comes_or_goes_changes_the_source(folder):
-    before = load_unlabelled(str(folder)).source
-    assert load_unlabelled(str(folder)).source == before
-    os.rename(folder / "b.png", folder / "c.png")
-    assert load_unlabelled(str(folder)).source != before
-
-
-def test_a_batch_without_a_readable_image_is_reported_too(tmp_path):
-    for number in range(4):
-        (tmp_path / f"{number}.jpg").write_text("no image" if number < 2 else "")
-    names, unreadable = read(load_unlabelled(str(tmp_path)))
-    assert names == []
-    assert [message.partition(" cannot")[0] for message in unreadable] == [f"row {n} ({n}.jpg)" for n in range(4)]
 
 
 def write_splits(folder):

@@ -9,24 +9,34 @@ import parity
 import pytest
 import torch
 import transformers
+from checkpoint_writers import CASES
 from safetensors.torch import load_file
 
-from hf_vit import HFViTBackbone, HFViTForImageClassification, HFViTModel
+from hf_vit import HFViTBackbone, HFViTConfig, HFViTForImageClassification, HFViTModel
 from hf_vit.formats import native_models
+from hf_vit.formats.family import OWN_FIELDS
 
 
-TINY = parity.SMALL | dict(num_hidden_layers=2)
+TINY = parity.SIZE | dict(num_hidden_layers=2)
 ROUNDING = 1e-5  # of the largest output
 BASE, CLASSIFIER = HFViTModel, HFViTForImageClassification
+# References that are given back as another class, of the same network.
+GIVEN_BACK = dict(
+    ViTMAEModel="ViTModel", ViTMAEForPreTraining="ViTModel", ViTMSNModel="ViTModel",
+    ViTMSNForImageClassification="ViTForImageClassification", CLIPModel="CLIPVisionModel", MetaClip2Model="CLIPVisionModel",
+    MetaClip2VisionModel="CLIPVisionModel", MetaClip2ForImageClassification="CLIPForImageClassification",
+    Tipsv2VisionModel="Dinov2WithRegistersModel", Tipsv2Model="Dinov2WithRegistersModel", SiglipModel="SiglipVisionModel",
+    SiglipForImageClassification="IJepaForImageClassification",
+)  # fmt: skip
 
 
 def name_of(case):
-    return f"{case.family}, {case.model}{', gated' if 'gated' in str(case.config) else ''}"
+    return f"{case.family}, {case.model}{', gated' if 'use_' in str(case.config) else ''}"
 
 
 def native_of(name, folder=None, **fields):
     """A native model with random weights and the patches of a tiny image, saved in a folder."""
-    native = parity.build(parity.Case("", name, dict(patch_size=16)), TINY | dict(image_size=32) | fields)
+    native = parity.build(name, **TINY | dict(image_size=32) | fields)
     if folder is not None:
         native.save_pretrained(folder)
     return native
@@ -37,11 +47,11 @@ def difference(model, wanted, images):
     return parity.difference(parity.outputs(model, images), parity.outputs(wanted, images))
 
 
-@pytest.mark.parametrize("case", parity.CASES, ids=name_of)
+@pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_a_family_has_the_outputs_of_its_reference_at_two_sizes_and_so_has_the_model_given_back(case, tmp_path):
     row = parity.measure(case, TINY, tmp_path)
     assert max(row["loaded"], row["resized"], row["given_back"]) <= ROUNDING
-    assert row["native"] == case.back
+    assert row["native"] == GIVEN_BACK.get(case.model, case.model)
 
 
 def test_the_references_are_told_apart_by_their_outputs():
@@ -50,14 +60,13 @@ def test_the_references_are_told_apart_by_their_outputs():
 
 
 # DeiT with its teacher is left to the table: its two biases come back as their mean.
-FOLDERS = [
-    case for case in parity.CASES if case.write is None and case.back == case.model and "Teacher" not in case.model
-]
+FOLDERS = [case for case in CASES if not (case.family or case.model in GIVEN_BACK or "Teacher" in case.model)]
 
 
 @pytest.mark.parametrize("case", FOLDERS, ids=name_of)
 def test_a_folder_given_back_holds_the_same_tensors_and_config_as_the_one_it_came_from(case, tmp_path):
-    parity.build(case, TINY).save_pretrained(tmp_path / "native")
+    more = dict(pos_embed_rescale=None) if "DINOv3" in case.model else {}  # of training, which ours lacks
+    parity.build(case.model, **TINY | case.config | more).save_pretrained(tmp_path / "native")
     ours = CLASSIFIER if "Classification" in case.model else BASE
     ours.from_pretrained(tmp_path / "native").to_transformers().save_pretrained(tmp_path / "back")
     original, back = (load_file(tmp_path / folder / "model.safetensors") for folder in ("native", "back"))
@@ -69,15 +78,11 @@ def test_a_folder_given_back_holds_the_same_tensors_and_config_as_the_one_it_cam
     for config in configs:
         config.pop("text_config", None)
         config.get("vision_config", {}).pop("dtype", None)
+        if "mlp_ratio" in config:
+            config.pop("intermediate_size", None)
         if config.get("use_swiglu_ffn"):
             del config["hidden_act"]  # which DINOv2 does not read then
     assert configs[0] == configs[1]
-
-
-@pytest.mark.parametrize("rescale", [None, 3.0])
-def test_dinov3_keeps_its_augmentation_of_positions_for_the_way_back(tmp_path, rescale):
-    native_of("DINOv3ViTModel", tmp_path, pos_embed_rescale=rescale)
-    assert BASE.from_pretrained(tmp_path).to_transformers().config.pos_embed_rescale == rescale
 
 
 @pytest.mark.parametrize("name", ["DeiTForImageClassificationWithTeacher", "DINOv3ViTModel", "SiglipVisionModel"])
@@ -127,12 +132,6 @@ def test_a_folder_in_shards_and_in_half_precision_loads_the_same(tmp_path, dtype
     assert difference(model, native, images) <= (ROUNDING if dtype == torch.float32 else 1e-2)
 
 
-def test_dinov3_without_registers_loads_its_empty_tensor(tmp_path):
-    native = native_of("DINOv3ViTModel", tmp_path)
-    assert load_file(tmp_path / "model.safetensors")["embeddings.register_tokens"].numel() == 0
-    assert difference(BASE.from_pretrained(tmp_path), native, torch.randn(2, 3, 32, 32)) <= ROUNDING
-
-
 def test_an_image_that_patches_do_not_cover_is_cut_and_the_log_says_so(tmp_path, caplog):
     """google/siglip-so400m-patch14-384 has 27 patches of 14 pixels on a side, 378 pixels."""
     native = native_of("SiglipVisionModel", tmp_path, image_size=40)
@@ -146,9 +145,7 @@ def test_an_image_that_patches_do_not_cover_is_cut_and_the_log_says_so(tmp_path,
 @pytest.mark.parametrize(
     ("name", "fields", "reason"),
     [
-        ("ViTModel", dict(pooler_output_size=32), "pooler_output_size"),
-        ("DINOv3ViTModel", dict(proj_bias=False), "proj_bias"),
-        ("DINOv3ViTModel", dict(query_bias=False), "query_bias"),
+        ("DINOv3ViTModel", dict(reshape_hidden_states=False), "reshape_hidden_states"),
         ("InternVLVisionModel", dict(norm_type="rms_norm"), "RMSNorm"),
         ("MLCDVisionModel", {}, "mlcd_vision_model"),
     ],
@@ -171,29 +168,22 @@ CLIP = dict(patch_bias=False, embedding_norm=True)
 CLIP_HEAD = dict(CLIP, final_norm="none", pooling="mean")
 OF_CLASS = "ForImageClassification"
 CONVERTED = [
-    (BASE, dict(), "ViTModel"),
     (BASE, dict(position_embedding="sincos2d", image_size=(16, 24)), "ViTModel"),
     (BASE, dict(pooler_act="gelu", qkv_bias=False), "ViTModel"),
-    (CLASSIFIER, dict(key_bias=False, patch_bias=False, final_norm="pooled"), f"ViT{OF_CLASS}"),
-    (CLASSIFIER, dict(image_size=(16, 24), layerscale_value=0.5, intermediate_size=40), f"ViT{OF_CLASS}"),
-    (CLASSIFIER, dict(hidden_act="quick_gelu", layer_norm_eps=0.01, num_channels=1), f"ViT{OF_CLASS}"),
+    (CLASSIFIER, dict(key_bias=False, patch_bias=False, final_norm="pooled", num_channels=1), f"ViT{OF_CLASS}"),
     (CLASSIFIER, dict(position_embedding="sincos1d", **WITHOUT_CLASS), f"IJepa{OF_CLASS}"),
-    (BASE, dict(layerscale_value=0.5, key_bias=False, **WITHOUT_CLASS), "IJepaModel"),
     (BASE, dict(position_embedding="sincos2d", **DISTILLED), "DeiTModel"),
-    (CLASSIFIER, dict(layerscale_value=0.5, **DISTILLED), f"DeiT{OF_CLASS}"),
     (CLASSIFIER, dict(DISTILLED, pooling="cls_distillation"), f"DeiT{OF_CLASS}WithTeacher"),
-    (BASE, dict(layerscale_value=0.5), "Dinov2Model"),
     (BASE, dict(SWIGLU, intermediate_size=88), "Dinov2Model"),
     (CLASSIFIER, dict(pooling="mean"), f"Dinov2{OF_CLASS}"),
-    (CLASSIFIER, dict(pooling="cls_mean", patch_bias=False), f"Dinov2{OF_CLASS}"),
-    (CLASSIFIER, dict(num_register_tokens=3, position_embedding="sincos1d"), f"Dinov2WithRegisters{OF_CLASS}"),
+    (CLASSIFIER, dict(layerscale_value=0.5, patch_bias=False), f"Dinov2{OF_CLASS}"),
+    (CLASSIFIER, dict(num_register_tokens=3, pooling="cls_mean"), f"Dinov2WithRegisters{OF_CLASS}"),
     (BASE, dict(n_cls_tokens=3), "PixioModel"),
-    (BASE, dict(use_class_token=False, pooling="map", layerscale_value=0.5), "SiglipVisionModel"),
-    (BASE, dict(ROTARY, rope_theta=50.0, layerscale_value=0.5, intermediate_size=40), "DINOv3ViTModel"),
-    (BASE, dict(ROTARY, **SWIGLU, key_bias=False, patch_bias=False), "DINOv3ViTModel"),
+    (BASE, dict(use_class_token=False, pooling="map"), "SiglipVisionModel"),
+    (BASE, dict(ROTARY, **SWIGLU, rope_theta=50.0, key_bias=False, patch_bias=False), "DINOv3ViTModel"),
     (BASE, dict(ROTARY, image_size=(16, 24), patch_size=(4, 8), qkv_bias=False), "DINOv3ViTModel"),
     (BASE, dict(CLIP, final_norm="pooled"), "CLIPVisionModel"),
-    (CLASSIFIER, dict(CLIP_HEAD, layerscale_value=0.5), f"CLIP{OF_CLASS}"),
+    (CLASSIFIER, CLIP_HEAD, f"CLIP{OF_CLASS}"),
     (BASE, dict(final_norm="none", pooling="mean", layerscale_value=0.5), "InternVLVisionModel"),
 ]
 
@@ -242,21 +232,14 @@ def test_a_model_with_a_native_counterpart_becomes_it_with_the_same_outputs(make
 
 REFUSED = [
     (CLASSIFIER, dict(qk_norm=True), "qk_norm=True"),
-    (CLASSIFIER, dict(norm_first=False, final_norm="none"), "norm_first=False"),
     (CLASSIFIER, dict(representation_size=8), "representation_size=8"),
     (CLASSIFIER, dict(patch_projection="norm_linear_norm"), "patch_projection='norm_linear_norm'"),
-    (CLASSIFIER, dict(position_embedding="none"), "position_embedding='none'"),
-    (CLASSIFIER, dict(embedding_norm=True), "embedding_norm=True"),
     (BASE, dict(final_norm="pooled"), "final_norm='pooled'"),
     (CLASSIFIER, dict(CLIP_HEAD, patch_bias=True), "patch_bias=True"),
-    (CLASSIFIER, dict(use_class_token=False, pooling="map"), "pooling='map'"),
     (BASE, dict(DISTILLED, pooling="cls_distillation"), "pooling='cls_distillation'"),
-    (CLASSIFIER, dict(DISTILLED, num_register_tokens=2), "num_register_tokens=2"),
-    (CLASSIFIER, dict(n_cls_tokens=2), "n_cls_tokens=2"),
-    (CLASSIFIER, ROTARY, "position_embedding='rotary'"),
+    (CLASSIFIER, dict(DISTILLED, layerscale_value=0.5), "layerscale_value=0.5"),
     (BASE, dict(ROTARY, pooler_act="tanh"), "pooler_act='tanh'"),
-    (CLASSIFIER, dict(gated_mlp=True), "gated_mlp=True"),
-    (BASE, dict(SWIGLU, num_register_tokens=2, intermediate_size=60), "intermediate_size=60"),
+    (CLASSIFIER, dict(SWIGLU, layerscale_value=0.5, intermediate_size=60), "intermediate_size=60"),
     (CLASSIFIER, dict(num_register_tokens=2, image_size=(16, 24), pooling="mean"), "image_size=(16, 24)"),
 ]
 
@@ -268,11 +251,14 @@ def test_a_model_without_a_native_counterpart_is_refused_by_the_name_of_the_fiel
         model.to_transformers()
 
 
-def test_a_field_that_no_family_lists_is_refused_on_the_way_back(tiny_model, monkeypatch):
-    monkeypatch.setattr(native_models, "CARRIED", native_models.CARRIED - {"layer_norm_eps"})  # as if it were new
-    assert tiny_model().to_transformers() is not None
-    with pytest.raises(ValueError, match=r"layer_norm_eps=0\.5"):
-        tiny_model(layer_norm_eps=0.5).to_transformers()
+def test_a_new_field_is_refused_on_the_way_back_until_a_native_config_has_it(tiny_model, monkeypatch):
+    monkeypatch.setattr(native_models, "OWN_FIELDS", OWN_FIELDS | {"new_field"})
+    monkeypatch.setattr(HFViTConfig, "new_field", "as before", raising=False)
+    model = tiny_model()
+    assert model.to_transformers() is not None
+    model.config.new_field = "other"
+    with pytest.raises(ValueError, match="new_field='other'"):
+        model.to_transformers()
 
 
 CHANGES = dict(

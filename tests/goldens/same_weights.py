@@ -25,7 +25,7 @@ KNOWN = HERE / "weights.json"
 DEMO = ("--config", "demo", "--max_train_steps", "40")
 # All 40 steps with their warm-up and decay; the others have twelve, of a smaller network on a part of the images.
 SMALL = (
-    "--dataset_name", "fashion-mnist-mini", "--train_fraction", "0.05", "--preset", "tiny-patch16-224", "--max_train_steps", "12",
+    "--dataset_name", "fashion-mnist-mini", "--shots", "50", "--preset", "tiny-patch16-224", "--max_train_steps", "12",
     "--per_device_train_batch_size", "32", "--mixed_precision", "no", "--config_overrides",
 )  # fmt: skip
 NETWORK = "image_size=28,patch_size=7,hidden_size=32,num_hidden_layers=2,num_attention_heads=4,intermediate_size=64"
@@ -38,7 +38,7 @@ CASES = {
     ),
     "resumed": ("train.py", *SMALL, f"{NETWORK},drop_path_rate=0.2", "--ema_decay", "0.9", "--optimizer", "muon"),
     "lora": (
-        "train.py", "--dataset_name", "fashion-mnist-mini", "--train_fraction", "0.05", "--model_name_or_path",
+        "train.py", "--dataset_name", "fashion-mnist-mini", "--shots", "50", "--model_name_or_path",
         str(HERE / "saved" / "ba8e6ca" / "classifier"), "--lora_rank", "4", "--max_train_steps", "12", "--mixed_precision", "no",
     ),
     "stream": (

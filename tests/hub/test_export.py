@@ -205,9 +205,7 @@ def test_a_run_is_exported_and_scored_on_the_images_that_it_scored(run):
     assert low <= report["files"]["onnx/model_quantized.onnx"]["accuracy"] <= high
     for name in ("onnx/model.onnx", "model.pt2"):
         assert report["files"][name]["difference"]["relative"] <= 1e-4
-    assert report["compared_on"]["shapes"] == [[1, 3, 14, 14], [3, 3, 14, 14]]
     assert report["weights_sha256"] == hashlib.sha256((run / "model" / "model.safetensors").read_bytes()).hexdigest()
-    assert report["input"] == {"name": "pixel_values", "shape": ["batch", 3, 14, 14]}
     assert {"onnx", "onnxruntime", "torch"} <= set(report["versions"])
     assert report["hardware"] == environment.environment_info("cpu", 1, "no")["hardware"]
 
@@ -252,7 +250,6 @@ def test_an_earlier_export_is_replaced_as_a_whole_or_not_at_all(native, tmp_path
     report = json.loads((output / "export.json").read_text())
     assert set(report["files"]) == {"onnx/model.onnx", "model.pt2"}
     assert report["data"] is None
-    assert report["compared_on"]["images"] == "random"
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert files == {"out/export.json", "out/onnx/model.onnx", "out/model.pt2"}
     model, computed = (
@@ -271,14 +268,6 @@ def refusal(monkeypatch, tmp_path, *flags) -> str:
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert "\n" not in stopped.value.code
     return stopped.value.code
-
-
-def test_a_run_whose_data_changed_is_refused(run, tmp_path, monkeypatch):
-    load_splits("fashion-mnist-mini")["train"].select(range(0, 10_000, 50)).to_parquet(tmp_path / "some.parquet")
-    monkeypatch.chdir(tmp_path)
-    said = refusal(monkeypatch, tmp_path, run, "--output_dir", "out")
-    assert "part of train" in said
-    assert "--dataset_name" in said
 
 
 def test_a_model_folder_needs_an_output_dir(native, tmp_path, monkeypatch):

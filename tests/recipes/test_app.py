@@ -36,8 +36,7 @@ pytest.importorskip("gradio", reason="the page needs Gradio: pip install 'hf_vit
 import app  # noqa: E402
 
 
-SMALL = dict(num_hidden_layers=1, num_attention_heads=1)
-ANSWER, HEAD = "rollout, predicted class", "attention of a head"
+ANSWER = "rollout, predicted class"
 SORRY = "This file cannot be read as an image:"
 # Prints where a process connects to, and whose names it looks up.
 WATCH = """
@@ -144,25 +143,25 @@ def serving(folder, *line, cwd=None, **environment):
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory, demo_run, model):
-    """The page of a run, and beside it of a model with one layer and one head."""
-    home = tmp_path_factory.mktemp("two")
+def served(tmp_path_factory, demo_run):
+    """The page of a run."""
+    home = tmp_path_factory.mktemp("page")
     (home / "sitecustomize.py").write_text(WATCH)
-    with serving(home / "served", APP, demo_run, model("small", **SMALL), PYTHONPATH=str(home)) as server:
+    with serving(home / "served", APP, demo_run, PYTHONPATH=str(home)) as server:
         yield server
 
 
 @pytest.fixture
-def ask(two, tmp_path):
-    """ask(file, layer, head, method, column) -> {class: probability} and the picture, as the page would show them."""
+def ask(served, tmp_path):
+    """ask(file, method) -> {class: probability}, the picture or None, and the words, as the page would show them."""
     from gradio_client import Client, handle_file
 
-    client = Client(two.url, analytics_enabled=False, verbose=False, download_files=tmp_path / "answers")
+    client = Client(served.url, analytics_enabled=False, verbose=False, download_files=tmp_path / "answers")
 
-    def look(file, layer=2, head=1, method=ANSWER, column="/look"):
-        label, picture, _ = client.predict(handle_file(file), layer, head, method, api_name=column)
-        with Image.open(picture) as image:
-            return {row["label"]: row["confidence"] for row in label["confidences"]}, np.asarray(image)
+    def look(file, method=ANSWER):
+        label, picture, words = client.predict(handle_file(file), method, api_name="/look")
+        answers = {row["label"]: row["confidence"] for row in (label or {}).get("confidences") or ()}
+        return answers, picture and np.asarray(Image.open(picture)), words
 
     yield look
     client.close()
@@ -182,57 +181,40 @@ def own(folder, photo):
     return {model.config.id2label[index]: chance for index, chance in enumerate(chances)}
 
 
-def test_two_models_beside_each_other_give_their_own_answers(ask, demo_run, model, photo):
-    first, picture = ask(photo)
-    expected = own(demo_run / "model", photo)
-    assert len(first) == 5
-    assert set(first) == set(sorted(expected, key=expected.get)[-5:])
-    assert first == pytest.approx({name: expected[name] for name in first}, abs=1e-4)
-    second, other = ask(photo, layer=1, column="/look_4")
-    assert sum(second.values()) == pytest.approx(1, abs=1e-5)
-    assert second == pytest.approx(own(model("small", **SMALL), photo), abs=1e-4)
-    assert picture.shape == (392, 392, 3)  # 28 x 28, enlarged by a whole factor to 384 at least
-    assert other.shape == (384, 384, 3)
-
-
-def test_another_layer_method_or_head_gives_another_picture_and_the_same_answer(ask, photo):
-    asked = [(1, 1, ANSWER), (2, 1, ANSWER), (2, 1, "Grad-CAM, predicted class"), (2, 1, HEAD), (2, 2, HEAD)]
-    answers, pictures = zip(*(ask(photo, *choice) for choice in asked), strict=True)
-    assert all(answer == answers[0] for answer in answers)
-    assert len({picture.tobytes() for picture in pictures}) == len(asked)
-    assert (ask(photo, *asked[0])[1] == pictures[0]).all()
-    assert (ask(photo, 99, -1, ANSWER)[1] == pictures[1]).all()  # the nearest that there is
+def test_an_answer_is_the_models_and_every_method_gives_another_picture(ask, demo_run, photo):
+    expected, pictures = own(demo_run / "model", photo), set()
+    for method in app.METHODS:
+        answers, picture, _ = ask(photo, method)
+        assert set(answers) == set(sorted(expected, key=expected.get)[-5:])
+        assert answers == pytest.approx({name: expected[name] for name in answers}, abs=1e-4)
+        assert picture.shape == (392, 392, 3)  # 28 x 28, enlarged by a whole factor to 384 at least
+        pictures.add(picture.tobytes())
+    assert len(pictures) == len(app.METHODS)
 
 
 @pytest.mark.parametrize("name", ["photo.jpg", "empty.jpg", "bomb.png", "page.png", "drawing.svg", "cut.jpg"])
-def test_a_file_that_is_no_image_is_told_in_a_sentence(name, ask, two, broken, photo):
-    """a file that is no image, or not a whole one, is dropped on the page | a sentence there; no traceback in the log"""
-    from gradio_client import Client, handle_file
-
-    client = Client(two.url, analytics_enabled=False, verbose=False)
-    label, picture, words = client.predict(handle_file(broken / name), 2, 1, ANSWER, api_name="/look")
-    client.close()
-    assert picture is None
-    assert not (label or {}).get("confidences")  # the answer to an earlier image goes
+def test_a_file_that_is_no_image_is_told_in_a_sentence_and_an_earlier_answer_goes(name, ask, served, broken, photo):
+    assert ask(photo)[0]
+    answers, picture, words = ask(broken / name)
+    assert (answers, picture) == ({}, None)
     assert SORRY in words
     assert not re.search(r"\n|Traceback|BytesIO", words)
-    assert "Traceback" not in two.said()
-    ask(photo)  # and it goes on
+    assert "Traceback" not in served.said()
 
 
-def test_the_page_connects_to_nobody_and_links_to_nothing_it_needs(ask, two, photo):
+def test_the_page_connects_to_nobody_and_links_to_nothing_it_needs(ask, served, photo):
     ask(photo)
-    said = two.said()
+    said = served.said()
     assert "looks up 127.0.0.1" in said  # the hook is at work
     assert set(re.findall(r"(?:looks up|connects to) \(?'?([^',\s]+)", said)) == {"127.0.0.1"}
-    with urllib.request.urlopen(two.url, timeout=10) as answer:
+    with urllib.request.urlopen(served.url, timeout=10) as answer:
         html = answer.read().decode()
     loaded = re.findall(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"'](https?://[^\"']+)", html)
-    assert [address for address in loaded if not address.startswith(two.url)] == []
+    assert [address for address in loaded if not address.startswith(served.url)] == []
 
 
-def test_the_page_opens_on_an_example_that_is_answered_under_the_names_of_the_models(two, demo_run, model):
-    with urllib.request.urlopen(f"{two.url}config", timeout=10) as answer:
+def test_the_page_opens_on_an_example_that_is_answered_under_the_name_of_the_model(served, demo_run):
+    with urllib.request.urlopen(f"{served.url}config", timeout=10) as answer:
         config = json.load(answer)
     shown = {kind: [each["props"] for each in config["components"] if each["type"] == kind] for kind in ("label", "image", "markdown")}  # fmt: skip
     with urllib.request.urlopen(shown["image"][0]["value"]["url"], timeout=10) as answer, Image.open(answer) as image:
@@ -241,30 +223,24 @@ def test_the_page_opens_on_an_example_that_is_answered_under_the_names_of_the_mo
     logits = load_file(demo_run / "samples.safetensors")["logits"][0]
     names = yaml.safe_load((demo_run / "model" / "config.json").read_text())["id2label"]
     assert shown["label"][0]["value"]["label"] == names[str(logits.argmax().item())]
-    assert [len(props["value"]["confidences"]) for props in shown["label"]] == [5, 3]
-    assert [props["value"] is not None for props in shown["image"]] == [True] * 3  # the example, and a map of each
-    said = [props["value"] for props in shown["markdown"]]
-    assert {"### demo", "### small"} <= set(said)
-    assert config["title"] == "What demo and small sees"
+    assert all(props["value"] for props in shown["image"])  # the example, and its map
+    assert config["title"] == "What demo sees"
     assert str(demo_run) not in json.dumps(config)
-    assert str(model("small", **SMALL)) not in json.dumps(config)
 
 
 @pytest.mark.parametrize(
     ("given", "code", "sentence"),
     [
-        ([], 2, "0 models were given; wanted one, or two to compare"),
-        (["a", "b", "c"], 2, "3 models were given; wanted one, or two to compare"),
+        ([], 2, "MODEL"),
         (["{tmp}"], 1, "{tmp} has no config.json: give a folder or repo with a saved model"),
         (["{tmp}/nowhere"], 1, "{tmp}/nowhere"),
         (["alice/nowhere"], 1, "alice/nowhere|couldn't connect"),
         (["{five}"], 1, "{five} takes 5 channels; the page shows images of 1 or 3"),
-        (["{three}", "{five}"], 1, "{five} takes 5 channels"),
     ],
 )
 def test_models_that_cannot_be_shown_end_in_one_sentence(given, code, sentence, model, tmp_path, monkeypatch, capsys):
-    """recipes/app.py gets no model, three, or one that it cannot show | one sentence, exit code 2 for the number, else 1"""
-    places = dict(tmp=tmp_path, five=model("five", num_channels=5), three=model("three"))
+    """recipes/app.py gets no model, or one that it cannot show | one sentence, exit code 2 for the number, else 1"""
+    places = dict(tmp=tmp_path, five=model("five", num_channels=5))
     monkeypatch.setattr(sys, "argv", [str(APP), *(text.format(**places) for text in given)])
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
@@ -287,7 +263,7 @@ def test_a_space_answers_with_the_package_beside_it(demo_run, tmp_path):
 
     with serving(tmp_path / "served", "app.py", cwd=folder) as server:
         client = Client(server.url, analytics_enabled=False, verbose=False, download_files=tmp_path / "answers")
-        label, _, _ = client.predict(handle_file(folder / "examples" / "1.png"), 2, 1, ANSWER, api_name="/look")
+        label, _, _ = client.predict(handle_file(folder / "examples" / "1.png"), ANSWER, api_name="/look")
         client.close()
         with urllib.request.urlopen(f"{server.url}config", timeout=10) as answer:
             components = json.load(answer)["components"]
@@ -307,7 +283,7 @@ def test_a_space_answers_with_the_package_beside_it(demo_run, tmp_path):
 
 @pytest.mark.parametrize("corner", [(0, 0), (0, 3), (3, 0), (3, 3)])
 def test_a_map_lies_where_the_image_is(corner, model, tmp_path):
-    folder = model("bright")
+    folder = model("bright", num_hidden_layers=1)
     net = HFViTForImageClassification.from_pretrained(folder)
     projection, attention = net.vit.embeddings.patch_embeddings.projection, net.vit.layers[0].attention
     with torch.no_grad():  # a model that attends to bright patches
@@ -321,7 +297,7 @@ def test_a_map_lies_where_the_image_is(corner, model, tmp_path):
     image = np.full((16, 16, 3), 20, np.uint8)
     image[4 * row : 4 * row + 4, 4 * column : 4 * column + 4] = 250
     Image.fromarray(image).save(tmp_path / "corner.png")
-    _, seen, _ = app.Viewer(str(folder)).look(str(tmp_path / "corner.png"), 1, 1, "attention, mean of the heads")
+    _, seen, _ = app.Viewer(str(folder)).look(str(tmp_path / "corner.png"), "attention, last layer")
     patches = seen.reshape(4, 96, 4, 96, 3).mean(axis=(1, 3))  # 384 pixels a side, 4 x 4 patches
     orange = patches[:, :, 0] - patches[:, :, 2]
     assert np.unravel_index(orange.argmax(), orange.shape) == corner
@@ -340,8 +316,8 @@ def test_a_flat_map_is_told_in_words(model, photo):
             layer.attention.q_proj.bias.zero_()
     net.save_pretrained(folder)
     viewer = app.Viewer(str(folder))
-    assert viewer.look(str(photo), 1, 1, HEAD)[2] == app.FLAT
-    assert app.Viewer(str(model("three"))).look(str(photo), 1, 1, HEAD)[2] == app.COLOURS
+    assert viewer.look(str(photo), "attention, last layer")[2] == app.FLAT
+    assert app.Viewer(str(model("three"))).look(str(photo), "attention, last layer")[2] == app.COLOURS
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -367,13 +343,6 @@ def driver():
     driver.quit()
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory, demo_run):
-    """The page of one run."""
-    with serving(tmp_path_factory.mktemp("alone"), APP, demo_run) as server:
-        yield server
-
-
 class Visitor:
     """Somebody who opens the page, looks and clicks; `SHOTS` in the environment names a folder for what they see."""
 
@@ -396,28 +365,21 @@ class Visitor:
     def drop(self, file):
         self.all("input[type=file]")[0].send_keys(str(file))
 
-    def sees(self, column=0):
-        """The class named in a column, and the address of its picture, once both are there; None before."""
+    def sees(self):
+        """The class that is named, and the address of its picture, once both are there; None before."""
         read = """
-            const column = document.querySelectorAll("[data-testid=label]")[arguments[0]].closest(".column");
+            const column = document.querySelector("[data-testid=label]").closest(".column");
             const said = column.querySelector("[data-testid=label-output-value]"), image = column.querySelector("img");
             const pending = [...column.querySelectorAll("[data-testid=status-tracker]")].some(
                 tracker => !tracker.classList.contains("hide"));
             if (pending || !said || !said.innerText || !image || !image.complete || !image.naturalWidth) return null;
             return [said.innerText, image.src];
         """
-        return self.driver.execute_script(read, column)
+        return self.driver.execute_script(read)
 
-    def sees_another(self, before, column=0):
+    def sees_another(self, before):
         """The same, as soon as the picture is none of those `before`."""
-        return self.until(lambda: (now := self.sees(column)) and now[1] not in before and now)
-
-    def types(self, label, text):
-        """Write into the number field of a slider."""
-        from selenium.webdriver.common.keys import Keys
-
-        (field,) = self.all(f"input[type=number][aria-label='number input for {label}']")
-        field.send_keys(Keys.CONTROL + "a" + Keys.NULL, text, Keys.TAB)
+        return self.until(lambda: (now := self.sees()) and now[1] not in before and now)
 
     def picks(self, title):
         """Choose a method."""
@@ -433,57 +395,28 @@ class Visitor:
         assert "Traceback" not in self.server.said()
 
 
-LAYER = "layer (with rollouts, all up to it)"
-
-
 @pytest.mark.browser
-def test_an_uploaded_image_is_named_and_every_choice_changes_the_picture(driver, alone, demo_run, photo):
-    page = Visitor(driver, alone)
-    page.shot("empty")
+def test_an_uploaded_image_is_named_and_every_choice_changes_the_picture(driver, served, demo_run, photo):
+    page = Visitor(driver, served)
+    page.shot("example")
+    _, before = page.until(page.sees)
     page.drop(photo)
-    said, first = page.until(page.sees)
+    said, first = page.sees_another([before])
     expected = own(demo_run / "model", photo)
     assert said == max(expected, key=expected.get)
     page.shot("answer")
-    page.types(LAYER, "1")
-    _, second = page.sees_another([first])
     page.picks("Grad-CAM, predicted class")
-    _, third = page.sees_another([first, second])
-    assert page.all("input[aria-label='number input for head']") == []
-    page.picks(HEAD)
-    _, fourth = page.sees_another([first, second, third])
-    page.until(lambda: page.all("input[aria-label='number input for head']"))
-    page.types("head", "3")
-    said_last, _ = page.sees_another([first, second, third, fourth])
-    page.shot("head")
-    assert said_last == said
-    page.picks("rollout")
-    page.until(lambda: not page.all("input[aria-label='number input for head']"))
+    assert page.sees_another([before, first])[0] == said
     page.is_content()
 
 
 @pytest.mark.browser
 @pytest.mark.parametrize("name", ["photo.jpg", "empty.jpg", "cut.jpg"])
-def test_a_broken_upload_is_told_on_the_page(name, driver, alone, broken, photo):
-    page = Visitor(driver, alone)
+def test_a_broken_upload_is_told_once_on_the_page_and_no_answer_stays(name, driver, served, broken, photo):
+    page = Visitor(driver, served)
     page.drop(broken / name)
     page.until(lambda: [each for each in page.all(".column") if SORRY in each.text])
     page.shot(f"broken-{name}")
     assert driver.page_source.count(SORRY) == 1
-    page.is_content()
-
-
-@pytest.mark.browser
-def test_two_models_are_two_columns(driver, two, demo_run, model, photo):
-    page = Visitor(driver, two)
-    page.drop(photo)
-    (left, _), (right, _) = (page.until(lambda column=column: page.sees(column)) for column in (0, 1))
-    page.shot("two")
-    for said, folder in ((left, demo_run / "model"), (right, model("small", **SMALL))):
-        expected = own(folder, photo)
-        assert said == max(expected, key=expected.get)
-    first, second = (each.rect for each in page.all("[data-testid=label]"))
-    assert first["y"] == second["y"]
-    assert first["x"] + first["width"] <= second["x"]
-    assert [each.text for each in page.all("h3")] == ["demo", "small"]
+    assert page.sees() is None
     page.is_content()

@@ -206,7 +206,7 @@ def test_bad_input_is_one_clear_error(photos, model, tmp_path):
         (photos, "page.pdf", (), "page.pdf"),
         (photos, "page.html", ("--splits", "train,val"), "the data set has no split 'val', only train, test"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((ValueError, SystemExit), match=message):
             start(tmp_path / data, tmp_path / output, *flags)
     assert {file.name for file in tmp_path.iterdir()} == {"empty", "there.html", "broken"}
 

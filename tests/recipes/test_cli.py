@@ -34,11 +34,11 @@ def installed(tmp_path_factory):
 
 
 def test_the_wheel_trains_predicts_and_names_commands_that_run_without_a_clone(installed, tmp_path):
-    small = ["--max_train_steps", "2", "--train_fraction", "0.02"]
+    small = ["--max_train_steps", "2", "--shots", "20"]
     done = installed("train", "--config", "demo", *small, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "runs" / "demo" / "results.json").read_text())
-    assert results["command"] == "hf-vit train --config demo --max_train_steps 2 --train_fraction 0.02"
+    assert results["command"] == "hf-vit train --config demo --max_train_steps 2 --shots 20"
     (following,) = [line for line in done.stdout.splitlines() if line.startswith("next: ")]
     words = following.removeprefix("next: ").split()
     assert words[:2] == ["hf-vit", "classify"]
@@ -50,7 +50,7 @@ def test_the_wheel_trains_predicts_and_names_commands_that_run_without_a_clone(i
 
 
 def test_several_processes_are_those_of_accelerate(installed, tmp_path):
-    flags = ["--config", "demo", "--max_train_steps", "1", "--train_fraction", "0.02", "--num-processes", "2"]
+    flags = ["--config", "demo", "--max_train_steps", "1", "--shots", "20", "--num-processes", "2"]
     done = installed("train", *flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "runs" / "demo" / "results.json").read_text())

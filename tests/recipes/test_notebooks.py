@@ -13,8 +13,8 @@ import psutil
 import pytest
 from nbclient import NotebookClient
 
+from hf_vit import run_figures
 from hf_vit.data import image_dataset
-from hf_vit.hub import pictures
 from hf_vit.training import run_folder
 from hf_vit.training.log import RunLog
 
@@ -22,7 +22,7 @@ from hf_vit.training.log import RunLog
 HOUSE = Path(__file__).parents[2]
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)
 FLAGS = {
-    "config": "demo", "max_train_steps": 4, "train_fraction": 0.02, "per_device_train_batch_size": 32, "eval_steps": 2,
+    "config": "demo", "max_train_steps": 4, "shots": 20, "per_device_train_batch_size": 32, "eval_steps": 2,
     "config_overrides": "image_size=28,patch_size=14,hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=32",
 }  # fmt: skip
 
@@ -40,7 +40,7 @@ def train(site):
     """`train`, without the pictures, which take most of the time of a tiny run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(site)
-        patch.setattr(pictures, "draw_run", lambda *_: None)
+        patch.setattr(run_figures, "draw_run", lambda *_: None)
         from hf_vit_recipes.notebooks import train
 
         yield train
@@ -74,9 +74,9 @@ def at_step(monkeypatch):
     update = RunLog.update
 
     def patch(number, act):
-        def acting(self, state, *numbers):
-            update(self, state, *numbers)
-            if state.step == number:
+        def acting(self, *numbers):
+            update(self, *numbers)
+            if self.run.state.step == number:
                 act()
 
         monkeypatch.setattr(RunLog, "update", acting)
@@ -119,7 +119,7 @@ def test_an_interrupt_saves_and_the_same_call_goes_on_to_the_same_weights(train,
 def test_an_interrupt_with_nothing_to_wait_for_leaves_at_once(where, train, at_step, monkeypatch, tmp_path):
     interrupt = lambda *_, **__: signal.raise_signal(signal.SIGINT)
     if where == "before the first step":
-        monkeypatch.setattr("hf_vit.training.train.build_run", interrupt)
+        monkeypatch.setattr("hf_vit.training.train.Run", interrupt)
     else:
         at_step(2, lambda: [interrupt(), interrupt()])
     with pytest.raises(KeyboardInterrupt):
@@ -169,10 +169,10 @@ def test_a_folder_that_another_run_holds_is_left_alone(train, monkeypatch, tmp_p
 LAUNCHED = """
 import sys
 from accelerate import notebook_launcher
-from hf_vit.hub import pictures
+from hf_vit import run_figures
 from hf_vit_recipes.notebooks import train
 
-pictures.draw_run = lambda *_: None
+run_figures.draw_run = lambda *_: None
 folder, port, flags = sys.argv[1], sys.argv[2], eval(sys.argv[3])
 notebook_launcher(lambda: train(**flags, output_dir=folder), num_processes=2, use_port=port)
 """

@@ -61,6 +61,8 @@ def desk(tmp_path_factory, tiny_fields, demo_run):
             Image.fromarray(rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)).save(
                 desk / "photos" / label / f"{index}.{'png' if index % 2 == 0 else 'jpg'}"
             )
+    rows = [f"photos/{label}/{index}.jpg,{20.5 + index}" for label in ("cat", "dog") for index in (1, 3, 5, 7, 9)]
+    (desk / "people.csv").write_text("\n".join(["file_name,age", *rows]))
     for name in ("labelled", "new_photos", "unsorted"):
         (desk / name).symlink_to(desk / "photos")
     return desk
@@ -139,7 +141,7 @@ if [ "$1" = requeue ]; then echo $2 >> queue; else echo 127.0.0.1; fi
 def test_the_slurm_script_requeues_a_stopped_job_and_ends_with_a_finished_one(desk, tmp_path):
     (script,) = re.findall(r"```bash\n(#!.*?)```", PAGES["recipes/docs/slurm.md"], re.DOTALL)
     script = script.replace("29500", forked.free_port())
-    flags = "demo.yaml --output_dir runs/slurm --train_fraction 0.05 --max_train_steps 60 --log_steps 1"
+    flags = "demo.yaml --output_dir runs/slurm --shots 50 --max_train_steps 60 --log_steps 1"
     (desk / ".venv" / "bin").mkdir(parents=True)
     (desk / ".venv" / "bin" / "activate").touch()
     for name, text in {

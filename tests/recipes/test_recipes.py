@@ -168,24 +168,15 @@ def test_the_saved_model_classifies_and_scores_as_the_run_said(run, photos):
     assert {line["file"]: line["predicted"] for line in lines if line["file"] in of_run} == of_run
 
 
-def test_classify_says_what_it_sees_and_what_to_try_next(run, photos):
+def test_classify_says_what_it_sees(run, photos):
     printed = recipe(
         "classify.py", run / "model", photos / "red" / "4.png", photos / "blue" / "5.jpg", cwd=photos.parent
     )
     assert re.search(r"^4\.png: red \d+%, .*\n5\.jpg: blue \d+%, ", printed)
-    assert "Next, what it looks at:" in printed
 
 
-def as_printed(text, before, cwd):
-    """What the command that is printed after `before` prints."""
-    line = text.partition(before)[2].strip().splitlines()[0]
-    done = subprocess.run(line, shell=True, capture_output=True, text=True, cwd=cwd)
-    assert done.returncode == 0, f"{line}\n{done.stderr}"
-    return done.stdout
-
-
-def test_the_commands_that_scripts_print_run_as_they_are_printed_with_spaces_in_every_path(tmp_path):
-    """train.py names classify.py, that names visualize.py, which draws; nothing better than chance comes of noise."""
+def test_the_command_that_a_run_prints_runs_as_it_is_printed_with_spaces_in_every_path(tmp_path):
+    """train.py names classify.py; nothing better than chance comes of noise."""
     rng = np.random.default_rng(0)
     for number in range(60):
         file = tmp_path / "my photos" / "abc"[number % 3] / f"{number}.png"
@@ -199,10 +190,9 @@ def test_the_commands_that_scripts_print_run_as_they_are_printed_with_spaces_in_
     assert "\n**No better than chance: " in (tmp_path / "my runs" / "a b" / "model" / "README.md").read_text()
     results = json.loads((tmp_path / "my runs" / "a b" / "results.json").read_text())
     assert results["warnings"] == [end[0].removeprefix("WARNING: ")]
-    seen = as_printed(end[2], "next: ", tmp_path)
-    drawn = as_printed(seen, "Next, what it looks at:", tmp_path)
-    assert all(Path(tmp_path, line).is_file() for line in drawn.splitlines() if line.endswith(".png"))
-    assert "attention.png" in drawn
+    line = end[2].partition("next: ")[2]
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.startswith("example.png: "), done.stderr
 
 
 def test_classify_reads_what_training_reads_and_takes_the_run_folder(run, photos, tmp_path):
@@ -248,24 +238,6 @@ def test_fine_tuning_starts_from_the_checkpoint_and_config_yaml_repeats_a_run(ru
         for folder in (tuned, photos.parent / "runs" / "again")
     )
     assert all(torch.equal(first[name], again[name]) for name in first)
-
-
-def test_a_broken_photo_stops_the_run_and_is_named(photos, tmp_path):
-    shutil.copytree(photos, tmp_path / "photos")
-    (tmp_path / "photos" / "red" / "bad.jpg").write_bytes((photos / "red" / "1.jpg").read_bytes()[:100])
-    printed = recipe(
-        "train.py",
-        "--dataset_name",
-        "photos",
-        "--preset",
-        "tiny-patch16-224",
-        "--output_dir",
-        "run",
-        cwd=tmp_path,
-        fails=True,
-    )
-    assert "bad.jpg) cannot be read as an image" in printed
-    assert "Traceback" not in printed
 
 
 def test_skipped_photos_are_counted_and_named(photos, tmp_path):

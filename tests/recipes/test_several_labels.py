@@ -19,7 +19,7 @@ TINY = (
 
 
 FLAGS = (
-    "--config", "demo", "--dataset_name", "pairs", "--train_fraction", "0.02", "--config_overrides", TINY,
+    "--config", "demo", "--dataset_name", "pairs", "--shots", "20", "--config_overrides", TINY,
     "--max_train_steps", "3", "--output_dir", "run",
 )  # fmt: skip
 

@@ -160,12 +160,15 @@ def test_what_cannot_be_classified_is_told_at_once(name, said, tmp_path, monkeyp
         Parser("", "").check_images([one], or_data=True)
 
 
-@pytest.mark.parametrize("file", ["no/scores.json", "."])
-def test_a_file_that_cannot_be_written_is_told_before_the_work(file, said, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("file", "named"), [("no/scores.csv", "no/scores.csv"), (".", "."), ("a.txt", ".csv"), ("b.csv", "b.csv")]
+)
+def test_a_file_that_cannot_be_written_is_told_before_the_work(file, named, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert f"--output_file {file}" in said(lambda: Parser("", "").check_output_file(file), code=1)
-    Parser("", "").check_output_file("scores.json")
-    Parser("", "").check_output_file(None)
+    Path("b.csv").touch()
+    check = lambda **how: Parser("", "").check_output_files(Path(file), endings=(".csv",), **how)
+    assert named in said(lambda: check(overwrite=False), code=1)
+    Parser("", "").check_output_files(Path("scores.csv"), Path("b.csv"), endings=(".csv",))
 
 
 def test_a_path_that_is_not_there_is_told_at_once(said, tmp_path, monkeypatch):

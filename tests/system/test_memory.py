@@ -31,9 +31,6 @@ def test_the_memory_that_is_available_is_the_least_that_any_group_above_leaves(t
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert memory.available_memory(tmp_path) == 400
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
-    groups.write_text("4:memory:/the/hosts/path\n0::/\n")  # version 1, in a container
-    group(
-        tmp_path, "sys/fs/cgroup/memory",
-        memory_limit_in_bytes=3000, memory_usage_in_bytes=2500, memory_stat="total_inactive_file 100\n",
-    )  # fmt: skip
+    groups.write_text("4:memory:/the/hosts/path\n0::/the/hosts/path\n")  # in a container
+    group(tmp_path, "sys/fs/cgroup", memory_max=3000, memory_current=2500, memory_stat="inactive_file 100\n")
     assert memory.available_memory(tmp_path) == 600

@@ -32,7 +32,7 @@ pytestmark = [
 TRAIN = Path(__file__).parents[2] / "recipes" / "train.py"
 TINY = "image_size=28,patch_size=7,hidden_size=64,num_hidden_layers=3,num_attention_heads=4,intermediate_size=128"
 FLAGS = (
-    "--dataset_name", "fashion-mnist-mini", "--preset", "tiny-patch16-224", "--train_fraction", "0.1", "--max_train_steps", "20",
+    "--dataset_name", "fashion-mnist-mini", "--preset", "tiny-patch16-224", "--shots", "100", "--max_train_steps", "20",
     "--per_device_train_batch_size", "32", "--log_steps", "1", "--eval_steps", "20", "--learning_rate", "1e-3", "--erase", "0.25",
     "--auto_augment", "rand", "--mixup", "0.8", "--ema_decay", "0.9", "--warmup_ratio", "0",
 )  # fmt: skip
@@ -87,9 +87,9 @@ def step_on(device, model, images, labels, optimizer):
 
 @pytest.mark.parametrize("compiled", ["no", "yes"])
 def test_a_run_in_bf16_that_is_stopped_and_resumed_ends_as_an_undisturbed_one(tmp_path, compiled):
-    flags = ("--mixed_precision", "bf16", "--compile", compiled, "--checkpointing_steps", "5")
+    flags = ("--mixed_precision", "bf16", "--compile", compiled, "--checkpointing_steps", "10")
     train(tmp_path / "whole", *flags)
-    train(tmp_path / "first", *flags, "--checkpoints_total_limit", "9")
+    train(tmp_path / "first", *flags)
     train(tmp_path / "second", *flags, "--resume", str(tmp_path / "first" / "checkpoints" / "step-000010"))
     whole, resumed = losses(tmp_path / "whole"), losses(tmp_path / "second")
     assert len(resumed) == 20
@@ -99,7 +99,7 @@ def test_a_run_in_bf16_that_is_stopped_and_resumed_ends_as_an_undisturbed_one(tm
 
 def test_fp16_halves_its_scale_on_overflow_and_a_resumed_run_keeps_it(tmp_path):
     flags = ("--mixed_precision", "fp16", "--compile", "no", "--checkpointing_steps", "10")
-    train(tmp_path / "run", *flags, "--max_skipped_steps", "0")  # overflow is no skipped step
+    train(tmp_path / "run", *flags)
     states = [
         json.loads((tmp_path / "run" / "checkpoints" / f"step-{step:06}" / "state.json").read_text())
         for step in (10, 20)
@@ -213,7 +213,7 @@ def test_muon_steps_as_on_the_cpu(device, monkeypatch):
 def test_a_training_step_waits_for_the_device_nowhere(device, tiny_model):
     """What all processes must agree on is read once a step; that read stands in loop.py, after what is timed here."""
     model = tiny_model(position_embedding="sincos2d", drop_path_rate=0.1).to(device).train()
-    optimizers = build_optimizers(model, "muon", 1e-3, 0.05, (0.9, 0.999))
+    optimizers = build_optimizers(model, "muon", 1e-3, 0.05, 0.999)
     average, accelerator = ModelEMA(model, 0.9), Accelerator(mixed_precision="bf16")
     images = torch.randint(0, 256, (32, 3, 16, 16), dtype=torch.uint8).pin_memory()
     labels, index = torch.randint(0, 3, (32,)).pin_memory(), torch.arange(32)

@@ -21,17 +21,13 @@ def model(tiny_config):
 
 
 DENSE = [*(f"attention.{m}_proj" for m in "qkvo"), "mlp.fc1", "mlp.fc2"]
-
-
 IN_A_LAYER = {
-    **{f"{name}.weight": True for name in (*(f"attention.{m}_proj" for m in "qkvo"), "mlp.fc1", "mlp.fc2")},
-    **{f"{name}.bias": False for name in (*(f"attention.{m}_proj" for m in "qkvo"), "mlp.fc1", "mlp.fc2")},
+    **{f"{name}.weight": True for name in DENSE},
+    **{f"{name}.bias": False for name in DENSE},
     **{f"layernorm_{at}.{kind}": False for at in ("before", "after") for kind in ("weight", "bias")},
     "layer_scale1.lambda1": False,
     "layer_scale2.lambda1": False,
 }  # name: whether it decays
-
-
 TABLE = {
     "vit.embeddings.cls_token": (0.125, False),
     "vit.embeddings.register_tokens": (0.125, False),
@@ -50,7 +46,7 @@ TABLE = {
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_the_optimizers_hold_every_parameter_once_at_its_rate_and_decay(model, kind):
     found = {}
-    for optimizer in build_optimizers(model, kind, 1e-3, 0.3, (0.9, 0.95), layer_decay=0.5):
+    for optimizer in build_optimizers(model, kind, 1e-3, 0.3, 0.95, layer_decay=0.5):
         for group in optimizer.param_groups:
             for name, parameter in zip(group["names"], group["params"], strict=True):
                 assert name not in found
@@ -66,7 +62,7 @@ def test_the_optimizers_hold_every_parameter_once_at_its_rate_and_decay(model, k
 @peft_warns
 @pytest.mark.parametrize("lora", [False, True])
 def test_the_head_alone_learns_at_a_rate_of_its_own(model, lora):
-    model = add_lora(model, 2, 4.0, 0.0) if lora else model
+    model = add_lora(model, 2) if lora else model
     groups = parameter_groups(model, 0.1, layer_decay=0.5, head_scale=10.0)
     head = {name for group in groups if group["lr_scale"] == 10.0 for name in group["names"]}
     names = {name for name, parameter in model.named_parameters() if parameter.requires_grad and "classifier" in name}
@@ -77,9 +73,9 @@ def test_the_head_alone_learns_at_a_rate_of_its_own(model, lora):
 
 @peft_warns
 def test_low_rank_updates_learn_at_the_rate_of_their_layer_and_all_decay(model):
-    lora = add_lora(model, 2, 4.0, 0.0)
+    lora = add_lora(model, 2)
     found, layer = {}, r"base_model.model.vit.layers."
-    for optimizer in build_optimizers(lora, "muon", 1e-3, 0.3, (0.9, 0.95), layer_decay=0.5):
+    for optimizer in build_optimizers(lora, "muon", 1e-3, 0.3, 0.95, layer_decay=0.5):
         for group in optimizer.param_groups:
             for name in group["names"]:
                 found[name] = (type(optimizer).__name__, group["lr_scale"], group["weight_decay"])
@@ -102,23 +98,12 @@ def test_low_rank_updates_learn_at_the_rate_of_their_layer_and_all_decay(model):
         ("cosine", {0: 0.2, 9: 2.0, 10: 2.0, 55: 1.0, 100: 0.0}),
         ("linear", {0: 0.2, 9: 2.0, 10: 2.0, 55: 1.0, 99: 2 / 90}),
         ("constant", {0: 0.2, 9: 2.0, 10: 2.0, 55: 2.0, 99: 2.0}),
-        ("wsd", {0: 0.2, 9: 2.0, 10: 2.0, 60: 2.0, 70: 1.5, 99: 0.05}),  # decays over the last 40
-        ("step", {0: 0.2, 9: 2.0, 10: 2.0, 24: 2.0, 25: 0.2, 50: 0.02, 75: 0.002, 99: 0.002}),  # four stages
+        ("step", {0: 0.2, 9: 2.0, 10: 2.0, 49: 2.0, 50: 0.2, 99: 0.2}),
     ],
 )
 def test_a_schedule_at_points_computed_by_hand(schedule, points):
-    rates = {step: learning_rate(step, 100, 10, 2.0, schedule, decay=0.4, stages=4) for step in points}
+    rates = {step: learning_rate(step, 100, 10, 2.0, schedule) for step in points}
     assert rates == pytest.approx(points, abs=1e-9)
-
-
-@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant", "wsd", "step"])
-@pytest.mark.parametrize(("total", "warmup"), [(1, 0), (1, 1), (2, 1), (7, 7), (50, 0), (50, 49), (1000, 30)])
-def test_no_step_of_a_schedule_is_at_a_rate_of_zero_or_above_the_peak(schedule, total, warmup):
-    rates = [learning_rate(step, total, warmup, 3.0, schedule) for step in range(total)]
-    assert all(0 < rate <= 3.0 for rate in rates)
-    assert rates[:warmup] == sorted(rates[:warmup])
-    assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
-    assert max(rates) == pytest.approx(3.0)
 
 
 def test_average_equals_the_plain_formula(model):
@@ -138,9 +123,8 @@ def test_average_equals_the_plain_formula(model):
 
 
 @pytest.mark.parametrize("weights", [None, [0.5, 1.0, 2.0]], ids=["even", "weighted"])
-@pytest.mark.parametrize("kind", ["cross_entropy", "binary_cross_entropy"])
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0), (0.8, 1.0)])
-def test_gradients_of_8_images_equal_those_of_two_times_4(accelerator, tiny_model, mixup, cutmix, kind, weights):
+def test_gradients_of_8_images_equal_those_of_two_times_4(accelerator, tiny_model, mixup, cutmix, weights):
     model, seed, steps = tiny_model().train(), 5, 3
     weights = None if weights is None else torch.tensor(weights)
     images, labels = torch.randn(steps * 8, 3, 16, 16), torch.randint(0, 3, (steps * 8,))
@@ -150,13 +134,13 @@ def test_gradients_of_8_images_equal_those_of_two_times_4(accelerator, tiny_mode
         """As recipes/train.py goes through an epoch."""
         ours = accelerator(mixed_precision="no")
         ours.gradient_accumulation_steps = accumulation
-        network, *optimizers = ours.prepare(model, *build_optimizers(model, "adamw", 0, 0, (0.9, 0.95)))
+        network, *optimizers = ours.prepare(model, *build_optimizers(model, "adamw", 0, 0, 0.95))
         found = []
         for number, start in enumerate(range(0, len(images), batch)):
             rows = slice(start, start + batch)
             mixed, blended = mix(images[rows], targets[rows], mixup, cutmix, seed, 0, number // accumulation)
             with ours.accumulate(network):
-                ours.backward(classification_loss(network(mixed).logits, blended, kind, weights))
+                ours.backward(classification_loss(network(mixed).logits, blended, weights))
                 if ours.sync_gradients:
                     found.append({name: p.grad.clone() for name, p in model.named_parameters()})
                 for optimizer in optimizers:

@@ -27,9 +27,9 @@ METHODS = {"full": {}, "lora": {"lora_rank": 8}, "probe": {"freeze_backbone": Tr
 SCRATCH = {"preset": "tiny-patch16-224", "model_name_or_path": None}
 
 
-def planned(images, evaluated=400, processes=1, checkpoint=None, fingerprint=None, multi_label=False, **flags):
+def planned(images, evaluated=400, processes=1, checkpoint=None, fingerprint=None, **flags):
     args = TrainArguments(**{"dataset_name": "d", "output_dir": "o", "model_name_or_path": "m", **flags})
-    return resolve(args, DataSize(images, evaluated, multi_label), 768, processes, fingerprint, checkpoint)
+    return resolve(args, DataSize(images, evaluated), 768, processes, fingerprint, checkpoint)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -84,7 +84,7 @@ def test_the_rates_of_a_vit_b_are_those_that_are_published():
 def test_what_is_given_wins():
     flags = {
         "num_train_epochs": 3.0, "per_device_train_batch_size": 5, "learning_rate": 2e-4, "head_learning_rate": 3e-3,
-        "layer_decay": 0.5, "eval_epochs": 2, "loss": "binary_cross_entropy", "crop_scale": 0.2, "log_steps": 7,
+        "layer_decay": 0.5, "eval_epochs": 2, "crop_scale": 0.2, "log_steps": 7,
     }  # fmt: skip
     plan = planned(54, **flags)
     assert {name: getattr(plan.args, name) for name in flags} == flags
@@ -123,19 +123,6 @@ def test_a_stream_is_evaluated_by_steps():
     plan = planned(None, 400, streaming=True, max_train_steps=500)
     assert (plan.steps_per_epoch, plan.images_per_step) == (None, 64)
     assert 2 <= sum(map(plan.is_evaluation_step, range(501))) <= 42
-
-
-@pytest.mark.parametrize(
-    "flags", [{"loss": "cross_entropy"}, {"balance": "sampling"}, {"teacher_name_or_path": "x"}], ids=str
-)
-def test_what_does_not_go_with_several_labels_is_refused(flags):
-    with pytest.raises(ValueError, match=f"--{next(iter(flags))}"):
-        planned(54, multi_label=True, **flags)
-
-
-def test_the_loss_is_chosen_by_the_number_of_labels():
-    losses = [planned(54, multi_label=multi_label).args.loss for multi_label in (False, True)]
-    assert losses == ["cross_entropy", "binary_cross_entropy"]
 
 
 def test_a_new_head_of_few_images_is_fitted_first():
@@ -190,6 +177,7 @@ def test_config_yaml_names_the_plan_and_parses_to_the_same_run(tmp_path):
     assert resolve(again, DataSize(54, 400), 768).identity() == plan.identity()
 
 
+@pytest.mark.slow
 def test_fine_tuning_30_images_by_default_is_no_worse_than_the_probe_where_ten_small_steps_are(tmp_path, monkeypatch):
     """A checkpoint of CIFAR-10, images of clothes. Ten steps of 64 images at 5e-5 with a head of zeros were the old defaults."""
     splits = load_splits("fashion-mnist-mini")

@@ -154,7 +154,6 @@ PROBE = [*FINE_TUNE, "--freeze_backbone"]
 REFUSED = [
     ([*NEEDED, "--train_split", "all", "--eval_split", "all"], "--eval_split", "--train_split"),
     ([*FINE_TUNE, "--lora_save", "adapter"], "--lora_save", "--lora_rank"),
-    ([*NEEDED, "--shots", "5", "--train_fraction", "0.5"], "--shots", "--train_fraction"),
     ([*PROBE, "--lora_rank", "8"], "--freeze_backbone", "--lora_rank"),
     ([*FINE_TUNE, "--freeze_layers", "2", "--lora_rank", "8"], "--freeze_layers", "--lora_rank"),
     ([*NEEDED, "--overwrite", "--resume", "runs/x"], "--overwrite", "--resume"),
@@ -163,8 +162,6 @@ REFUSED = [
     ([*NEEDED, "--lora_rank", "8"], "--lora_rank", "--preset"),
     ([*STREAM, "--max_train_steps", "9", "--shots", "5"], "--streaming", "--shots"),
     (STREAM, "--streaming", "--max_train_steps"),
-    ([*FINE_TUNE, "--lora_alpha", "32"], "--lora_alpha", "--lora_rank"),
-    ([*FINE_TUNE, "--distillation_alpha", "0.3"], "--distillation_alpha", "--teacher_name_or_path"),
     ([*FINE_TUNE, "--shuffle_buffer", "512"], "--shuffle_buffer", "--streaming"),
 ]
 
@@ -182,11 +179,10 @@ def test_what_does_not_go_together_is_refused_and_both_flags_are_named(flags, on
     "flags",
     [
         [*NEEDED, "--shots", "5", "--balance", "weights"],
-        [*NEEDED, "--train_fraction", "0.5", "--balance", "sampling"],
         [*FINE_TUNE, "--freeze_backbone", "--freeze_layers", "2"],
         [*FINE_TUNE, "--lora_rank", "8", "--shots", "5"],
         [*FINE_TUNE, "--freeze_backbone", "--cache_features", "--balance", "weights", "--ema_decay", "0.9"],
-        [*STREAM, "--max_train_steps", "9", "--balance", "none", "--train_fraction", "1"],
+        [*STREAM, "--max_train_steps", "9", "--balance", "none"],
     ],
 )
 def test_what_goes_together_is_not_refused(flags):

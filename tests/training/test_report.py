@@ -24,7 +24,6 @@ def results_of(accuracy, low, counts=(50, 30, 20), name="accuracy"):
 
 def task(multi_label=False, **flags):
     found = Classification(TrainArguments("photos", preset="tiny-patch16-224", output_dir="o", **flags))
-    found.loss_kind = "binary_cross_entropy" if multi_label else "cross_entropy"
     found.data = SimpleNamespace(labels=list("abc"), multi_label=multi_label)
     found.teacher = flags.get("teacher_name_or_path")
     return found

@@ -1,127 +1,56 @@
 """Claims about runs that are killed, stopped or hindered: each goes on to the result it would have had, or says what is wrong."""
 
-import json
 import os
+import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
-import forked
 import numpy as np
 import psutil
 import pytest
-import torch
-from PIL import Image
+import runs
+from runs import TINY, as_flags, ended, files_of, log_of, logged, results_of, start
 from safetensors.torch import load_file, save_file
 
 from hf_vit.data.sampling import epoch_batches
-from hf_vit.system import files
-from hf_vit.system.files import atomic_dir, checksummed_dir, verify_checksums, write_text
-from hf_vit.training import checkpoints, run_folder
-from hf_vit.training.checkpoints import (
-    list_checkpoints,
-    load_best,
-    newest_checkpoint,
-    save_best,
-    save_checkpoint,
-    step_of,
-)
-from hf_vit.training.run_folder import continue_run, locked, publish_best
+from hf_vit.system.errors import UserError
+from hf_vit.system.files import atomic_dir, checksummed_dir
+from hf_vit.training import checkpoints, loop, run_folder
+from hf_vit.training.checkpoints import list_checkpoints, newest_checkpoint, step_of
+from hf_vit.training.classification import Classification
+from hf_vit.training.run_folder import locked
 from hf_vit.training.signals import STOPPED
 
 
-HOUSE = Path(__file__).parents[2]
-TINY = "image_size=16,patch_size=4,hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=64"
-FLAGS = (
-    "--dataset_name", "photos", "--preset", "tiny-patch16-224",
-    "--config_overrides", TINY + ",drop_path_rate=0.2,hidden_dropout_prob=0.1", "--erase", "0.3", "--ema_decay", "0.9",
-    "--per_device_train_batch_size", "4", "--max_train_steps", "12", "--log_steps", "2", "--eval_steps", "4",
-    "--checkpointing_steps", "3", "--checkpoints_total_limit", "4",
+FLAGS = dict(
+    preset="tiny-patch16-224", config_overrides=TINY + ",drop_path_rate=0.2,hidden_dropout_prob=0.1", erase=0.3, ema_decay=0.9,
+    per_device_train_batch_size=4, max_train_steps=12, log_steps=2, eval_steps=4, checkpointing_steps=3, num_workers=0,
+    auto_find_batch_size=False,
 )  # fmt: skip
 
-SLOW = """
-import sys, time
-import importlib
-module = importlib.import_module("hf_vit.data.augment")
-augment = module.augment
-def slow(*args, **kwargs):
-    print("a step", flush=True)
-    time.sleep({seconds})
-    return augment(*args, **kwargs)
-module.augment = slow
-"""
-NOT_A_NUMBER = """
-import sys, time
-import importlib
-module = importlib.import_module("hf_vit.data.augment")
-augment, clock, steps = module.augment, time.time, []
-def spoiled(*args, **kwargs):
-    steps.append(None)
-    if len(steps) == 5:
-        time.time = lambda: clock() - 86400
-    return augment(*args, **kwargs) * (float("nan") if len(steps) == 5 else 1)
-module.augment = spoiled
-"""
 
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    """Three classes of colour: 8 PNG files each to train on, 4 to score."""
-    folder = tmp_path_factory.mktemp("resume") / "photos"
-    rng = np.random.default_rng(0)
-    for split, count in {"train": 8, "validation": 4}.items():
-        for name, color in {"red": (150, 90, 90), "green": (90, 150, 90), "blue": (90, 90, 150)}.items():
-            (folder / split / name).mkdir(parents=True)
-            for index in range(count):
-                pixels = np.clip(np.array(color) + rng.normal(0, 60, (16, 16, 3)), 0, 255).astype(np.uint8)
-                Image.fromarray(pixels).save(folder / split / name / f"{index}.png")
-    return folder
-
-
-def start(before="", argv=(), cwd=".", code=0, then=None):
-    """What a process printed that runs some code, and then the script that `argv` names; `then(process)` is called while it runs."""
-    line = [sys.executable, "-W", "ignore", "-c", before + forked.THEN_THE_SCRIPT, *argv]
-    process = forked.Forked(line, cwd, together=True)
-    try:
-        if then is not None:
-            then(process)
-        process.wait(120)
-    finally:
-        process.kill()
-    assert process.returncode == code, f"exit code {process.returncode}: {process.printed()}"
-    return process.printed()
+@pytest.fixture(scope="module", autouse=True)
+def kept():
+    """Checkpoints that a test goes on from stay."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoints, "KEPT", 4)
+        yield
 
 
 @pytest.fixture(scope="module")
 def train(photos):
-    """train(run, *flags) -> what the run of FLAGS in that folder printed, in the folder of the photos."""
-
-    def train(run, *flags, cwd=photos.parent, **how):
-        argv = [HOUSE / "recipes" / "train.py", *FLAGS, "--output_dir", run, *flags]
-        return start(argv=argv, cwd=cwd, **how)
-
-    return train
-
-
-def until(condition, process=None, seconds=60):
-    """Wait for something that a process does."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert process is None or psutil.pid_exists(process.pid), f"it left before: {process.printed()}"
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
+    """train(run, **flags) -> its `Results`, trained or continued in this process."""
+    return lambda run, task=Classification, draw=None, **flags: runs.train(photos, run, task, draw, **FLAGS | flags)
 
 
 @pytest.fixture(scope="module")
-def whole(photos):
-    """A run that nothing interrupted, by the real command: 12 steps, checkpoints at 3, 6, 9, 12, scorings at 4, 8, 12."""
-    run = photos.parent / "whole"
-    line = [sys.executable, "-W", "ignore", HOUSE / "recipes" / "train.py", *FLAGS, "--output_dir", run]
-    forked.run(line, cwd=photos.parent, check=True)
+def whole(train, tmp_path_factory):
+    """A run that nothing interrupted: 12 steps, checkpoints at 3, 6, 9, 12, evaluations at 4, 8, 12."""
+    run = tmp_path_factory.mktemp("resume") / "whole"
+    train(run)
     return run
 
 
@@ -129,8 +58,8 @@ def whole(photos):
 def killed(whole, tmp_path):
     """killed(step) -> a copy of the run as a kill after step 11, and the loss of all checkpoints after `step`, leave it."""
 
-    def killed(step, name="run"):
-        run = tmp_path / name
+    def killed(step):
+        run = tmp_path / "run"
         shutil.copytree(whole, run)
         for folder in ("model", "last"):
             shutil.rmtree(run / folder, ignore_errors=True)
@@ -139,25 +68,10 @@ def killed(whole, tmp_path):
         for folder in run.glob("checkpoints/*-*"):  # the best weights of a later step too
             if int(folder.name.partition("-")[2]) > step:
                 shutil.rmtree(folder)
+        (run / "checkpoints" / ".step-000011.part").mkdir()
         return run
 
     return killed
-
-
-def log_of(run):
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {key: value for key, value in line.items() if key not in ("images_per_second", "seconds")} for line in lines
-    ]
-
-
-def results_of(run):
-    return json.loads((run / "results.json").read_text())
-
-
-def files_of(run):
-    """Every byte of a folder but its lock."""
-    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
 def assert_same(run, whole):
@@ -177,13 +91,13 @@ def flip(path, place=-1):
     path.write_bytes(content)
 
 
-@pytest.fixture
-def said(monkeypatch):
-    """The warnings of resuming and of the data."""
-    warnings = []
-    for module in (checkpoints, run_folder):
-        monkeypatch.setattr(module.logger, "warning", warnings.append)
-    return warnings
+def until(condition, process, seconds=60):
+    """Wait for something that a process does."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert psutil.pid_exists(process.pid), f"it left before: {process.printed()}"
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -191,14 +105,11 @@ def said(monkeypatch):
 
 
 def test_the_whole_run_learns_logs_and_keeps_what_was_asked_for(whole):
-    log = log_of(whole)
-    assert [line["step"] for line in log if "loss" in line] == [2, 4, 6, 8, 10, 12]
-    assert [line["step"] for line in log if "eval_loss" in line] == [4, 8, 12]
-    assert len({line["loss"] for line in log if "loss" in line}) == 6
+    assert list(logged(whole, "loss")) == [2, 4, 6, 8, 10, 12]
+    assert list(logged(whole, "eval_loss")) == [4, 8, 12]
+    assert len(set(logged(whole, "loss").values())) == 6
     assert [step_of(folder) for folder in list_checkpoints(whole)] == [3, 6, 9, 12]
     assert (results_of(whole)["resumed_at_steps"], results_of(whole)["skipped_steps"]) == ([], [])
-    for folder in whole.glob("checkpoints/*-*"):
-        verify_checksums(folder)
 
 
 def half_a_line(run):
@@ -206,73 +117,78 @@ def half_a_line(run):
         file.write('{"step": 12, "epo')
 
 
+BROKEN = {  # its last checkpoint
+    "cut": lambda folder: os.truncate(folder / "model.safetensors", 900),
+    "changed": lambda folder: flip(folder / "optimizer.safetensors", 500),
+    "without a file": lambda folder: (folder / "state.json").unlink(),
+    "of no JSON": lambda folder: (folder / "manifest.json").write_text("{"),
+    "of other JSON": lambda folder: (folder / "manifest.json").write_text("[]"),
+}
+
+
 @pytest.mark.parametrize(
     ("step", "harm", "flags", "resumed"),
     [
-        (9, None, ("--num_workers", 0, "--checkpointing_steps", 2), 9),
-        (3, half_a_line, (), 3),
-        (9, lambda run: flip(run / "checkpoints" / "step-000009" / "optimizer.safetensors", 500), (), 6),
+        (9, None, dict(num_workers=2, checkpointing_steps=2), [9]),
+        (3, half_a_line, {}, [3]),
+        (0, None, {}, []),
+        *((9, lambda run, harm=harm: harm(run / "checkpoints" / "step-000009"), {}, [6]) for harm in BROKEN.values()),
     ],
-    ids=["in the midst of an epoch", "while a line was written", "and its last checkpoint is broken"],
+    ids=["in the midst of an epoch", "while a line was written", "before its first checkpoint", *BROKEN],
 )
-def test_a_killed_run_ends_as_if_nothing_had_happened(killed, train, whole, step, harm, flags, resumed):
+def test_a_killed_run_ends_as_if_nothing_had_happened(killed, train, whole, step, harm, flags, resumed, caplog):
     run = killed(step)
     if harm is not None:
         harm(run)
-    printed = train(run, *flags)
-    assert f"{run}/checkpoints/step-{resumed:06d}" in printed
+    train(run, **flags)
     assert_same(run, whole)
-    assert results_of(run)["resumed_at_steps"] == [resumed]
+    assert results_of(run)["resumed_at_steps"] == resumed
+    assert ("step-000009" in caplog.text) == (resumed == [6])  # a broken checkpoint is named
+
+
+def test_where_all_checkpoints_are_broken_each_is_named_and_none_deleted(killed, train, caplog):
+    run = killed(6)
+    for folder in list_checkpoints(run):
+        BROKEN["cut"](folder)
+    before = files_of(run)
+    with pytest.raises(UserError, match="--overwrite"):
+        train(run)
+    assert all(f"step-00000{step}" in caplog.text for step in (3, 6))
+    assert files_of(run) == before
 
 
 def test_a_checkpoint_goes_on_in_another_folder_and_leaves_its_own_as_it_was(killed, train, whole, tmp_path):
     origin, other = killed(9), tmp_path / "other"
-    before = files_of(origin)
-    train(other, "--resume", origin / "checkpoints" / "step-000006")
+    before, resume = files_of(origin), str(origin / "checkpoints" / "step-000006")
+    train(other, resume=resume)
     assert_same(other, whole)
     (other / "results.json").unlink()  # as if killed at the very end: the folder's own run goes on
-    train(other, "--resume", origin / "checkpoints" / "step-000006")
+    train(other, resume=resume)
     assert_same(other, whole)
     assert results_of(other)["resumed_at_steps"] == [6, 12]
     assert files_of(origin) == before
+    flip(Path(resume) / "model.safetensors", 500)
+    with pytest.raises(UserError, match=r"step-000006: .*model.safetensors"):
+        train(tmp_path / "third", resume=resume)
 
 
 def test_a_finished_run_is_left_alone_and_writes_a_model_that_was_deleted_again(train, whole, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     before = files_of(run)
-    train(run)
+    assert train(run).metrics == results_of(whole)["metrics"]
     assert files_of(run) == before
     shutil.rmtree(run / "model")
     train(run)
     assert_same(run, whole)
 
 
-def test_a_run_that_was_killed_before_its_first_checkpoint_says_that_it_begins_anew(killed, train, whole):
-    run = killed(0)
-    assert "begins anew" in train(run)
-    assert_same(run, whole)
-    assert results_of(run)["resumed_at_steps"] == []
-
-
-def test_what_lies_beyond_the_step_that_a_run_goes_on_from_goes(tmp_path):
-    for step in (3, 6, 9):
-        save(tmp_path, step, keep=3)
-    (tmp_path / "checkpoints" / ".step-000008.part").mkdir()
-    (tmp_path / "results.json").touch()
-    lines = ['{"step": 3}\n', '{"step": 6}\n', '{"step": 7}\n', '{"st']
-    (tmp_path / "metrics.jsonl").write_text("".join(lines))
-    continue_run(tmp_path, tmp_path, 6, 6)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-000003", "step-000006"]
-    assert not (tmp_path / "results.json").exists()
-    assert (tmp_path / "metrics.jsonl").read_text() == "".join(lines[:2])
-
-
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # of PEFT
 def test_lora_checkpoints_leave_the_base_out_and_another_base_is_refused(train, whole, tmp_path):
     base, run, broken = tmp_path / "base", tmp_path / "run", tmp_path / "broken"
     shutil.copytree(whole / "model", base)
-    line = [HOUSE / "recipes" / "train.py", *FLAGS[:2], *FLAGS[6:], "--model_name_or_path", base, "--lora_rank", 2]
-    start(argv=[*line, "--output_dir", run], cwd=whole.parent)
+    how = dict(preset=None, config_overrides=None, model_name_or_path=str(base), lora_rank=2)
+    train(run, **how)
     names = set(load_file(run / "checkpoints" / "step-000009" / "model.safetensors"))
     assert names
     assert all("lora_" in name or "classifier" in name for name in names)
@@ -280,14 +196,25 @@ def test_lora_checkpoints_leave_the_base_out_and_another_base_is_refused(train, 
     for name in ("step-000012", "best-000012"):
         shutil.rmtree(broken / "checkpoints" / name, ignore_errors=True)
     (broken / "results.json").unlink()
-    start(argv=[*line, "--output_dir", broken], cwd=whole.parent)
+    train(broken, **how)
     weights = [(folder / "model" / "model.safetensors").read_bytes() for folder in (run, broken)]
     assert weights[0] == weights[1]
     (broken / "results.json").unlink()
-    other = load_file(base / "model.safetensors")
-    other = {name: weight * 1.5 for name, weight in other.items()}
+    other = {name: weight * 1.5 for name, weight in load_file(base / "model.safetensors").items()}
     save_file(other, base / "model.safetensors", {"format": "pt"})
-    assert "frozen_sha256" in start(argv=[*line, "--output_dir", broken], cwd=whole.parent, code=1)
+    with pytest.raises(UserError, match="frozen_sha256"):
+        train(broken, **how)
+
+
+@pytest.mark.parametrize(("first", "between", "steps"), [(0, 300, [1, 12]), (60, 300, [12]), (0, 0, [10, 11, 12])])
+def test_checkpoints_are_written_after_some_time_and_then_every_so_often(
+    train, tmp_path, monkeypatch, first, between, steps
+):
+    monkeypatch.setattr(loop, "FIRST_CHECKPOINT", first)
+    monkeypatch.setattr(loop, "SECONDS_BETWEEN_CHECKPOINTS", between)
+    monkeypatch.setattr(checkpoints, "KEPT", 3)
+    train(tmp_path, checkpointing_steps=None)
+    assert [step_of(folder) for folder in list_checkpoints(tmp_path)] == steps
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -297,32 +224,32 @@ def test_lora_checkpoints_leave_the_base_out_and_another_base_is_refused(train, 
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        (("--learning_rate", 5e-4), ["learning_rate was 0.001 and is 0.0005", "--output_dir"]),
-        (("--erase", 0.2, "--seed", 1), ["erase was 0.3 and is 0.2", "seed was 0 and is 1"]),
-        (("--resume", "never"), ["--overwrite"]),
-        (("--per_device_train_batch_size", 8), ["images_per_step was 4 and is 8", "step-000009"]),
-        (("--resume", "photos"), ["--resume photos"]),
-        (("--max_train_steps", 13), ["max_train_steps was 12 and is 13"]),
+        (dict(erase=0.2, seed=1), "(?=.*erase was 0.3 and is 0.2).*seed was 0 and is 1"),
+        (dict(resume="never"), "--overwrite"),
+        (dict(per_device_train_batch_size=8), "images_per_step was 4 and is 8"),
+        (dict(resume="photos"), "--resume .*photos"),
     ],
 )
 def test_another_run_is_refused_by_what_differs_and_the_folder_is_untouched(killed, train, flags, named):
     run = killed(9)
     before = files_of(run)
-    printed = train(run, *flags, code=1)
-    assert all(name in printed for name in named), printed
-    assert "Traceback" not in printed
+    with pytest.raises(UserError, match=named):
+        train(run, **flags)
     assert files_of(run) == before
 
 
 @pytest.mark.parametrize(
     ("change", "named"), [(shutil.copy, "training_images was 24 and is 25"), (shutil.move, "labels_crc32 was")]
 )
-def test_one_image_more_or_under_another_label_is_refused(killed, train, photos, tmp_path, change, named):
+def test_one_image_more_or_under_another_label_is_refused(killed, train, photos, change, named):
     run = killed(9)
-    before = files_of(run)
-    shutil.copytree(photos, tmp_path / "photos")
-    change(tmp_path / "photos" / "train" / "red" / "0.png", tmp_path / "photos" / "train" / "green" / "new.png")
-    assert named in train(run, cwd=tmp_path, code=1)
+    before, image, other = files_of(run), photos / "train" / "red" / "0.png", photos / "train" / "green" / "new.png"
+    try:
+        change(image, other)
+        with pytest.raises(UserError, match=named):
+            train(run)
+    finally:
+        shutil.move(other, image)
     assert files_of(run) == before
 
 
@@ -330,149 +257,22 @@ def test_one_image_more_or_under_another_label_is_refused(killed, train, photos,
 def test_a_folder_that_holds_other_things_is_left_alone(train, tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
-    assert Path(name).parts[0] in train(tmp_path, code=1)
+    with pytest.raises(UserError, match=Path(name).parts[0]):
+        train(tmp_path)
     assert (tmp_path / name).read_text() == "mine"
 
 
 def test_a_refused_run_leaves_no_folder_behind(train, tmp_path):
-    assert "nothing" in train(tmp_path / "new" / "run", "--train_split", "nothing", code=1)
+    with pytest.raises(UserError, match="nothing"):
+        train(tmp_path / "new" / "run", train_split="nothing")
     assert not (tmp_path / "new").exists()
 
 
-def test_a_checkpoint_asked_for_by_name_must_be_whole(killed, train, tmp_path):
-    origin = killed(9)
-    flip(origin / "checkpoints" / "step-000009" / "model.safetensors", 500)
-    printed = train(tmp_path / "other", "--resume", origin / "checkpoints" / "step-000009", code=1)
-    assert "step-000009: its model.safetensors" in printed
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Broken checkpoints, by small ones
-
-
-def save(run, step, keep=2):
-    tensors = {"model": {"weight": torch.full((64,), float(step))}, "optimizer": {"weight.exp_avg": torch.ones(8)}}
-    save_checkpoint(run, {"step": step, **tensors}, keep)
-    return run / "checkpoints" / f"step-{step:06d}"
-
-
-def truncated(folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-9])
-
-
-FAULTS = [
-    truncated,
-    lambda folder: flip(folder / "model.safetensors"),
-    lambda folder: (folder / "state.json").unlink(),
-    lambda folder: (folder / "manifest.json").write_text("{"),
-    lambda folder: (folder / "manifest.json").unlink(),
-    lambda folder: (folder / "manifest.json").write_text("[]"),
-]
-
-
-@pytest.mark.parametrize("harm", FAULTS)
-def test_a_broken_checkpoint_is_named_and_the_one_before_is_used(harm, tmp_path, said):
-    before, last = save(tmp_path, 3), save(tmp_path, 6)
-    assert newest_checkpoint(tmp_path) == last
-    assert said == []
-    harm(last)
-    assert newest_checkpoint(tmp_path) == before
-    assert len(said) == 1
-    assert str(last) in said[0]
-
-
-def test_where_all_checkpoints_are_broken_each_is_named_and_none_deleted(tmp_path, said):
-    folders = [save(tmp_path, step) for step in (3, 6)]
-    flip(folders[0] / "model.safetensors")
-    truncated(folders[1])
-    before = files_of(tmp_path)
-    with pytest.raises(ValueError, match="--overwrite") as raised:
-        newest_checkpoint(tmp_path)
-    assert all(str(folder) in str(raised.value) for folder in folders)
-    assert files_of(tmp_path) == before
-
-
-def test_best_weights_that_are_broken_are_named_and_not_kept(tmp_path, said):
-    save_best(tmp_path, 4, {"accuracy": 0.5}, 0, lambda folder: (folder / "weights").write_text("4"))
-    folder, scores = load_best(tmp_path)
-    assert scores == {"accuracy": 0.5}
-    flip(folder / "weights")
-    assert load_best(tmp_path) is None
-    assert str(folder) in said[0]
-
-
-@pytest.mark.parametrize("write", [atomic_dir, lambda folder: checksummed_dir(folder, 100)])
-def test_an_error_while_a_folder_is_written_leaves_the_one_before(write, tmp_path):
-    folder = tmp_path / "model"
-    with write(folder) as aside:
-        (aside / "weights").write_text("old")
-        assert not folder.exists()
-    before = files_of(tmp_path)
-    for error in (RuntimeError, KeyboardInterrupt):
-
-        def fail(error=error):
-            with write(folder) as aside:
-                (aside / "weights").write_text("new")
-                raise error
-
-        with pytest.raises(error):
-            fail()
-        assert files_of(tmp_path) == before
-    with write(folder) as aside:
-        (aside / "weights").write_text("new")
-    assert (folder / "weights").read_text() == "new"
-    assert os.listdir(tmp_path) == ["model"]
-
-
-def test_what_a_killed_run_left_of_a_checkpoint_is_none(tmp_path, said):
-    before = save(tmp_path, 6)
-    aside = tmp_path / "checkpoints" / ".step-000009.part"
-    shutil.copytree(before, aside)
-    (aside / "other").write_text("of a killed run")
-    assert newest_checkpoint(tmp_path) == before
-    assert said == []
-    after = save(tmp_path, 9)
-    assert not (after / "other").exists()
-    verify_checksums(after)
-
-
-def test_a_text_is_replaced_as_a_whole(tmp_path, monkeypatch):
-    path = tmp_path / "results.json"
-    write_text(path, "old")
-    monkeypatch.setattr(files.os, "replace", lambda *_: (_ for _ in ()).throw(RuntimeError("killed here")))
-    with pytest.raises(RuntimeError, match="killed here"):
-        write_text(path, "new")
-    assert path.read_text() == "old"
-
-
-def test_as_many_checkpoints_stay_as_were_asked_for(tmp_path):
-    for step in (999_998, 999_999, 1_000_000, 1_000_001):  # which names sort otherwise
-        save(tmp_path, step, keep=3)
-    assert [step_of(folder) for folder in list_checkpoints(tmp_path)] == [999_999, 1_000_000, 1_000_001]
-    last = save(tmp_path, 1_000_002, keep=1)
-    assert list_checkpoints(tmp_path) == [last]
-
-
-def test_of_the_best_weights_only_the_newest_stay(tmp_path):
-    for step in (4, 8):
-        save_best(tmp_path, step, {"step": step}, 0, lambda folder: (folder / "weights").write_text("some"))
-    assert os.listdir(tmp_path / "checkpoints") == ["best-000008"]
-    publish_best(tmp_path / "checkpoints" / "best-000008", tmp_path / "model", leave_out=("scores.json",))
-    assert os.listdir(tmp_path / "model") == ["weights"]
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# No room
-
-
-def test_a_disk_that_is_too_full_for_a_checkpoint_is_known_before_it_is_written(tmp_path, monkeypatch):
-    before = save(tmp_path, 3)
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda place: SimpleNamespace(free=280))
-    monkeypatch.setattr(checkpoints, "save_file", lambda *_: pytest.fail("it was written"))
-    with pytest.raises(ValueError, match="step-000006 needs"):
-        save(tmp_path, 6)
-    assert newest_checkpoint(tmp_path) == before
+@pytest.mark.parametrize("below", ["file/run", "/proc/run"])
+def test_a_folder_that_cannot_be_written_to_is_named(below, train, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=re.escape(str(tmp_path / below))):
+        train(tmp_path / below)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
@@ -484,10 +284,9 @@ def test_a_run_on_a_full_disk_says_so_and_goes_on_after_room_is_made(train, whol
     if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={small}k", "none", disk], capture_output=True).returncode:
         pytest.skip("this machine does not mount")
     try:
-        printed = train(disk / "run", code=1)
-        assert "make room" in printed
-        assert "Traceback" not in printed
-        assert f"goes on from step {step_of(newest_checkpoint(disk / 'run'))}" in printed
+        with pytest.raises(UserError, match="make room"):
+            train(disk / "run")
+        assert newest_checkpoint(disk / "run") is not None
         subprocess.run(["mount", "-o", f"remount,size={large}k", disk], check=True)
         train(disk / "run")
         assert_same(disk / "run", whole)
@@ -495,181 +294,158 @@ def test_a_run_on_a_full_disk_says_so_and_goes_on_after_room_is_made(train, whol
         subprocess.run(["umount", disk], check=True)
 
 
-@pytest.mark.parametrize("below", ["file/run", "/proc/run"])
-def test_a_folder_that_cannot_be_written_to_is_named_in_one_line(below, train, tmp_path):
-    (tmp_path / "file").write_text("")
-    errors = [line for line in train(tmp_path / below, code=1).splitlines() if line.strip()]
-    assert len(errors) == 1
-    assert errors[0].startswith(f"error: {tmp_path / below} cannot be written to")
+@pytest.mark.parametrize("write", [atomic_dir, lambda folder: checksummed_dir(folder, 100)])
+def test_an_error_while_a_folder_is_written_leaves_the_one_before(write, tmp_path):
+    def written(text, error=None):
+        with write(tmp_path / "model") as aside:
+            (aside / "weights").write_text(text)
+            if error is not None:
+                raise error
+        return files_of(tmp_path)
+
+    before = written("old")
+    with pytest.raises(KeyboardInterrupt):
+        written("new", KeyboardInterrupt)
+    assert files_of(tmp_path) == before
+    assert b"new" in written("new").values()
+    assert os.listdir(tmp_path) == ["model"]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Signals
 
 
-def test_the_real_command_leaves_with_75_at_sigterm_and_its_checkpoint_is_good(photos, tmp_path):
-    run = tmp_path / "run"
-    command = [sys.executable, "-W", "ignore", HOUSE / "recipes" / "train.py", *FLAGS, "--output_dir", run]
-    command += ["--max_train_steps", 100_000, "--checkpointing_steps", 20, "--eval_steps", 100_000]
-    with subprocess.Popen(
-        list(map(str, command)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=photos.parent,
-    ) as process:
-        try:
-            until(lambda: list_checkpoints(run) or process.poll() is not None)
-            process.terminate()
-            printed = process.communicate(timeout=60)[0]
-        finally:
-            process.kill()
-    assert process.returncode == STOPPED == 75, printed
-    last = newest_checkpoint(run)
-    assert f"stopped by SIGTERM after step {step_of(last):,}: the same command goes on from there" in printed
-    assert json.loads((last / "state.json").read_text())["step"] == step_of(last)
+def interrupt(*_):
+    os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_run_stopped_by_each_signal_in_turn_ends_as_if_nothing_had_happened(train, whole, tmp_path):
-    run, lives = tmp_path / "run", []
-    for number, step in ((signal.SIGTERM, 2), (signal.SIGINT, 6), (signal.SIGUSR1, 8)):
-
-        def stop(process, number=number, step=step):
-            until(lambda: (run / "metrics.jsonl").exists() and log_of(run)[-1:] != [], process)
-            until(lambda: log_of(run)[-1]["step"] >= step, process)
-            process.send_signal(number)
-
-        printed = train(run, before=SLOW.format(seconds=0.1), code=STOPPED, then=stop)
-        lives.append(step_of(newest_checkpoint(run)))
-        assert f"stopped by {number.name} after step {lives[-1]}:" in printed
-    train(run)
-    assert results_of(run)["resumed_at_steps"] == lives
-    assert_same(run, whole)
+class StoppedInAStep(Classification):
+    def loss(self, model, batch):
+        interrupt()
+        return super().loss(model, batch)
 
 
-def test_sigterm_before_the_first_step_leaves_at_once_and_saves_nothing(train, tmp_path):
-    reading = """
-import time
-from hf_vit.data import sources
-def read_source(*args):
-    print("reads", flush=True)
-    time.sleep(600)
-sources.read_source = read_source
-"""
-
-    def stop(process):
-        until(lambda: "reads" in process.printed(), process)
-        process.send_signal(signal.SIGTERM)
-
-    printed = train(tmp_path / "run", before=reading, code=STOPPED, then=stop)
-    assert "SIGTERM" in printed
-    assert os.listdir(tmp_path / "run") == [".lock"]
+class StoppedInAnEvaluation(Classification):
+    def evaluate(self, model, predictor):
+        interrupt()
+        return super().evaluate(model, predictor)
 
 
-def test_sigterm_while_the_report_is_written_lets_it_be_finished(train, whole, tmp_path):
-    reporting = """
-import os, signal
-from hf_vit.training import report
-publish = report.publish_model
-def slow(*args):
-    os.kill(os.getpid(), signal.SIGTERM)
-    return publish(*args)
-report.publish_model = slow
-"""
-    printed = train(tmp_path / "run", before=reporting)
-    assert "the report is finished first" in printed
+class StoppedWhileBestWeightsAreWritten(Classification):
+    def artifacts(self, model, evaluation):
+        interrupt()
+        return super().artifacts(model, evaluation)
+
+
+@pytest.mark.parametrize(
+    ("task", "step"),
+    [(StoppedInAStep, 1), (StoppedInAnEvaluation, 4), (StoppedWhileBestWeightsAreWritten, 5)],
+)
+def test_a_run_that_is_stopped_at_any_moment_ends_as_if_nothing_had_happened(train, whole, tmp_path, task, step):
+    with pytest.raises(KeyboardInterrupt, match=f"after step {step}:"):
+        train(tmp_path / "run", task)
+    assert step_of(newest_checkpoint(tmp_path / "run")) == step
+    train(tmp_path / "run")
+    assert_same(tmp_path / "run", whole)
+    assert results_of(tmp_path / "run")["resumed_at_steps"] == [step]
+
+
+def test_a_signal_while_the_report_is_written_lets_it_be_finished(train, whole, tmp_path):
+    train(tmp_path / "run", draw=interrupt)
     assert_same(tmp_path / "run", whole)
 
 
-def test_sigterm_while_scoring_is_answered_before_the_next_batch_and_the_scoring_done_later(train, whole, tmp_path):
-    scoring = """
-import time
-from hf_vit.data.image_spec import ImageSpec
-normalize = ImageSpec.normalize
-def slow(*args):
-    print("scores", flush=True)
-    time.sleep(1)
-    return normalize(*args)
-ImageSpec.normalize = slow
-"""
-    run = tmp_path / "run"
-
-    def stop(process):
-        until(lambda: "scores" in process.printed(), process)
-        process.send_signal(signal.SIGTERM)
-
-    printed = train(run, "--per_device_eval_batch_size", 1, before=scoring, code=STOPPED, then=stop)
-    assert printed.count("scores") == 1
-    assert "after step 4:" in printed
-    assert [line["step"] for line in log_of(run)] == [2, 4]
-    assert not list(run.glob("checkpoints/best-*"))
-    train(run)
-    assert_same(run, whole)
-
-
-def test_sigterm_while_a_checkpoint_is_written_leaves_it_whole(train, whole, tmp_path):
-    writing = """
+BY_ITSELF = """
 import os, signal
-from hf_vit.training import checkpoints
-save_file = checkpoints.save_file
-def interrupted(*args):
-    checkpoints.save_file = save_file
-    os.kill(os.getpid(), signal.SIGTERM)
-    save_file(*args)
-checkpoints.save_file = interrupted
+from hf_vit.training.classification import Classification
+loss, steps = Classification.loss, []
+def signalled(*args):
+    steps.append(None)
+    if len(steps) == 2:
+        os.kill(os.getpid(), signal.{})
+    return loss(*args)
+Classification.loss = signalled
 """
+
+
+def test_the_command_leaves_with_75_at_each_signal_and_ends_as_if_nothing_had_happened(train, whole, photos, tmp_path):
     run = tmp_path / "run"
-    train(run, before=writing, code=STOPPED)
-    for folder in list_checkpoints(run):
-        verify_checksums(folder)
-    assert [folder.name for folder in list_checkpoints(run)] == ["step-000003", "step-000004"]
+    flags = as_flags({"dataset_name": photos, **FLAGS, "output_dir": run})
+    for number, name in enumerate(("SIGTERM", "SIGINT", "SIGUSR1"), 1):
+        (printed,) = ended(start(*flags, before=BY_ITSELF.format(name)), code=STOPPED)
+        assert step_of(newest_checkpoint(run)) == 2 * number
+        assert f"{name} after step {2 * number}:" in printed
     train(run)
+    assert STOPPED == 75
+    assert results_of(run)["resumed_at_steps"] == [2, 4, 6]
     assert_same(run, whole)
 
 
-def test_a_second_ctrl_c_leaves_at_once(train, tmp_path):
+HANGING = """
+import time
+from {module} import {owner}
+def hang(*args, **how):
+    print("hangs", flush=True)
+    time.sleep(600)
+{owner}.{name} = hang
+"""
 
-    def stop(process):
-        until(lambda: "a step" in process.printed(), process)
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
+
+@pytest.mark.parametrize(
+    ("place", "numbers", "code"),
+    [
+        (dict(module="hf_vit.training.classification", owner="Classification", name="load_rows"), [signal.SIGTERM], STOPPED),
+        (dict(module="hf_vit.training.classification", owner="Classification", name="loss"), [signal.SIGINT] * 2, -signal.SIGINT),
+    ],
+    ids=["a signal before the first step", "a second Ctrl-C"],
+)  # fmt: skip
+def test_what_has_nothing_to_save_or_is_asked_twice_leaves_at_once(photos, tmp_path, place, numbers, code):
+    flags = as_flags({"dataset_name": photos, **FLAGS, "output_dir": tmp_path / "run"})
+    process = start(*flags, before=HANGING.format(**place))
+    until(lambda: "hangs" in process.printed(), process)
+    for number in numbers:
         assert psutil.pid_exists(process.pid)
-        process.send_signal(signal.SIGINT)
-
-    train(tmp_path / "run", before=SLOW.format(seconds=600), code=-signal.SIGINT, then=stop)
+        process.send_signal(number)
+        time.sleep(0.3)
+    ended(process, code=code, timeout=20)
+    assert list_checkpoints(tmp_path / "run") == []
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# A loss that is no number; a clock that jumps
+# A loss that is no number
+
+
+class NotANumber(Classification):
+    """In step 5."""
+
+    steps = 0
+
+    def loss(self, model, batch):
+        self.steps += len(batch.rows) > 0 and model.training
+        loss, outputs = super().loss(model, batch)
+        return loss * (float("nan") if self.steps == 5 else 1), outputs
 
 
 def test_a_step_without_a_finite_loss_is_skipped_counted_and_noted(train, tmp_path):
-    run = tmp_path / "run"
-    printed = train(run, before=NOT_A_NUMBER)
-    assert "step 5 is skipped" in printed
-    results = results_of(run)
-    assert results["skipped_steps"] == [5]
-    assert results["steps"] == 12
-    assert 0 < results["train_seconds"] <= results["total_seconds"] < 3600
-    noted = [line for line in log_of(run) if line.get("skipped")]
-    assert [line["step"] for line in noted] == [5]
-    assert noted[0]["rows"] == list(epoch_batches(24, 4, 0, 0))[4]
-    losses = [line["loss"] for line in log_of(run) if "loss" in line]
+    results = train(tmp_path, NotANumber)
+    assert (results.skipped_steps, results.steps) == ([5], 12)
+    (skipped,) = [line for line in log_of(tmp_path) if line.get("skipped")]
+    assert (skipped["step"], skipped["rows"]) == (5, list(epoch_batches(24, 4, 0, 0))[4])
+    losses = logged(tmp_path, "loss")
     assert len(losses) == 6
-    assert np.isfinite(losses).all()
-    weights = load_file(run / "model" / "model.safetensors")
-    assert all(tensor.isfinite().all() for tensor in weights.values())
+    assert np.isfinite(list(losses.values())).all()
+    for file in tmp_path.rglob("*.safetensors"):
+        assert all(tensor.isfinite().all() for tensor in load_file(file).values()), file
 
 
-def test_one_bad_step_too_many_stops_the_run_and_says_where_to_look(train, tmp_path):
-    run = tmp_path / "run"
-    printed = train(run, "--max_skipped_steps", 0, before=NOT_A_NUMBER, code=1)
-    rows = list(epoch_batches(24, 4, 0, 0))[4]
-    assert "in step 5: learning rate 0.000" in printed
-    assert f"images {', '.join(map(str, rows))}." in printed
-    assert "goes on from step 4" in printed
-    last = newest_checkpoint(run)
-    assert last.name == "step-000004"
+def test_one_bad_step_too_many_stops_the_run_and_says_where_to_look(train, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(loop, "MOST_SKIPPED", 0)
+    rows = ", ".join(map(str, list(epoch_batches(24, 4, 0, 0))[4]))
+    with pytest.raises(UserError, match=f"step 5.*: learning rate 0.000.*{rows}"):
+        train(tmp_path, NotANumber)
+    assert "from step 4" in capsys.readouterr().out
+    last = newest_checkpoint(tmp_path)
+    assert step_of(last) == 4
     assert all(tensor.isfinite().all() for tensor in load_file(last / "model.safetensors").values())
 
 
@@ -677,12 +453,11 @@ def test_one_bad_step_too_many_stops_the_run_and_says_where_to_look(train, tmp_p
 # One run a folder
 
 
-def test_a_second_run_is_refused_until_the_first_ends_however_it_ends(tmp_path, monkeypatch):
-    holding = f"""
+HOLDING = """
 import os, time
 from pathlib import Path
 from hf_vit.training.run_folder import locked
-held = locked(Path({str(tmp_path / "run")!r}))
+held = locked(Path({!r}))
 held.__enter__()
 worker = os.fork()
 if worker == 0:
@@ -691,18 +466,19 @@ if worker == 0:
 print("holds it beside", worker, flush=True)
 time.sleep(600)
 """
+
+
+def test_a_second_run_is_refused_until_the_first_ends_however_it_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(run_folder, "LOCK_SECONDS", 0.2)
-
-    def second(process):
-        until(lambda: process.printed().endswith("\n"), process)
-        worker = int(process.printed().split()[-1])
-        with pytest.raises(ValueError, match=f"process {process.pid} on"), locked(tmp_path / "run"):
-            pass
-        try:
-            process.send_signal(signal.SIGKILL)
-            with locked(tmp_path / "run"):
-                assert psutil.Process(worker).status() != psutil.STATUS_ZOMBIE
-        finally:
-            os.kill(worker, signal.SIGKILL)
-
-    start(before=holding, code=-signal.SIGKILL, then=second)
+    process = start(before=HOLDING.format(str(tmp_path / "run")))
+    until(lambda: process.printed().endswith("\n"), process)
+    worker = int(process.printed().split()[-1])
+    with pytest.raises(UserError, match=f"process {process.pid} on"), locked(tmp_path / "run"):
+        pass
+    try:
+        process.kill()
+        process.wait()
+        with locked(tmp_path / "run"):
+            assert psutil.Process(worker).status() != psutil.STATUS_ZOMBIE
+    finally:
+        os.kill(worker, signal.SIGKILL)

@@ -23,9 +23,10 @@ from torchvision.models.vision_transformer import interpolate_embeddings
 
 
 HOUSE = Path(__file__).parents[2]
-sys.path[:0] = [str(HOUSE), str(HOUSE / "recipes")]
+sys.path[:0] = [str(HOUSE), str(HOUSE / "recipes"), str(HOUSE / "tests")]
 sys.argv = sys.argv[:1]
 
+import checkpoint_writers  # noqa: E402
 import parity  # noqa: E402
 
 from hf_vit import HFViTForImageClassification, HFViTModel  # noqa: E402
@@ -108,8 +109,8 @@ def open_clip_rows(name: str, folder: Path):
             yield kind, side, apart(pooled @ model.visual.proj, model.visual(images))
 
 
-def transformers_rows(case: parity.Case, folder: Path):
-    row = parity.measure(case, parity.SMALL, folder)
+def transformers_rows(case: checkpoint_writers.Case, folder: Path):
+    row = parity.measure(case, parity.SIZE, folder)
     yield "folder", "its own", row["loaded"]
     yield "folder", "larger", row["resized"]
 
@@ -122,7 +123,9 @@ def main() -> int:
     work = [("timm", name, timm_rows, name) for name in TIMM]
     work += [("torchvision", name, torchvision_rows, name) for name in TORCHVISION]
     work += [("open_clip", name, open_clip_rows, name) for name in OPEN_CLIP]
-    work += [("transformers", case.model, transformers_rows, case) for case in parity.CASES if case.write is None]
+    work += [
+        ("transformers", case.model, transformers_rows, case) for case in checkpoint_writers.CASES if not case.family
+    ]
     versions = {module.__name__: module.__version__ for module in (torch, timm, torchvision, open_clip, transformers)}
     print(", ".join(f"{name} {version}" for name, version in versions.items()))
     print("| library | model | read as | size | difference |\n|---|---|---|---|---|", flush=True)

@@ -1,0 +1,114 @@
+"""The pictures of a run's card: how it went, where it errs, what it predicts for single images and what it looks at."""
+
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+
+from hf_vit import figures
+from hf_vit.data.normalization import denormalize, normalize
+from hf_vit.evaluation.scores import format_prediction
+from hf_vit.evaluation.tables import label_texts
+from hf_vit.model.attention_maps import GRADIENT_METHODS
+
+
+def draw_run(
+    folder: Path, log: list[dict], scores: dict, samples: dict, labels: list[str], spec, model, examples=None
+):
+    """Write `folder`/NAME.png for each picture of the run.
+
+    Args:
+        log: lines of metrics.jsonl.
+        scores: what was saved with the best weights.
+        samples: tensors of samples.safetensors.
+        spec: the `ImageSpec` of the model's images.
+        model: an `HFViTForImageClassification`.
+        examples: gives augmented training images, such as `TrainBatches.examples`, or None.
+    """
+    folder.mkdir()
+    thresholds = torch.tensor(scores["thresholds"]) if "thresholds" in scores else None  # of several labels an image
+    figures.save(figures.curves(log), folder / "curves.png")
+    drawn = report_figures(scores, labels)
+    if spec.channels in (1, 3):
+        drawn["predictions"] = image_figure(samples, "", labels, spec, thresholds=thresholds)
+        if "mistaken_images" in samples:
+            sources = scores.get("mistakes", ())
+            drawn["mistakes"] = image_figure(samples, "mistaken_", labels, spec, sources, thresholds)
+        if examples is not None:
+            images, classes, versions = examples()
+            titles = [[figures.shorten(text, 14) for text in label_texts(classes, labels)]]
+            titles += [figures.target_captions(targets, labels) for _, targets in versions]
+            shown = [denormalize(inputs, spec) for inputs, _ in versions]
+            drawn["augmentations"] = figures.augmentations(images, shown, titles)
+        captions = [format_prediction(row, labels, thresholds) for row in samples["logits"][:4]]
+        drawn |= model_figures(model, samples["images"][:4], spec, captions)
+    for name, figure in drawn.items():
+        figures.save(figure, folder / f"{name}.png")
+
+
+def draw_regression(folder: Path, log: list[dict], table, samples: dict, spec, model):
+    """The pictures of a model that predicts a number: curves, predictions against labels, and what it looks at.
+
+    Args:
+        table: a pandas table of all evaluated images, with the columns `label` and `predicted`.
+    """
+    folder.mkdir()
+    drawn = {
+        "curves": figures.curves(log, "squared error, standardised"),
+        "scatter": figures.scatter(table["label"], table["predicted"]),
+    }
+    if spec.channels in (1, 3):
+        numbers = zip(samples["labels"][:4].tolist(), samples["logits"][:4, 0].tolist(), strict=True)
+        captions = [f"{predicted:.4g} is {label:.4g}" for label, predicted in numbers]
+        drawn |= model_figures(model, samples["images"][:4], spec, captions)
+    for name, figure in drawn.items():
+        figures.save(figure, folder / f"{name}.png")
+
+
+def report_figures(report: dict, labels: list[str]) -> dict[str, Figure]:
+    """The confusion matrix and calibration of what `classification_report` makes, or of several labels their average precisions."""
+    if "thresholds" in report:
+        return {"average_precision": figures.average_precision(report["per_class"])}
+    return {
+        "confusion": figures.confusion(report["confusion_matrix"], labels),
+        "calibration": figures.calibration(report["calibration"]),
+    }
+
+
+def image_figure(
+    samples: dict, kind: str, labels: list[str], spec, sources=(), thresholds: torch.Tensor | None = None
+) -> Figure:
+    """Predictions for the images of samples.safetensors: those drawn at random, or the most confident mistakes ("mistaken_"); with
+    `sources`, under the names of their files, which do not leave this machine."""
+    shown = {name: samples[f"{kind}{name}"] for name in ("images", "labels", "logits")}
+    shown["images"] = denormalize(normalize(shown["images"], spec), spec)
+    return figures.predictions(**shown, names=labels, sources=sources, thresholds=thresholds)
+
+
+def model_figures(model, images: torch.Tensor, spec, captions: list[str]) -> dict[str, Figure]:
+    """`figures.attention` of a few images, by every method that gives one map, and the `figures.inside` of a model, by their names.
+
+    A head that is all zero, as before training, has no gradient: its methods are then left out.
+
+    Args:
+        model: an `HFViTForImageClassification`.
+        images: uint8 (n, C, H, W), C 1 or 3.
+        captions: n texts.
+    """
+    pixel_values = torch.as_tensor(normalize(images, spec))
+    shown, pixel_values = denormalize(pixel_values, spec), pixel_values.to(next(model.parameters()).device)
+    has_gradient = bool(model.classifier.weight.any())
+    methods = [method for method in figures.METHODS if has_gradient or method not in GRADIENT_METHODS]
+    maps = [model.attention_maps(pixel_values, -1, method).cpu() for method in methods]  # each (n, h, w)
+    embeddings, config = model.vit.embeddings, model.config
+    is_conv, with_table = config.patch_projection == "conv", config.position_embedding not in ("rotary", "none")
+    titles = [figures.METHODS[method] for method in methods]
+    return {
+        "attention": figures.attention(shown, torch.stack(maps, dim=1), titles, captions),
+        "inside": figures.inside(
+            embeddings.patch_embeddings.projection.weight if is_conv else None,
+            embeddings.positions_on_grid(config.grid_size)[1][0] if with_table else None,
+            config.grid_size,
+            model.attention_distances(pixel_values),
+        ),
+    }

@@ -1,0 +1,64 @@
+"""A table says of each image what the model says, and holds names of any kind."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hf_vit.evaluation.tables import best_labels, image_names, prediction_columns, prediction_table
+
+
+LABELS = ["cat", "=dog", "cat", "file"]
+
+
+def test_each_line_is_of_one_image_and_names_of_any_kind_come_back():
+    names, files = ["red;bag", "=SUM(A1)", "猫\n"], ['a,b/"1".png', "", "../-x.jpg"]
+    logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 3.0, 0.0], [0.0, 0.0, 0.0]])
+    lines = list(
+        csv.DictReader(io.StringIO(prediction_table([4, 7, 9], files, torch.tensor([0, 2, 0]), logits, names)))
+    )
+    columns = {key: [line[key] for line in lines] for key in lines[0]}
+    chances = logits.softmax(dim=1).max(dim=1).values.tolist()
+    assert columns == {
+        "row": ["4", "7", "9"],
+        "file": files,
+        "label": ["red;bag", "猫\\n", "red;bag"],
+        "predicted": ["red;bag", "'=SUM(A1)", "red;bag"],  # no formula of a spreadsheet
+        "confidence": [f"{chance:.6f}" for chance in chances],
+        "correct": ["true", "false", "true"],
+    }
+
+
+def test_several_labels_are_those_that_reach_their_thresholds():
+    logits, labels = torch.tensor([[2.0, 1.0], [-1.0, -2.0]]), torch.tensor([[1.0, 1.0], [0.0, 1.0]])
+    thresholds = torch.tensor([0.5, 0.7])
+    table = prediction_table([3, 4], ["a.png", ""], labels, logits, ["cat", "dog"], thresholds).splitlines()
+    losses = nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(dim=1)
+    assert table == [
+        "row,file,label,predicted,loss,correct",
+        f"3,a.png,cat;dog,cat;dog,{losses[0]:.6f},true",
+        f"4,,dog,,{losses[1]:.6f},false",
+    ]
+    columns = prediction_columns(best_labels(logits, 1, thresholds), ["cat", "dog"], 1, True, "file")
+    assert (columns["labels"], columns["label_1"]) == (["cat;dog", ""], ["cat", "cat"])
+    assert columns["probability_1"] == pytest.approx(logits[:, 0].sigmoid().numpy())
+
+
+def test_an_image_without_a_file_is_called_by_its_row():
+    assert image_names([4, 7], ["cat/1.png", ""]) == ["cat/1.png", "row 7"]
+
+
+def test_the_best_labels_come_first_and_all_of_them_sum_to_one():
+    logits = torch.tensor([[0.0, 3.0, 1.0, -1.0], [2.0, 0.0, 0.0, 5.0]])
+    wanted = logits.softmax(dim=1)
+    columns = prediction_columns(best_labels(logits, 2), LABELS, 2, False, "file")
+    assert list(columns) == ["label_1", "probability_1", "label_2", "probability_2"]
+    assert (columns["label_1"], columns["label_2"]) == (["=dog", "file"], ["cat", "cat"])
+    assert columns["probability_2"].tolist() == pytest.approx([wanted[0, 2].item(), wanted[1, 0].item()])
+    every = prediction_columns(best_labels(logits, 0), LABELS, 0, False, "file")
+    assert list(every) == ["cat (0)", "=dog", "cat (2)", "file (3)"]
+    np.testing.assert_allclose(np.stack(list(every.values()), axis=1), wanted)
+    assert list(prediction_columns(best_labels(logits, 9), LABELS, 9, False, "row"))[-1] == "probability_4"
