@@ -266,6 +266,8 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
 
     def validate_architecture(self):
         """Raise ValueError for fields that do not fit each other; models call it again before they are built."""
+        from transformers.activations import ACT2FN  # here, because it makes transformers import accelerate
+
         (height, width), (patch_height, patch_width) = as_pair(self.image_size), as_pair(self.patch_size)
         D, A, positions, pooling = self.hidden_size, self.num_attention_heads, self.position_embedding, self.pooling
         divisor = {"sincos1d": 2, "sincos2d": 4, "rotary": 4 * A}.get(positions, 1)
@@ -273,6 +275,10 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
             (
                 height % patch_height == 0 and width % patch_width == 0,
                 f"patch_size {self.patch_size} does not divide image_size {self.image_size}",
+            ),
+            (
+                {self.hidden_act, self.pooler_act} - {None} <= set(ACT2FN),
+                f"hidden_act {self.hidden_act!r} and pooler_act {self.pooler_act!r} must be of {', '.join(sorted(ACT2FN))}",
             ),
             (D % A == 0, f"num_attention_heads {A} must divide hidden_size {D}"),
             (D % divisor == 0, f"{positions} positions need a hidden_size that {divisor} divides, got {D}"),

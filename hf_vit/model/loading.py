@@ -149,7 +149,8 @@ def load(from_pretrained, cls, path, checkpoint, *model_args, config=None, ignor
         stored, notes, ignored = checkpoint.config, checkpoint.source.notes, checkpoint.family.ignored
     elif path is not None:
         check_index(path, kwargs.get("subfolder", ""))
-        with suppress(OSError):  # no config.json: the folder holds what the given config says
+        # Without config.json, a folder holds what the given config says.
+        with suppress(*([] if config is None else [OSError])):
             stored, _ = cls.config_class.get_config_dict(path, **kwargs)
     if config is None:
         config, kwargs = cls.config_class.from_dict(stored, return_unused_kwargs=True, **kwargs)
@@ -160,9 +161,9 @@ def load(from_pretrained, cls, path, checkpoint, *model_args, config=None, ignor
         setattr(config, name, stored.get(name, getattr(type(config), name)))
     if checkpoint is not None:
         kwargs = {name: value for name, value in kwargs.items() if name not in FROM_HUB}
-        kwargs |= dict(
-            dtype=kwargs.get("dtype", config.dtype) or checkpoint.dtype(), state_dict=checkpoint.state_dict(config)
-        )
+        dtype = kwargs.get("dtype")
+        kwargs["dtype"] = (config.dtype or checkpoint.dtype()) if dtype in (None, "auto") else dtype
+        kwargs["state_dict"] = checkpoint.state_dict(config)
     with silence_load_report():
         model, info = from_pretrained(
             None if checkpoint else path,
@@ -212,8 +213,12 @@ def check_loading_info(model, source, info: dict, ignored: str | None, ignore_mi
         if not in_base(name):
             heads.setdefault(part_of(name), set()).add(name)
     new = {part: names for part, names in heads.items() if names <= missing | set(shapes)}
-    # Native configs do not say whether there is a pooler, and classifiers save none.
-    if model.base_model is model and (names := new.pop("pooler", None)):
+    others = {part_of(name) for name in unexpected}
+    if "decoder" not in others:  # masked autoencoders alone have no pooling
+        new.pop("attention_pooling", None)
+    # Native configs do not say whether there is a pooler, and what has a head saves none.
+    is_optional = ignored is not None or not others.isdisjoint(("classifier", "decoder"))
+    if model.base_model is model and (names := new.pop("pooler", None)) and is_optional:
         model.pooler = model.config.pooler_act = None
         missing -= names
         notes.append("no pooler in the checkpoint: pooler_output is the pooled token itself")

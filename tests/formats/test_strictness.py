@@ -119,6 +119,15 @@ def test_half_a_pooler_is_an_error_and_a_native_base_model_without_one_gives_the
         HFViTModel.from_pretrained(path)
 
 
+@pytest.mark.parametrize("part", ["pooler", "attention_pooling"])
+def test_a_part_of_our_encoder_that_lacks_all_its_tensors_is_an_error(tmp_path, tiny_fields, part):
+    fields = dict(pooler_act="tanh") if part == "pooler" else dict(pooling="map")
+    HFViTModel(HFViTConfig(**tiny_fields, **fields)).save_pretrained(tmp_path)
+    edit(tmp_path, lambda weights: [weights.pop(name) for name in list(weights) if name.startswith(f"{part}.")])
+    with pytest.raises(ValueError, match=rf"{part}\.\S+ is missing"):
+        HFViTModel.from_pretrained(tmp_path)
+
+
 @pytest.mark.parametrize("reset", [False, True])
 def test_another_number_of_labels_resets_only_the_head_and_says_so(folder, caplog, reset):
     path = folder()
