@@ -60,7 +60,7 @@ def test_a_part_of_a_photo_is_not_cropped_again(read):
     )
     plan, task = resolve(args, DataSize(20, 5), 16), Classification(args)
     task.data = data
-    batches = inputs.TrainBatches(plan, data, task, torch.device("cpu"), 0, 4, 1)
+    batches = inputs.TrainBatches(SimpleNamespace(plan=plan, data=data, task=task, accelerator=None), 4, 1)
     rows = data.train_images.__getitems__([0, 1, 2, 3])
     assert torch.equal(batches.augmented(rows, 0, 0)[0], data.spec.normalize(rows["images"]))
 
