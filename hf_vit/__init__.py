@@ -51,9 +51,10 @@ def _register_config():
     """Tell AutoConfig the class of model type "hf_vit"."""
     from transformers import AutoConfig
 
-    from hf_vit.model.configuration_hf_vit import HFViTConfig, register_formats
+    from hf_vit.model import configuration_hf_vit
+    from hf_vit.model.configuration_hf_vit import HFViTConfig
 
-    register_formats(lambda: importlib.import_module(".formats", __name__))
+    configuration_hf_vit.load_formats = lambda: importlib.import_module(".formats", __name__)
     HFViTConfig.prepare = staticmethod(_register_models)
     HFViTConfig.register_for_auto_class()  # save_pretrained then writes this code beside the weights
     AutoConfig.register(HFViTConfig.model_type, HFViTConfig, exist_ok=True)

@@ -273,7 +273,7 @@ def attention(images: torch.Tensor, maps: torch.Tensor, columns: list[str], rows
     for image, of_image, caption in zip(images, maps, rows, strict=True):
         for start in range(0, lines * beside, beside):
             pictures.append(None if start else as_picture(image))
-            captions.append(shorten(caption, 15))
+            captions.append(shorten(caption, 105 // (beside + 1)))
             for kind in range(start, start + beside):
                 there = kind < len(columns)
                 pictures.append(overlay(image, of_image[kind]) if there else None)

@@ -36,13 +36,15 @@ def fuse(tensors: dict[str, torch.Tensor], first: str, *others: str) -> dict[str
     return fused
 
 
-def save_safetensors(tensors: dict[str, torch.Tensor], file: Path) -> Path:
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
-    return file
-
-
-def save_pickle(content: dict, file: Path) -> Path:
-    torch.save(content, file)
+def save(content: dict, file: Path) -> Path:
+    """As its suffix says; "old..." as torch saved before version 1.6."""
+    file.parent.mkdir(exist_ok=True)
+    if file.suffix == ".npz":
+        np.savez(file, **content)
+    elif file.suffix == ".safetensors":
+        save_file({name: tensor.contiguous() for name, tensor in content.items()}, file, metadata={"format": "pt"})
+    else:
+        torch.save(content, file, _use_new_zipfile_serialization=not file.name.startswith("old"))
     return file
 
 
@@ -125,14 +127,14 @@ def to_eva(reference) -> dict[str, torch.Tensor]:
 
 
 def timm_file(reference, folder, names=to_timm):
-    return save_safetensors(names(reference), folder / "timm.safetensors")
+    return save(names(reference), folder / "timm.safetensors")
 
 
 def timm_repo(names=to_timm, **fields):
     """A repo as timm pushes it: model.safetensors and a config.json that names the architecture."""
 
     def write(reference, folder):
-        save_safetensors(names(reference), folder / "model.safetensors")
+        save(names(reference), folder / "model.safetensors")
         config = {"architecture": "vit_base_patch16_224", "num_classes": 1000, "pretrained_cfg": {}, **fields}
         (folder / "config.json").write_text(json.dumps(config))
         return folder
@@ -144,7 +146,7 @@ def deit3_file(reference, folder):
     """DeiT III has positions for the patches alone (timm's no_embed_class); the reference loses that of its class token."""
     reference.base_model.embeddings.position_embeddings[:, 0] = 0
     tensors = to_timm(reference)
-    return save_safetensors({**tensors, "pos_embed": tensors["pos_embed"][:, 1:]}, folder / "deit3.safetensors")
+    return save({**tensors, "pos_embed": tensors["pos_embed"][:, 1:]}, folder / "deit3.safetensors")
 
 
 def dino_file(reference, folder):
@@ -154,7 +156,7 @@ def dino_file(reference, folder):
     teacher = {f"module.backbone.{name}": tensor for name, tensor in to_timm(reference).items()}
     teacher["module.head.mlp.0.weight"] = torch.randn(8, 8)
     content = {"student": {}, "teacher": teacher, "epoch": 100, "args": argparse.Namespace(arch="vit_small")}
-    return save_pickle(content, folder / "dino.pth")
+    return save(content, folder / "dino.pth")
 
 
 def dinov2_file(reference, folder):
@@ -164,7 +166,7 @@ def dinov2_file(reference, folder):
         patterns |= {r"mlp\.fc1": "mlp.w12", r"mlp\.fc2": "mlp.w3"}
     tensors = rename(to_timm(reference), patterns)
     tensors["mask_token"] = torch.randn(1, reference.config.hidden_size)
-    return save_pickle(tensors, folder / "dinov2.pth")
+    return save(tensors, folder / "dinov2.pth")
 
 
 def dinov3_file(reference, folder):
@@ -188,7 +190,7 @@ def dinov3_file(reference, folder):
     tensors = rename(fuse(tensors, ".q.", ".k.", ".v."), patterns)
     quarter = D // config.num_attention_heads // 4
     tensors["rope_embed.periods"] = config.rope_theta ** (torch.arange(quarter) / quarter)
-    return save_pickle(tensors | {"mask_token": torch.randn(1, D)}, folder / "dinov3.pth")
+    return save(tensors | {"mask_token": torch.randn(1, D)}, folder / "dinov3.pth")
 
 
 def to_open_clip(reference) -> dict[str, torch.Tensor]:
@@ -215,7 +217,7 @@ def to_open_clip(reference) -> dict[str, torch.Tensor]:
 
 
 def open_clip_repo(reference, folder):
-    save_safetensors(to_open_clip(reference), folder / "open_clip_model.safetensors")
+    save(to_open_clip(reference), folder / "open_clip_model.safetensors")
     vision = dict(image_size=reference.config.image_size, patch_size=reference.config.patch_size)
     model = dict(embed_dim=8, quick_gelu=True, vision_cfg=vision, text_cfg={})
     (folder / "open_clip_config.json").write_text(json.dumps(dict(model_cfg=model, preprocess_cfg={})))
@@ -223,12 +225,12 @@ def open_clip_repo(reference, folder):
 
 
 def deit_file(reference, folder):
-    return save_pickle({"model": to_timm(reference)}, folder / "deit.pth")
+    return save({"model": to_timm(reference)}, folder / "deit.pth")
 
 
 def mae_file(reference, folder):
     tensors = {**to_timm(reference), "mask_token": torch.randn(1, 1, 8), "decoder_embed.weight": torch.randn(8, 8)}
-    return save_pickle({"model": tensors}, folder / "mae.pth")
+    return save({"model": tensors}, folder / "mae.pth")
 
 
 def torchvision_file(reference, folder):
@@ -247,7 +249,7 @@ def torchvision_file(reference, folder):
         r"^head\.": "heads.head.",
     }
     tensors = rename(fuse(short_names(reference), ".q.", ".k.", ".v."), patterns)
-    return save_pickle(tensors, folder / "vit_b_16.pth")
+    return save(tensors, folder / "vit_b_16.pth")
 
 
 def jax_file(big_vision: bool = False, prefix: str = ""):
@@ -286,8 +288,7 @@ def jax_file(big_vision: bool = False, prefix: str = ""):
             elif name.endswith(".o.weight"):
                 tensor = tensor.unflatten(0, (heads, -1))  # (D, D) -> (A, K, D)
             arrays[name] = tensor
-        np.savez(folder / "vit.npz", **{name: tensor.numpy() for name, tensor in rename(arrays, patterns).items()})
-        return folder / "vit.npz"
+        return save({name: tensor.numpy() for name, tensor in rename(arrays, patterns).items()}, folder / "vit.npz")
 
     return write
 

@@ -115,7 +115,10 @@ def home() -> str:
 def server() -> subprocess.Popen:
     """One for all tests of this process; it ends with it, when its input does."""
     line = [sys.executable, "-W", "ignore", "-c", SERVER, *LIBRARIES]
-    return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(line, env=dict(os.environ), **pipes)
+    atexit.register(process.communicate)  # closes its input, and waits
+    return process
 
 
 class Forked:

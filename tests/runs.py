@@ -9,6 +9,11 @@ import forked
 import numpy as np
 from PIL import Image
 
+from hf_vit.evaluation.results import Results
+from hf_vit.training.arguments import TrainArguments
+from hf_vit.training.classification import Classification
+from hf_vit.training.train import train as train_in_this_process
+
 
 HOUSE = Path(__file__).parents[1]
 TRAIN = HOUSE / "recipes" / "train.py"
@@ -44,6 +49,13 @@ def ended(*processes: forked.Forked, code=0, timeout=150) -> list[str]:
             process.kill()
     assert [process.returncode for process in processes] == [code] * len(processes), "\n----\n".join(printed)
     return printed
+
+
+def train(photos: Path, run: Path, task=Classification, draw=None, **flags) -> Results:
+    """A run of a tiny model in this process."""
+    network = {} if "model_name_or_path" in flags else dict(preset="tiny-patch16-224", config_overrides=TINY)
+    flags = network | dict(per_device_train_batch_size=4, num_workers=0, auto_find_batch_size=False) | flags
+    return train_in_this_process(TrainArguments(dataset_name=str(photos), output_dir=str(run), **flags), task, draw)
 
 
 def as_flags(values: dict) -> list[str]:

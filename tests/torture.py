@@ -19,22 +19,10 @@ import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
-from PIL import Image
+from runs import TRAIN, write_photos
 
 
-TRAIN = Path(__file__).resolve().parents[1] / "recipes" / "train.py"
 MOST_SECONDS = 300  # of one start
-
-
-def write_photos(folder: Path):
-    """Three classes of 24 small noisy images."""
-    rng = np.random.default_rng(0)
-    for label, color in {"red": (170, 90, 90), "green": (90, 170, 90), "blue": (90, 90, 170)}.items():
-        (folder / label).mkdir(parents=True)
-        for index in range(24):
-            pixels = np.clip(np.array(color) + rng.normal(0, 60, (16, 16, 3)), 0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / label / f"{index}.png")
 
 
 def command(photos: Path, run: Path) -> list[str]:
@@ -124,7 +112,7 @@ def torture(folder: Path, runs: int, seed: int, say=print) -> list[list[str]]:
     """What hit each run; raises AssertionError at one that ends otherwise than the run that was left alone."""
     rng = random.Random(seed)
     photos, untouched = folder / "photos", folder / "untouched"
-    write_photos(photos)
+    write_photos(photos, train=24)
     process = start(photos, untouched)
     while process.poll() is None and not (untouched / "config.yaml").exists():
         time.sleep(0.01)

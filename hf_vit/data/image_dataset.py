@@ -123,7 +123,8 @@ class ImageDataset(torch.utils.data.Dataset):
         Args:
             index: (n,), places in this data set.
         """
-        named = self.rows.flatten().select_columns(["row", "image.path"])[index.tolist()]  # without the bytes
+        rows = self.rows.with_format(None).flatten()  # a saved format would hide the new columns
+        named = rows.select_columns(["row", "image.path"])[index.tolist()]  # without the bytes
         folder = f"{self.files.folder}{os.sep}" if self.files.folder else ""
         return named["row"], [(path or "").replace(folder, "", 1) for path in named["image.path"]]
 

@@ -172,11 +172,12 @@ def read_raw(source: Source, family: RawFamily | None) -> Checkpoint:
 
 
 def choose_copy(prefixes: list[str]) -> str:
-    """Of the networks in a file an average or a teacher, else the first that is no optimizer's moment."""
+    """Of the networks in a file an average or a teacher, else the model, else the first that is no optimizer's moment."""
     networks = [prefix for prefix in prefixes if not re.match(r"opt\.(?!target\.)", prefix)] or prefixes
-    words = ("ema", "teacher", "target")  # big_vision keeps the weights under opt.target, beside the moments
-    averaged = [each for word in words for each in networks if re.search(rf"(^|[._/]){word}([._/]|$)", each)]
-    return (averaged or networks)[0]
+    # big_vision keeps the weights under opt.target, beside the moments
+    words = ("ema", "teacher", "target", "state_dict", "model")
+    ranked = [each for word in words for each in networks if re.search(rf"(^|[._/]){word}([._/]|$)", each)]
+    return (ranked or networks)[0]
 
 
 def open_tensors(path, where: dict, names: list[str]) -> dict[str, torch.Tensor]:

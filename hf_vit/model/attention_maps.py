@@ -5,7 +5,6 @@ A heads, L labels.
 """
 
 from contextlib import contextmanager
-from numbers import Integral
 
 import torch
 
@@ -32,76 +31,71 @@ def whole_evaluation(model):
             module.training = mode
 
 
-def select_layers(layers, count: int, method: str) -> tuple[list[int], bool]:
-    """Layer numbers in 0 .. count - 1, and whether a single one was asked for."""
-    if layers is None:
-        layers = range(count) if method in ("raw", "mean") else count - 1
-    single = not isinstance(layers, (list, tuple, range))
-    selected = [layers] if single else list(layers)
-    if not selected or not all(isinstance(layer, Integral) and -count <= layer < count for layer in selected):
-        raise ValueError(
-            f"layers must be None, a number from {-count} to {count - 1}, or a list of them, got {layers!r}"
-        )
-    return [layer % count for layer in selected], single
-
-
-def class_scores(logits: torch.Tensor, labels) -> torch.Tensor:
+def class_scores(logits, labels):
     """The logit of each image's class, (B,); of the predicted class where `labels` is None."""
-    B, L = logits.shape
-    classes = logits.argmax(dim=1) if labels is None else torch.as_tensor(labels, device=logits.device).clone()
-    if classes.is_floating_point() or classes.shape not in ((), (B,)) or not ((classes >= 0) & (classes < L)).all():
-        raise ValueError(f"labels must be one class from 0 to {L - 1}, or one for each of {B} images, got {labels!r}")
-    return logits.gather(1, classes.expand(B).unsqueeze(1)).squeeze(1)
+    classes = logits.argmax(dim=1) if labels is None else torch.as_tensor(labels).expand(len(logits))
+    return torch.stack([row[label] for row, label in zip(logits, classes.tolist(), strict=True)])
 
 
-def rollout(weights: list[torch.Tensor], selected, query, average_residual: bool) -> torch.Tensor:
-    """The query (B, 1, T) followed down through the layers, (B, A, T, T) each, from each selected one, (B, layers, T).
+def record_pass(model, pixel_values, method: str, labels, **asked):
+    """What a map is made of: the attention weights of each layer, (B, A, T, T), and of the probe, (B, A, 1, N), where there is one.
 
-    With `average_residual`, half of each layer is its residual (arXiv 2005.00928, section 3); else it is added
-    (arXiv 2103.15679, equation 6).
+    Of "gradient_rollout", each times the positive part of its gradient; of "grad_cam", the tokens that each layer's attention reads,
+    (B, T, D), and their gradients.
     """
-    rows, start = query.repeat(1, len(selected), 1), torch.tensor(selected, device=query.device)  # (B, layers, T)
-    for layer in reversed(range(max(selected) + 1)):
-        begun = start >= layer
-        mixed = rows[:, begun] + rows[:, begun] @ weights[layer].mean(dim=1)
-        rows[:, begun] = mixed / 2 if average_residual else mixed
-    return rows
+    vit, by_gradient = model.base_model, method in GRADIENT_METHODS
+    tokens, probe = [], []
+    with whole_evaluation(model) as hooks, torch.set_grad_enabled(by_gradient):
+        if method == "grad_cam":
+            look = lambda _, args: tokens.append(args[1])
+            hooks += [layer.attention.register_forward_pre_hook(look) for layer in vit.layers]
+        elif vit.attention_pooling is not None:
+            hooks.append(vit.attention_pooling.register_forward_hook(lambda _, __, output: probe.append(output[1])))
+        pixel_values = pixel_values.detach().clone()
+        # there must be a graph even if all weights are frozen
+        pixel_values.requires_grad_(by_gradient and pixel_values.is_floating_point())
+        network = model if by_gradient else vit  # without a head, which may mask patches
+        outputs = network(pixel_values, output_attentions=True, token_merging=None, **asked)
+        weights = tokens or [*outputs.attentions, *probe]
+        if not by_gradient:
+            return weights
+        gradients = torch.autograd.grad(class_scores(outputs.logits, labels).sum(), weights)
+    pairs = [(one.detach().float(), slope.float()) for one, slope in zip(weights, gradients, strict=True)]
+    return pairs if tokens else [one * slope.clamp(min=0) for one, slope in pairs]
 
 
-def grad_cam(tokens, gradients, selected, R: int) -> torch.Tensor:
-    """Patches (B, T, D) that each layer reads, their channels weighted by the mean gradient of the class, (B, layers, N)."""
-    maps = []
-    for layer in selected:
-        channels = gradients[layer][:, R:].float().mean(dim=1, keepdim=True)  # (B, 1, D)
-        maps.append((tokens[layer][:, R:].float() * channels).sum(dim=2).relu())  # (B, N)
-    return torch.stack(maps, dim=1).detach()
-
-
-def compute_maps(method: str, weights: list[torch.Tensor], selected, config) -> torch.Tensor:
-    """Maps of the selected layers, (B, layers, N), or (B, layers, A, N) of "raw".
-
-    `weights`: (B, A, T, T) of each layer, then (B, A, 1, N) of the probe where there is one.
-    """
-    R, has_probe = config.num_prefix_tokens, len(weights) > config.num_hidden_layers
-    query = weights[0].new_zeros(
-        len(weights[0]), 1, weights[0].shape[3]
-    )  # (B, 1, T), how much of each token is pooled
+def pooling_query(weights, config):
+    """How much of each token is pooled, (B, 1, T): the row that looks."""
+    R, T = config.num_prefix_tokens, weights[0].shape[3]
+    query = weights[0].new_zeros(len(weights[0]), 1, T)
     if config.pooling.startswith("cls"):
         query[:, :, : config.n_cls_tokens] = 1 / config.n_cls_tokens
     else:
-        query[:, :, R:] = weights[-1].mean(dim=1) if has_probe else 1 / (query.shape[2] - R)
+        query[:, :, R:] = weights[-1].mean(dim=1) if len(weights) > config.num_hidden_layers else 1 / (T - R)
+    return query
+
+
+def map_of_layer(method: str, recorded: list, layer: int, config):
+    """One number a token (B, T), or (B, A, T) of "raw", from what `record_pass` gave."""
+    if method == "grad_cam":  # channels weighted by the mean gradient over the patches
+        tokens, gradients = recorded[layer]
+        channels = gradients[:, config.num_prefix_tokens :].mean(dim=1, keepdim=True)  # (B, 1, D)
+        return (tokens * channels).sum(dim=2).relu()
+    query = row = pooling_query(recorded, config)  # (B, 1, T)
     if method in ("raw", "mean"):
-        maps = torch.stack([(query.unsqueeze(1) @ weights[layer]).squeeze(2) for layer in selected], dim=1)
-        return maps[..., R:] if method == "raw" else maps[..., R:].mean(dim=2)  # (B, layers, A, T) -> (B, layers, N)
-    rows = rollout(weights, selected, query, average_residual=method == "rollout")  # (B, layers, T)
-    if method == "gradient_rollout" and not has_probe:
-        rows = rows - query  # a patch's own share: equal for all patches of a mean, none in a class token
-    return rows[..., R:]
+        heads = (query.unsqueeze(1) @ recorded[layer]).squeeze(2)  # (B, A, T)
+        return heads if method == "raw" else heads.mean(dim=1)
+    for weights in reversed(recorded[: layer + 1]):
+        row = row + row @ weights.mean(dim=1)
+        row = row / 2 if method == "rollout" else row  # half of it is the residual
+    if method == "gradient_rollout" and len(recorded) == config.num_hidden_layers:
+        row = row - query  # a patch's own share: equal for all patches of a mean, none in a class token
+    return row.squeeze(1)
 
 
 def attention_maps(
     model, pixel_values, layers=None, method: str = "raw", labels=None, interpolate_pos_encoding: bool = False
-) -> torch.Tensor:
+):
     """What the model looks at in each image, one number per patch, under any attention backend.
 
     The query, named by `attention_query`, is the class token (of several their mean) where the model pools it, else the mean
@@ -129,40 +123,27 @@ def attention_maps(
         (B, layers, A, h, w).
 
     Raises:
-        ValueError: for an unknown method or layer, for labels that are no class, or for a class of a model without a head.
+        ValueError: for an unknown method, or for a class of a model without a head.
+        IndexError: for a layer or a class that is not there.
     """
-    vit, by_gradient = model.base_model, method in GRADIENT_METHODS
+    count, by_gradient = len(model.base_model.layers), method in GRADIENT_METHODS
     if method not in MAP_METHODS:
         raise ValueError(f"method must be one of {', '.join(MAP_METHODS)}, got {method!r}")
     if by_gradient and not model.is_classifier:
         raise ValueError(f"{method} follows the gradient of a class: wanted an HFViTForImageClassification")
     if labels is not None and not by_gradient:
         raise ValueError(f"{method} knows no class: leave labels out, or use {' or '.join(GRADIENT_METHODS)}")
-    selected, single = select_layers(layers, len(vit.layers), method)
-    tokens, probe = [], []  # (B, T, D) that each layer's attention reads, (B, A, 1, N)
-    with whole_evaluation(model) as hooks, torch.set_grad_enabled(by_gradient):
-        if method == "grad_cam":
-            look = lambda _, args: tokens.append(args[1])
-            hooks += [layer.attention.register_forward_pre_hook(look) for layer in vit.layers]
-        elif vit.attention_pooling is not None:
-            hooks.append(vit.attention_pooling.register_forward_hook(lambda _, __, output: probe.append(output[1])))
-        pixel_values = pixel_values.detach().clone()
-        # there must be a graph even if all weights are frozen
-        pixel_values.requires_grad_(by_gradient and pixel_values.is_floating_point())
-        network = model if by_gradient else vit  # without a head, which may mask patches
-        asked = dict(interpolate_pos_encoding=interpolate_pos_encoding, output_attentions=True, token_merging=None)
-        outputs = network(pixel_values, **asked)
-        weights = [*outputs.attentions, *probe]
-        if by_gradient:
-            gradients = torch.autograd.grad(class_scores(outputs.logits, labels).sum(), tokens or weights)
-    if method == "grad_cam":
-        maps = grad_cam(tokens, gradients, selected, model.config.num_prefix_tokens)  # (B, layers, N)
-    else:
-        if by_gradient:
-            weights = [one * slope.clamp(min=0) for one, slope in zip(weights, gradients, strict=True)]
-        with torch.autocast(pixel_values.device.type, enabled=False):
-            maps = compute_maps(method, [one.detach().float() for one in weights], selected, model.config)
-    maps = maps.unflatten(-1, vit.embeddings.patch_embeddings.grid_size(pixel_values))  # (..., N) -> (..., h, w)
+    if layers is None:
+        layers = range(count) if method in ("raw", "mean") else -1
+    single = isinstance(layers, int)
+    selected = [range(count)[layer] for layer in ([layers] if single else layers)]
+    recorded = record_pass(model, pixel_values, method, labels, interpolate_pos_encoding=interpolate_pos_encoding)
+    with torch.no_grad(), torch.autocast(pixel_values.device.type, enabled=False):
+        if not by_gradient:
+            recorded = [weights.float() for weights in recorded]
+        maps = torch.stack([map_of_layer(method, recorded, layer, model.config) for layer in selected], dim=1)
+    maps = maps[..., model.config.num_prefix_tokens :]  # (..., T) -> (..., N)
+    maps = maps.unflatten(-1, model.base_model.embeddings.patch_embeddings.grid_size(pixel_values))  # (..., h, w)
     return maps[:, 0] if single else maps
 
 
@@ -175,7 +156,7 @@ def attention_query(model) -> str:
 
 
 @torch.no_grad()
-def attention_distances(model, pixel_values: torch.Tensor) -> torch.Tensor:
+def attention_distances(model, pixel_values):
     """How far each head looks, (layers, A) in pixels: the mean distance of a patch to the patches it attends to.
 
     Weighted by the attention weights, normalised to a sum of 1 over the patches; the mean over all patches and images.
@@ -190,9 +171,6 @@ def attention_distances(model, pixel_values: torch.Tensor) -> torch.Tensor:
     height, width = vit.embeddings.patch_embeddings.patch_size
     sides = (torch.arange(0, pixel_values.shape[2], height), torch.arange(0, pixel_values.shape[3], width))
     centres = torch.cartesian_prod(*sides).float().to(pixel_values.device)  # (N, 2)
-    between, distances = torch.cdist(centres, centres), []  # (N, N)
-    for attention in outputs.attentions:
-        weights = attention[:, :, R:, R:].float()  # (B, A, N, N)
-        shares = weights / weights.sum(dim=3, keepdim=True)
-        distances.append((shares * between).sum(dim=3).mean(dim=(0, 2)))  # (A,)
-    return torch.stack(distances)
+    weights = torch.stack(outputs.attentions)[..., R:, R:].float()  # (layers, B, A, N, N)
+    shares = weights / weights.sum(dim=4, keepdim=True)
+    return (shares * torch.cdist(centres, centres)).sum(dim=4).mean(dim=(1, 3))  # (layers, A)

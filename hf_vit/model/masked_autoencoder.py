@@ -6,13 +6,13 @@ the encoder. This file goes with the weights of such a model alone: a classifier
 The letters of the shapes are those of modeling_hf_vit.py, with M patches that are visible, and E the width of the decoder.
 """
 
-from dataclasses import dataclass
 from typing import Unpack
 
 import torch
 from torch import nn
 from transformers import initialization as init
-from transformers.utils import ModelOutput, TransformersKwargs
+from transformers.models.vit_mae.modeling_vit_mae import ViTMAEForPreTrainingOutput
+from transformers.utils import TransformersKwargs
 from transformers.utils.generic import can_return_tuple
 
 from .configuration_hf_vit import HFViTConfig, as_pair
@@ -20,27 +20,6 @@ from .modeling_hf_vit import HFViTLayer, HFViTModel, HFViTPreTrainedModel
 from .patches import patchify, unpatchify
 from .positions import resample_position_embeddings, sincos_2d
 from .resizing import as_text, check_pixel_values
-
-
-@dataclass
-class HFViTForPreTrainingOutput(ModelOutput):
-    """What `HFViTForPreTraining` returns; the names are those of transformers' ViTMAEForPreTraining.
-
-    Args:
-        loss: (), the mean squared error of the masked patches.
-        logits: (B, N, P * P * C), the decoder's answer for each patch, see `patchify` for the order; where
-            `config.norm_pix_loss` is True, in units of the patch's own mean and standard deviation.
-        mask: (B, N), 1 for a masked patch, 0 for a visible one.
-        ids_restore: (B, N), the rank of each patch's noise; the first M ranks are visible.
-        hidden_states, attentions: of the encoder, when asked for.
-    """
-
-    loss: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
-    mask: torch.Tensor | None = None
-    ids_restore: torch.Tensor | None = None
-    hidden_states: tuple[torch.Tensor, ...] | None = None
-    attentions: tuple[torch.Tensor, ...] | None = None
 
 
 def num_visible_patches(num_patches: int, mask_ratio: float) -> int:
@@ -54,7 +33,7 @@ def num_visible_patches(num_patches: int, mask_ratio: float) -> int:
     return visible
 
 
-def random_masking(noise: torch.Tensor, mask_ratio: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def random_masking(noise, mask_ratio: float):
     """Numbers (B, N) -> the patches of the M smallest, (B, M); the mask, (B, N), 1 for the others; and the ranks, (B, N)."""
     visible = num_visible_patches(noise.shape[1], mask_ratio)
     order = noise.argsort(dim=1, stable=True)  # the same patches on every device, also where two numbers are equal
@@ -62,19 +41,13 @@ def random_masking(noise: torch.Tensor, mask_ratio: float) -> tuple[torch.Tensor
     return order[:, :visible], (ranks >= visible).float(), ranks
 
 
-def pixel_targets(pixel_values: torch.Tensor, patch_size: tuple[int, int], normalize: bool) -> torch.Tensor:
-    """Images (B, C, H, W) -> what the decoder learns, (B, N, P * P * C) in float32.
-
-    With `normalize`, each patch by its own mean and standard deviation (arXiv 2111.06377, section 3).
-    """
-    patches = patchify(pixel_values.float(), patch_size)  # (B, N, P * P * C)
-    if not normalize:
-        return patches
-    variance, mean = torch.var_mean(patches, dim=2, keepdim=True)  # (B, N, 1) each
-    return (patches - mean) / (variance + 1e-6).sqrt()
+def patch_statistics(patches):
+    """Mean and standard deviation of each patch, (B, N, 1) each (arXiv 2111.06377, section 3)."""
+    variance, mean = torch.var_mean(patches, dim=2, keepdim=True)
+    return mean, (variance + 1e-6).sqrt()
 
 
-def masked_patch_loss(logits: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def masked_patch_loss(logits, targets, mask):
     """Mean squared error of the masked patches, (): logits and targets (B, N, P * P * C), mask (B, N)."""
     errors = (logits.float() - targets).square().mean(dim=2)  # (B, N)
     return (errors * mask).sum() / mask.sum()
@@ -112,13 +85,13 @@ class HFViTDecoder(nn.Module):
         height, width = as_pair(self.config.patch_size)
         return nn.Linear(self.config.decoder_hidden_size, height * width * self.config.num_channels)
 
-    def fixed_positions(self) -> torch.Tensor:
+    def fixed_positions(self):
         """Sine-cosine positions of the patches after zeros for the prefix tokens, (1, R + N, E)."""
         patches = sincos_2d(self.config.grid_size, self.config.decoder_hidden_size)  # (1, N, E)
         prefix = patches.new_zeros(1, self.config.num_prefix_tokens, patches.shape[2])  # (1, R, E)
         return torch.cat([prefix, patches], dim=1)
 
-    def resampled_positions(self, old: tuple[int, int], new: tuple[int, int]) -> torch.Tensor:
+    def resampled_positions(self, old: tuple[int, int], new: tuple[int, int]):
         """Positions of the prefix tokens and of the patches, (1, R + N, E), on the grid `new`; `old` is that of the table."""
         R = self.config.num_prefix_tokens
         patches = resample_position_embeddings(self.decoder_pos_embed[:, R:], old, new, self.config)  # (1, N, E)
@@ -141,8 +114,8 @@ class HFViTDecoder(nn.Module):
 class HFViTForPreTraining(HFViTPreTrainedModel):
     """A masked autoencoder: `vit`, the encoder of any HFViTConfig, and `decoder`, of the config's fields decoder_*.
 
-    The encoder's final norm, if the config has one, is applied to all its tokens. Attention pooling is kept for a later
-    classifier, and not trained: no pixel depends on it. The config's patch dropout does not act: masking takes its place.
+    The encoder's final norm, if the config has one, is applied to all its tokens. A later classifier begins with a new attention
+    pooling, if it has one. The config's patch dropout does not act: masking takes its place.
 
     Raises:
         ValueError: if `config.mask_ratio` leaves no patch visible, or none masked.
@@ -156,13 +129,8 @@ class HFViTForPreTraining(HFViTPreTrainedModel):
         num_visible_patches(config.grid_size[0] * config.grid_size[1], config.mask_ratio)
         self.vit = HFViTModel(config, add_pooling_layer=False)
         self.decoder = HFViTDecoder(config)
-        self.freeze_attention_pooling()
+        self.vit.attention_pooling = None  # no pixel depends on it, and DDP waits for every gradient
         self.post_init()
-
-    def freeze_attention_pooling(self):
-        """Make what no pixel depends on untrainable, once the model is built or loaded: DDP waits for every gradient."""
-        if self.vit.attention_pooling is not None:
-            self.vit.attention_pooling.requires_grad_(False)
 
     @torch.no_grad()
     def _init_weights(self, module):
@@ -175,22 +143,21 @@ class HFViTForPreTraining(HFViTPreTrainedModel):
     @torch.no_grad()
     def resize_input(self, image_size=None, patch_size=None, num_channels=None) -> list[str]:
         """As in every model; the decoder's positions are resampled too. Pixels of another patch are predicted by a new layer."""
-        config, decoder = self.config, self.decoder
-        old, pixels = config.grid_size, (as_pair(config.patch_size), config.num_channels)
+        old, decoder = self.config.grid_size, self.decoder
         notes = super().resize_input(image_size, patch_size, num_channels)
-        if old != config.grid_size:
-            decoder.decoder_pos_embed = decoder.resampled_positions(old, config.grid_size)
-            notes.append(f"the decoder's positions resampled to a grid of {as_text(config.grid_size)}")
-        if pixels != (as_pair(config.patch_size), config.num_channels):
+        if any(note.startswith("patch kernel") for note in notes):
             decoder.decoder_pred = decoder.pixel_head().to(decoder.decoder_pred.weight)
             self._init_weights(decoder.decoder_pred)
             notes.append("decoder_pred reset")
+        if old != self.config.grid_size:
+            decoder.decoder_pos_embed = decoder.resampled_positions(old, self.config.grid_size)
+            notes.append(f"the decoder's positions resampled to a grid of {as_text(self.config.grid_size)}")
         return notes
 
     @can_return_tuple
     def forward(
         self, pixel_values, noise=None, interpolate_pos_encoding=False, **kwargs: Unpack[TransformersKwargs]
-    ) -> HFViTForPreTrainingOutput:
+    ) -> ViTMAEForPreTrainingOutput:
         """
         Args:
             pixel_values: (B, C, H, W) floats as the model's image processor makes them.
@@ -198,7 +165,10 @@ class HFViTForPreTraining(HFViTPreTrainedModel):
             interpolate_pos_encoding: accept any H and W that the patch divides, with resampled positions.
 
         Returns:
-            See `HFViTForPreTrainingOutput`.
+            `loss` (), the mean squared error of the masked patches; `logits` (B, N, P * P * C), the decoder's answer for each patch, see
+            `patchify` for the order, where `config.norm_pix_loss` is True in units of the patch's own mean and standard deviation;
+            `mask` (B, N), 1 for a masked patch, 0 for a visible one; `ids_restore` (B, N), the rank of each patch's noise; the encoder's
+            `hidden_states` and `attentions` when asked for.
 
         Raises:
             ValueError: if pixel_values or noise has another shape than the model's, or if `config.mask_ratio` leaves no patch
@@ -223,12 +193,15 @@ class HFViTForPreTraining(HFViTPreTrainedModel):
         if self.config.final_norm == "pooled":
             tokens = self.vit.layernorm(tokens)
         logits = self.decoder(tokens, ids_restore, grid)  # (B, N, P * P * C)
-        targets = pixel_targets(pixel_values, patch_embeddings.patch_size, self.config.norm_pix_loss)
+        targets = patchify(pixel_values.float(), patch_embeddings.patch_size)  # (B, N, P * P * C)
+        if self.config.norm_pix_loss:
+            mean, deviation = patch_statistics(targets)
+            targets = (targets - mean) / deviation
         loss = masked_patch_loss(logits, targets, mask)
-        return HFViTForPreTrainingOutput(loss, logits, mask, ids_restore, outputs.hidden_states, outputs.attentions)
+        return ViTMAEForPreTrainingOutput(loss, logits, mask, ids_restore, outputs.hidden_states, outputs.attentions)
 
     @torch.no_grad()
-    def reconstruct(self, pixel_values, outputs: HFViTForPreTrainingOutput) -> tuple[torch.Tensor, torch.Tensor]:
+    def reconstruct(self, pixel_values, outputs: ViTMAEForPreTrainingOutput):
         """Pictures of an answer, as pixel_values (B, C, H, W) in float32.
 
         Args:
@@ -244,8 +217,8 @@ class HFViTForPreTraining(HFViTPreTrainedModel):
         patches = patchify(pixel_values.float(), patch_size)  # (B, N, P * P * C)
         answer = outputs.logits.float()
         if self.config.norm_pix_loss:
-            variance, mean = torch.var_mean(patches, dim=2, keepdim=True)  # (B, N, 1) each
-            answer = answer * (variance + 1e-6).sqrt() + mean
+            mean, deviation = patch_statistics(patches)
+            answer = answer * deviation + mean
         mask = outputs.mask.unsqueeze(2)  # (B, N, 1)
         visible = patches * (1 - mask)
         return unpatchify(visible, patch_size, grid), unpatchify(visible + answer * mask, patch_size, grid)

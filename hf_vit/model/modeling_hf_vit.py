@@ -40,8 +40,7 @@ class HFViTPatchEmbeddings(nn.Module):
 
     def __init__(self, config: HFViTConfig):
         super().__init__()
-        self.num_channels, self.patch_size = config.num_channels, as_pair(config.patch_size)
-        self.by_convolution = config.patch_projection == "conv"
+        self.patch_size, self.by_convolution = as_pair(config.patch_size), config.patch_projection == "conv"
         if self.by_convolution:
             size, bias = self.patch_size, config.patch_bias
             self.projection = nn.Conv2d(config.num_channels, config.hidden_size, size, size, bias=bias)
@@ -127,7 +126,7 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling, 
     return (dropped @ value).transpose(1, 2).contiguous(), weights
 
 
-def split_heads(tokens: torch.Tensor, head_dim: int) -> torch.Tensor:
+def split_heads(tokens, head_dim: int):
     return tokens.view(*tokens.shape[:2], -1, head_dim).transpose(1, 2)  # (B, T, D) -> (B, A, T, K)
 
 
@@ -285,16 +284,14 @@ class HFViTPreTrainedModel(LoadingMixin, ResizingMixin, PreTrainedModel):
             init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)
         elif isinstance(module, nn.Linear):
             init.xavier_uniform_(module.weight)
-        elif isinstance(module, nn.LayerNorm):
-            init.ones_(module.weight)
         elif isinstance(module, HFViTLayerScale):
             init.constant_(module.lambda1, self.config.layerscale_value)
         elif isinstance(module, (HFViTEmbeddings, HFViTAttentionPooling)):  # tokens, learned positions, the probe
             for parameter in module.parameters(recurse=False):
                 init.normal_(parameter, std=self.config.initializer_range)
-        else:  # modules of a subclass, and those without weights
+        else:  # norms, and modules of a subclass
             super()._init_weights(module)
-        if isinstance(module, (nn.Conv2d, nn.Linear, nn.LayerNorm)) and module.bias is not None:
+        if isinstance(module, (nn.Conv2d, nn.Linear)) and module.bias is not None:
             init.zeros_(module.bias)
 
 
@@ -335,6 +332,8 @@ class HFViTModel(HFViTPreTrainedModel):
             pooled = torch.cat([class_token(), patches.mean(dim=1)], dim=1)  # (B, 2 D)
         elif config.pooling == "cls_distillation":  # CODEPATH: distilled DeiT; the others are SigLIP and timm's "map"
             pooled = torch.cat([class_token(), hidden_states[:, config.n_cls_tokens]], dim=1)  # (B, 2 D)
+        elif self.attention_pooling is None:  # an autoencoder does not pool
+            return None
         else:
             pooled, _ = self.attention_pooling(patches)  # (B, N, D) -> (B, D)
         # CODEPATH: "pooled" in CLIP, and in MAE's classifiers.
@@ -359,8 +358,6 @@ class HFViTModel(HFViTPreTrainedModel):
             (B, 2 D); when asked for, `hidden_states`, the input of the first layer and the output of each, (B, T, D) before the
             final norm, and `attentions`, (B, A, T, T) of each layer.
         """
-        if kwargs.pop("attention_mask", None) is not None:  # PEFT passes None
-            raise ValueError("attention_mask: every patch is attended to; leave it out, or pass None")
         config, pooled_too = self.config, kept is None
         hidden_states = self.embeddings(pixel_values, interpolate_pos_encoding)  # (B, C, H, W) -> (B, T, D)
         if kept is None and self.training and config.patch_dropout_rate > 0:  # CODEPATH: a choice of each training

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 
-def sincos_1d(length: int, hidden_size: int) -> torch.Tensor:
+def sincos_1d(length: int, hidden_size: int):
     """Fixed positions (1, length, D) in [-1, 1] of a sequence: sine on even channels, cosine on odd ones.
 
     "Attention Is All You Need" (arXiv 1706.03762, section 3.5).
@@ -24,7 +24,7 @@ def sincos_1d(length: int, hidden_size: int) -> torch.Tensor:
     return torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1).float().unsqueeze(0)  # (1, length, D)
 
 
-def sincos_2d(grid: tuple[int, int], hidden_size: int) -> torch.Tensor:
+def sincos_2d(grid: tuple[int, int], hidden_size: int):
     """Fixed positions (1, N, D) in [-1, 1]: a quarter of the channels each for sin x, cos x, sin y, cos y.
 
     The variant of "Better plain ViT baselines for ImageNet-1k" (arXiv 2205.01580, section 3; MoCo v3, arXiv 2104.02057).
@@ -44,7 +44,7 @@ FIXED_POSITION_EMBEDDINGS: dict[tuple, torch.Tensor] = {}
 @torch.compiler.assume_constant_result
 def fixed_position_embeddings(
     kind: str, num_prefix: int, grid: tuple[int, int], hidden_size: int, device: torch.device, dtype: torch.dtype
-) -> torch.Tensor:
+):
     """The table of "sincos1d", (1, num_prefix + N, D), or of "sincos2d", (1, N, D), for this grid.
 
     It is computed where it is used. A buffer would hold uninitialised memory after every way of loading that skips
@@ -64,9 +64,7 @@ def fixed_position_embeddings(
     return FIXED_POSITION_EMBEDDINGS[key]
 
 
-def resample_position_embeddings(
-    positions: torch.Tensor, old: tuple[int, int], new: tuple[int, int], config
-) -> torch.Tensor:
+def resample_position_embeddings(positions, old: tuple[int, int], new: tuple[int, int], config):
     """Learned patch positions (1, N, D) of grid `old` -> grid `new`, in float32, as the config's `position_*` fields say."""
     if old == new:
         return positions
@@ -82,9 +80,7 @@ def resample_position_embeddings(
     return image.flatten(2).transpose(1, 2).to(positions)  # (1, D, h, w) -> (1, N, D)
 
 
-def rotary_2d(
-    grid: tuple[int, int], head_dim: int, theta: float, like: torch.Tensor, kept: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary_2d(grid: tuple[int, int], head_dim: int, theta: float, like, kept=None):
     """Cosine and sine, (N, K) each, of the angles by which `apply_rotary` turns the queries and keys of patches.
 
     Of the patches `kept` (B, M) alone, where they are given: (B, 1, M, K) each.
@@ -102,7 +98,7 @@ def rotary_2d(
     return tables if kept is None else tuple(table[kept].unsqueeze(1) for table in tables)  # (N, K) -> (B, 1, M, K)
 
 
-def apply_rotary(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def apply_rotary(heads, cos, sin):
     """Turn the patches of queries or keys (B, A, T, K), channel c against channel c + K / 2; prefix tokens stay."""
     N = cos.shape[-2]
     prefix, patches = heads.split([heads.shape[2] - N, N], dim=2)  # (B, A, T - N, K), (B, A, N, K)

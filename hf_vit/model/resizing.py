@@ -18,16 +18,12 @@ def as_text(pair) -> str:
     return f"{pair[0]}x{pair[1]}"
 
 
-def check_pixel_values(pixel_values: torch.Tensor, config, interpolate_pos_encoding: bool):
+def check_pixel_values(pixel_values, config, interpolate_pos_encoding: bool):
     """Raise ValueError unless pixel_values is a float (B, C, H, W) that a model of this config can read."""
-    if pixel_values.ndim != 4 or pixel_values.shape[1] != config.num_channels:
+    if pixel_values.ndim != 4 or pixel_values.shape[1] != config.num_channels or not pixel_values.is_floating_point():
         raise ValueError(
-            f"pixel_values has shape {tuple(pixel_values.shape)}; wanted (batch, {config.num_channels}, height, width): "
-            "prepare the images with the model's image processor"
-        )
-    if not pixel_values.is_floating_point():
-        raise ValueError(
-            f"pixel_values has dtype {pixel_values.dtype}; wanted floats that the model's image processor normalised"
+            f"pixel_values is {pixel_values.dtype} of shape {tuple(pixel_values.shape)}; wanted floats of shape (batch, "
+            f"{config.num_channels}, height, width): prepare the images with the model's image processor"
         )
     size, patch_size = tuple(pixel_values.shape[2:]), as_pair(config.patch_size)
     any_size = interpolate_pos_encoding or config.position_embedding in ("rotary", "none")
@@ -42,7 +38,7 @@ def check_pixel_values(pixel_values: torch.Tensor, config, interpolate_pos_encod
         )
 
 
-def resample_patches(kernel: torch.Tensor, new: tuple[int, int]) -> torch.Tensor:
+def resample_patches(kernel, new: tuple[int, int]):
     """Patch kernel (D, C, P, P) -> (D, C, *new), such that resized patches give the tokens they gave before.
 
     The pseudo-inverse resize of FlexiViT (arXiv 2212.08013, section 3.4): where `B x` resizes a patch x bilinearly, the new
@@ -57,7 +53,7 @@ def resample_patches(kernel: torch.Tensor, new: tuple[int, int]) -> torch.Tensor
     return (flat @ torch.linalg.pinv(resize).T).reshape(*kernel.shape[:2], *new).to(kernel)  # (D, C, *new)
 
 
-def resample_channels(kernel: torch.Tensor, new: int) -> torch.Tensor:
+def resample_channels(kernel, new: int):
     """Patch kernel (D, C, P, P) -> (D, new, P, P), as timm does it.
 
     One channel is the sum of the old ones, so that a grey image gives the tokens its RGB copy gave; any other number repeats
@@ -88,7 +84,7 @@ def resize_patch_projection(model, wanted) -> list[str]:
         kernel = resample_channels(kernel, wanted.num_channels)
         notes.append(f"patch kernel turned from {config.num_channels} to {wanted.num_channels} channels")
     patches.projection.weight = nn.Parameter(kernel.to(weight).contiguous(), weight.requires_grad)
-    patches.projection.in_channels = patches.num_channels = wanted.num_channels
+    patches.projection.in_channels = wanted.num_channels
     patches.projection.kernel_size = patches.projection.stride = patches.patch_size = new
     return notes
 

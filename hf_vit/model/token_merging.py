@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 
-def bipartite_soft_matching(keys: torch.Tensor, num_prefix: int, r: int) -> torch.Tensor:
+def bipartite_soft_matching(keys, num_prefix: int, r: int):
     """Assign each of the T tokens, by its key (B, T, K), to one of the T - r that are left: indices (B, T).
 
     Every other patch may be merged into one of the patches between; the r most similar pairs are. The tokens that are left
@@ -29,7 +29,7 @@ def bipartite_soft_matching(keys: torch.Tensor, num_prefix: int, r: int) -> torc
     return target.scatter(1, sources, target.gather(1, partners))
 
 
-def merge_tokens(hidden_states: torch.Tensor, sizes: torch.Tensor, target: torch.Tensor, count: int):
+def merge_tokens(hidden_states, sizes, target, count: int):
     """Average the tokens (B, T, D) that have one target, weighted by their sizes (B, T, 1): `count` tokens and their sizes."""
     B = target.shape[0]
     offsets = torch.arange(B, device=target.device).unsqueeze(1) * count  # (B, 1)
@@ -110,7 +110,7 @@ def set_token_merging(model, r: int | list[int]):
     """
     base, layers = model.base_model, model.base_model.layers
     counts = list(r) if isinstance(r, (list, tuple)) else [r] * len(layers)
-    if len(counts) != len(layers) or any(type(count) is not int or count < 0 for count in counts):
+    if len(counts) != len(layers) or min(counts) < 0:
         raise ValueError(
             f"r must be a number of patches >= 0, or a list of {len(layers)}, one for each layer, got {r!r}"
         )

@@ -10,9 +10,9 @@ from hf_vit.system.escapes import printable
 
 MANIFEST = "manifest.json"
 SAMPLES, NUM_SAMPLES = "samples.safetensors", 12  # images of those that were evaluated, drawn at random
-PREDICTIONS = (
-    "predictions.csv"  # of every evaluated image; it names files of the owner, and never leaves the run folder
-)
+# Of every evaluated image: a table that names files of the owner, and never leaves the run folder; and logits and labels, which
+# lie beside the best weights until the report.
+PREDICTIONS, EVALUATED = "predictions.csv", "evaluated.safetensors"
 
 
 def listed_files(folder: Path, *needed: str) -> dict[str, dict]:

@@ -1,13 +1,12 @@
 """The task of train.py: data, model, targets and loss of a classifier, how it is evaluated, and what it leaves."""
 
-import csv
-import io
 import math
 import statistics
 import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from PIL import Image
 
@@ -32,7 +31,7 @@ from hf_vit.evaluation.scores import (
 from hf_vit.evaluation.tables import image_names, prediction_table
 from hf_vit.system.command_line import shell_line
 from hf_vit.system.errors import UserError
-from hf_vit.system.escapes import csv_cell
+from hf_vit.system.escapes import csv_text
 from hf_vit.system.files import write_text
 from hf_vit.system.recipes_folder import RECIPES
 from hf_vit.system.run_files import NUM_SAMPLES, PREDICTIONS
@@ -53,7 +52,7 @@ from hf_vit.training.task import Evaluation, Task
 
 
 HEAD_STEPS = 150  # of a new head that is fitted first
-COUNTS = ("label", "true positives", "false positives", "false negatives", "true negatives")
+COUNTS = ("true positives", "false positives", "false negatives", "true negatives")
 # A run that learns nothing stays within a few percent of the loss of equal probabilities; a rate that is too large by ten gives
 # many times as much. It is the median of the last lines of the log: a single bad batch is no divergence.
 DIVERGED, LAST_LINES = 1.5, 5
@@ -185,7 +184,6 @@ class Classification(Task):
             "temperature": temperature,
             "images": len(labels),
             "mistakes": image_names(*images.sources(rows[mistakes])),
-            "intervals": intervals(logits, labels, thresholds),
             **classification_report(logits, labels, data.labels, thresholds),
         }
         if thresholds is not None:
@@ -193,6 +191,11 @@ class Classification(Task):
         samples = self.samples(rows, labels, logits, mistakes)
         table = prediction_table(*images.sources(rows), labels, logits, data.labels, thresholds)
         return scores, samples, {PREDICTIONS: table}
+
+    def intervals(self, logits, labels, scores: dict) -> dict[str, list[float]]:
+        """95% intervals of the metrics of the weights that are kept."""
+        thresholds = torch.tensor(scores["thresholds"]) if self.data.multi_label else None
+        return intervals(logits / scores["temperature"], labels, thresholds)
 
     def samples(self, rows, labels, logits, mistakes) -> dict[str, torch.Tensor]:
         """Images drawn at random, and the worst mistakes, with labels and logits."""
@@ -205,12 +208,11 @@ class Classification(Task):
 
     def report(self, folder: Path, scores: dict, samples: dict, accelerator) -> dict:
         """Write the confusion matrix and example.png, and compare the model as a stranger would load it with the evaluated one."""
-        labels = self.data.labels
-        table, names = io.StringIO(), [csv_cell(label) for label in labels]
-        rows = [[name, *counts] for name, counts in zip(names, scores["confusion_matrix"], strict=True)]
-        csv.writer(table).writerows([COUNTS if self.data.multi_label else ["true class", *names], *rows])
-        write_text(folder.parent / "confusion_matrix.csv", table.getvalue())
-        thresholds = torch.tensor(scores["thresholds"]) if self.data.multi_label else None
+        labels, multi_label = self.data.labels, self.data.multi_label
+        table = pd.DataFrame(scores["confusion_matrix"], columns=COUNTS if multi_label else labels)
+        table.insert(0, "label" if multi_label else "true class", labels, allow_duplicates=True)
+        write_text(folder.parent / "confusion_matrix.csv", csv_text(table))
+        thresholds = torch.tensor(scores["thresholds"]) if multi_label else None
         answer = format_prediction(samples["logits"][0], labels, thresholds)
         return {"answer": answer, **self.check_saved(folder, samples, accelerator)}
 
@@ -229,8 +231,8 @@ class Classification(Task):
         """A sentence for each reason not to trust the model: it diverged, or is no better than chance."""
         # Equal probabilities for all labels, or for yes and no of each, whatever is smoothed or mixed; a teacher and weights change it.
         uninformed = math.log(2 if self.data.multi_label else len(self.data.labels))
-        is_known = self.teacher is None and self.weights is None
-        found, (name, value) = diverged(log, uninformed if is_known else math.inf), headline(results.metrics)
+        largest = DIVERGED * uninformed if self.teacher is None and self.weights is None else math.inf
+        found, (name, value) = diverged(log, uninformed, largest), headline(results.metrics)
         evaluated, low = results.data["scored_images"], results.intervals[name][0]
         counts = [row["images"] for row in results.per_class if row["images"]]
         chance = (statistics.mean(counts) if self.data.multi_label else max(counts)) / evaluated
@@ -253,10 +255,10 @@ class Classification(Task):
         return shell_line(RECIPES / "eval.py", *words)
 
 
-def diverged(log: list[dict], uninformed: float) -> list[str]:
-    """A sentence if the training loss at the end is far above `uninformed`, that of a model that knows nothing, or not finite."""
+def diverged(log: list[dict], uninformed: float, largest: float) -> list[str]:
+    """A sentence if the training loss at the end is above `largest`, or not finite; `uninformed` is that of a model that knows nothing."""
     losses = [line["loss"] for line in log if line.get("loss") is not None][-LAST_LINES:]
-    if not losses or (last := statistics.median(losses)) <= min(DIVERGED * uninformed, sys.float_info.max):
+    if not losses or (last := statistics.median(losses)) <= min(largest, sys.float_info.max):
         return []
     return [
         f"The run diverged: its training loss is {last:.3g} at the end, and {uninformed:.3g} for a model that knows nothing. "

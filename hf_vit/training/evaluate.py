@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 
 from hf_vit.data.splits import describe_scored
 from hf_vit.evaluation.calibration import folded_head
-from hf_vit.system.run_files import SAMPLES
+from hf_vit.system.run_files import EVALUATED, SAMPLES
 from hf_vit.training.checkpoints import save_best
 from hf_vit.training.distributed import run_on_main
 from hf_vit.training.log import print_main
@@ -45,6 +45,8 @@ def keep_best(run: Run, model, metrics: dict, evaluation: Evaluation):
         with folded_head(model, scores["temperature"]) if "temperature" in scores else contextlib.nullcontext():
             run.write_model(model, folder)
         save_file(samples, folder / SAMPLES)
+        if evaluation.logits is not None:
+            save_file({"logits": evaluation.logits, "labels": evaluation.labels}, folder / EVALUATED)
         for name, text in tables.items():
             (folder / name).write_text(text, encoding="utf-8", newline="")
 

@@ -17,7 +17,7 @@ from hf_vit.system.escapes import csv_text
 from hf_vit.system.recipes_folder import RECIPES
 from hf_vit.system.run_files import PREDICTIONS
 from hf_vit.training.arguments import parse_overrides
-from hf_vit.training.classification import Classification, differing_logits, diverged
+from hf_vit.training.classification import DIVERGED, Classification, differing_logits, diverged
 from hf_vit.training.inputs import Batch, RunData
 from hf_vit.training.model import build_model
 from hf_vit.training.predictor import SplitPredictor
@@ -91,7 +91,6 @@ class Regression(Classification):
         scores = {
             "images": len(labels),
             "mistakes": image_names(*images.sources(rows[worst])),
-            "intervals": regression_intervals(predicted, labels),
         }
         numbers, files = images.sources(rows)
         columns = {"label": labels, "predicted": predicted, "error": errors}
@@ -102,13 +101,16 @@ class Regression(Classification):
             {PREDICTIONS: csv_text(table, float_format="%.6g")},
         )
 
+    def intervals(self, logits, labels, scores: dict) -> dict[str, list[float]]:
+        return regression_intervals(logits[:, 0], labels)
+
     def report(self, folder: Path, _scores: dict, samples: dict, accelerator) -> dict:
         answer = f"{samples['logits'][0].item():.4g}"
         return {"answer": answer, **self.check_saved(folder, samples, accelerator)}
 
     def faults(self, results: Results, log: list[dict]) -> list[str]:
         """A sentence for each reason not to trust the model: it diverged, or is no better than the mean."""
-        found, (low, _high) = diverged(log, 1.0), results.intervals["r2"]
+        found, (low, _high) = diverged(log, 1.0, DIVERGED), results.intervals["r2"]
         if not low > 0:
             found.append(
                 f"No better than always predicting the mean: R2 {results.metrics['r2']:.3f}, at least {low:.3f} with 95% confidence. "

@@ -14,7 +14,7 @@ from hf_vit.evaluation.results import Results
 from hf_vit.system.environment import environment_info
 from hf_vit.system.errors import UserError
 from hf_vit.system.files import atomic_dir, checksum, write_text
-from hf_vit.system.run_files import PREDICTIONS, SAMPLES, copy_listed
+from hf_vit.system.run_files import EVALUATED, PREDICTIONS, SAMPLES, copy_listed
 from hf_vit.training.checkpoints import load_best
 from hf_vit.training.inputs import on_hub
 from hf_vit.training.log import print_main
@@ -66,10 +66,12 @@ def publish_model(run: Run) -> dict:
     folder, scores = found
     scores["metrics"] |= scores.pop("calibrated_metrics", {})
     with atomic_dir(run.folder / "model") as aside:
-        copy_listed(folder, aside, leave_out=("scores.json", SAMPLES, PREDICTIONS))
+        copy_listed(folder, aside, leave_out=("scores.json", EVALUATED, SAMPLES, PREDICTIONS))
     for name in (SAMPLES, PREDICTIONS):
         if (folder / name).is_file():
             shutil.copy(folder / name, run.folder / name)
+    if (folder / EVALUATED).is_file():  # the bootstrap takes its time, and is for the weights that stay
+        scores["intervals"] = run.task.intervals(**load_file(folder / EVALUATED), scores=scores)
     return scores
 
 

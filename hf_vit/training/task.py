@@ -32,6 +32,7 @@ class Task:
     describe(metrics, split) -> the evaluation in a line; `split` says of which images
     artifacts(model, evaluation) -> what is kept beside the best weights: scores.json, the tensors of samples.safetensors, and tables
         by the name of their file
+    intervals(logits, labels, scores) -> 95% intervals of the metrics, where there are labels
     faults(results, log) -> a sentence for each reason not to trust the model; none for a good one
     write_card(folder, results, config): README.md of the saved model, `config` being the text of config.yaml
     next_command(run_folder) -> the command to go on with

@@ -16,7 +16,7 @@ from transformers import (
     ViTImageProcessorPil,
 )
 
-from hf_vit import HFViTConfig, HFViTForImageClassification
+from hf_vit import HFViTForImageClassification
 from hf_vit.evaluation import classifiers
 from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
 from hf_vit.system.errors import UserError
@@ -109,16 +109,6 @@ def test_a_classifier_of_another_library_has_its_labels_by_id_too(tmp_path):
     ViTForImageClassification(config).save_pretrained(tmp_path)
     change_config(tmp_path, id2label={"1": "dog", "0": "cat"})
     assert list(load_classifier(str(tmp_path)).config.id2label.values()) == ["cat", "dog"]
-
-
-@pytest.mark.parametrize(
-    "id2label",
-    [{"0": "a", "2": "b"}, {"-1": "a", "0": "b"}, {"1": "a", "2": "b"}, {"x": "a", "0": "b"}, {1: "a", "1": "b"}],
-    ids=["a gap", "negative", "from one", "no number", "twice"],
-)
-def test_ids_that_are_no_rows_of_a_head_are_one_sentence(id2label):
-    with pytest.raises(ValueError, match="id2label"):
-        HFViTConfig(id2label=id2label)
 
 
 def test_a_relative_folder_loads_as_an_absolute_one(saved, monkeypatch):

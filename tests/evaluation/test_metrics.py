@@ -139,6 +139,7 @@ def test_intervals_of_what_resampling_biases_contain_the_value(seed):
     values = compute_metrics(logits, labels)
     for name, (low, high) in intervals.intervals(logits, labels, resamples=200).items():
         assert low <= values[name] <= high, name
+        assert abs((low + high) / 2 - values[name]) < (high - low) / 4, name
 
 
 def test_95_percent_intervals_contain_the_true_accuracy_about_that_often():

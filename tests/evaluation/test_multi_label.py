@@ -83,6 +83,7 @@ def test_a_threshold_has_the_best_f1_and_is_a_half_where_too_few_images_have_the
     for index in (0, 1):
         best = max(f1(value, index) for value in logits[:, index].sigmoid())
         assert f1(thresholds[index], index) == pytest.approx(best)
+        assert thresholds[index] not in logits[:, index].sigmoid()  # where rounding would decide
 
 
 def test_a_threshold_of_a_rare_label_is_not_rounded_to_nothing():

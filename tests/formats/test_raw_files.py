@@ -8,8 +8,7 @@ import parity
 import pytest
 import torch
 import transformers
-from checkpoint_writers import dinov3_file, jax_file, to_eva, to_timm, torchvision_file
-from safetensors.torch import save_file
+from checkpoint_writers import dinov3_file, jax_file, save, to_eva, to_timm, torchvision_file
 
 from hf_vit import HFViTForImageClassification, HFViTModel
 
@@ -43,17 +42,6 @@ def images():
 def difference(model, wanted, images):
     wanted = wanted if isinstance(wanted, dict) else parity.outputs(wanted, images)
     return parity.difference(parity.outputs(model, images), wanted)
-
-
-def save(tensors, file):
-    file.parent.mkdir(exist_ok=True)
-    if file.suffix == ".npz":
-        np.savez(file, **tensors)
-    elif file.suffix == ".safetensors":
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, metadata={"format": "pt"})
-    else:
-        torch.save(tensors, file)
-    return file
 
 
 def jax_arrays(native, folder, **how):
@@ -94,24 +82,19 @@ def test_what_stands_outside_the_prefix_is_left_out_and_said(reference, images, 
 
 
 @pytest.mark.parametrize(
-    ("others", "keys"),
-    [("model", ["model_ema"]), ("state_dict", ["state_dict_ema"]), ("student", ["teacher"]), ("epoch", ["state_dict", "model"])],
+    ("others", "average"),
+    [("model/", "model_ema/"), ("state_dict/", "state_dict_ema/"), ("student/", "teacher/"), ("epoch/", "state_dict/model/"),
+     ("opt.0.", "params."), ("student.", "teacher.")],
 )  # fmt: skip
-def test_of_what_a_training_script_saves_the_averaged_weights_are_read(reference, images, tmp_path, others, keys):
-    native, content = reference(), None
-    for key in reversed(keys):
-        content = {others: to_timm(reference()), key: content or to_timm(native)}
-    assert difference(CLASSIFIER.from_checkpoint(save(content, tmp_path / "vit.pth")), native, images) <= ROUNDING
-
-
-@pytest.mark.parametrize(("moments", "prefix"), [("opt.0.", "params."), ("student.", "teacher.")])
-def test_of_networks_in_one_dict_the_average_is_read_and_no_moment_of_an_optimizer(
-    reference, tmp_path, moments, prefix
-):
-    tensors = to_timm(reference())
-    both = {moments + name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-    both |= {prefix + name: tensor for name, tensor in tensors.items()}
-    loaded = CLASSIFIER.from_checkpoint(save(both, tmp_path / "vit.pth"))
+def test_of_what_a_training_script_saves_the_averaged_weights_are_read(reference, tmp_path, others, average):
+    """In dicts of dicts (/), or by the prefixes of names; no moment of an optimizer is taken for a network."""
+    content, tensors = {}, to_timm(reference())
+    for path, saved in ((others, to_timm(reference())), (average, tensors)):
+        inner, (*keys, prefix) = content, path.split("/")
+        for key in keys:
+            inner = inner.setdefault(key, {})
+        inner.update({prefix + name: tensor for name, tensor in saved.items()})
+    loaded = CLASSIFIER.from_checkpoint(save(content, tmp_path / "vit.pth"))
     assert torch.equal(loaded.classifier.weight, tensors["head.weight"])
 
 
@@ -125,28 +108,21 @@ def test_a_timm_repo_may_hold_a_pickle_or_be_a_wrapper_of_transformers(reference
         assert difference(CLASSIFIER.from_pretrained(folder), native, images) <= ROUNDING
 
 
-def test_label_names_of_timm_become_id2label_until_other_labels_are_asked_for(reference, tmp_path):
-    folder = timm_repo(tmp_path / "repo", to_timm(reference()), label_names=list("abcde"))
-    assert CLASSIFIER.from_pretrained(folder).config.id2label == dict(enumerate("abcde"))
-    assert CLASSIFIER.from_pretrained(folder, num_labels=7).config.id2label[0] == "LABEL_0"
-    assert CLASSIFIER.from_pretrained(folder, id2label=dict(enumerate("xyz"))).config.num_labels == 3
-
-
 @pytest.mark.parametrize(
-    ("said", "hidden_act"),
+    ("said", "read"),
     [
-        (dict(model_args=dict(act_layer="relu", depth=2, drop_rate=0.1)), "relu"),
-        (dict(architecture="vit_base_patch16_clip_quickgelu_224"), "quick_gelu"),
-        (dict(architecture="vit_so400m_patch16_siglip_gap_512"), "gelu_pytorch_tanh"),
-        (dict(architecture="vit_large_patch16_siglip_256"), "gelu"),
-        (dict(architecture="vit_large_patch16_siglip_512"), "gelu_pytorch_tanh"),
+        (dict(model_args=dict(act_layer="relu", depth=2, drop_rate=0.1)), dict(hidden_act="relu")),
+        (dict(architecture="vit_base_patch16_clip_quickgelu_224"), dict(hidden_act="quick_gelu")),
+        (dict(architecture="vit_so400m_patch16_siglip_gap_512"), dict(hidden_act="gelu_pytorch_tanh")),
+        (dict(architecture="vit_large_patch16_siglip_256"), dict(hidden_act="gelu")),
+        (dict(architecture="vit_large_patch16_siglip_512"), dict(hidden_act="gelu_pytorch_tanh")),
+        (dict(global_pool="avg"), dict(pooling="mean", final_norm="tokens")),
+        (dict(label_names=list("abcde")), dict(id2label=dict(enumerate("abcde")))),
     ],
 )
-def test_a_timm_repo_tells_the_activation(reference, images, tmp_path, said, hidden_act):
-    native = reference(hidden_act=hidden_act)
-    model = CLASSIFIER.from_pretrained(timm_repo(tmp_path / "repo", to_timm(native), **said))
-    assert model.config.hidden_act == hidden_act
-    assert difference(model, native, images) <= ROUNDING
+def test_what_a_timm_repo_says_is_read(reference, tmp_path, said, read):
+    config = CLASSIFIER.from_pretrained(timm_repo(tmp_path / "repo", to_timm(reference()), **said)).config
+    assert {name: getattr(config, name) for name in read} == read
 
 
 @pytest.mark.parametrize(
@@ -184,22 +160,14 @@ def test_a_raw_file_of_another_network_with_timms_names_is_refused(reference, tm
         CLASSIFIER.from_checkpoint(save(tensors, tmp_path / "vit.pth"))
 
 
-@pytest.mark.parametrize("in_repo", [False, True])
 @torch.no_grad()
-def test_timm_pools_the_patches_before_or_behind_the_last_norm(reference, images, tmp_path, in_repo):
-    """global_pool "avg" of a repository | fc_norm of a file"""
+def test_fc_norm_of_timm_norms_the_mean_of_the_patches(reference, images, tmp_path):
     native, kept = reference(), []
     native.vit.layernorm.register_forward_pre_hook(lambda module, inputs: kept.append(inputs[0]))
     native(images)
-    norm, tensors = native.vit.layernorm, to_timm(native)
-    if in_repo:
-        pooled = norm(kept[0])[:, 1:].mean(dim=1)
-        model = CLASSIFIER.from_pretrained(timm_repo(tmp_path / "repo", tensors, global_pool="avg"))
-    else:
-        pooled = norm(kept[0][:, 1:].mean(dim=1))
-        tensors = {re.sub(r"^norm\.", "fc_norm.", name): tensor for name, tensor in tensors.items()}
-        model = CLASSIFIER.from_checkpoint(save(tensors, tmp_path / "vit.pth"))
-    assert difference(model, {"logits": native.classifier(pooled)}, images) <= ROUNDING
+    tensors = {re.sub(r"^norm\.", "fc_norm.", name): tensor for name, tensor in to_timm(native).items()}
+    wanted = {"logits": native.classifier(native.vit.layernorm(kept[0][:, 1:].mean(dim=1)))}
+    assert difference(CLASSIFIER.from_checkpoint(save(tensors, tmp_path / "vit.pth")), wanted, images) <= ROUNDING
 
 
 def test_a_timm_register_takes_its_row_of_the_positions_in(reference, images, tmp_path):
@@ -219,11 +187,14 @@ def test_what_a_raw_dinov3_cannot_tell_is_assumed_and_said_unless_it_is_given(re
     given = dict(rope_theta=7.0, layer_norm_eps=0.1, position_embedding="rotary", **CLS)
     assert difference(BASE.from_checkpoint(file, **given), native, images) <= ROUNDING
     assert "rope_theta" not in caplog.messages[-1]
+
+
+def test_a_repo_of_timms_dinov3_says_its_size_pooling_and_rotary_base(reference, tmp_path):
+    tensors = to_eva(reference(transformers.DINOv3ViTModel, num_register_tokens=3))
     said = dict(architecture="vit_small_patch16_dinov3", global_pool="token", model_args=dict(rope_temperature=7.0))
-    folder = timm_repo(tmp_path / "repo", to_eva(native), **said, pretrained_cfg={"input_size": [3, 32, 48]})
-    model = BASE.from_pretrained(folder, layer_norm_eps=0.1)
-    assert model.config.image_size == [32, 48]
-    assert difference(model, native, images) <= ROUNDING
+    folder = timm_repo(tmp_path / "repo", tensors, **said, pretrained_cfg={"input_size": [3, 32, 48]})
+    config = BASE.from_pretrained(folder).config
+    assert (config.image_size, config.pooling, config.rope_theta) == ([32, 48], "cls", 7.0)
 
 
 def test_metas_dinov3_is_refused_unless_its_periods_are_those_of_the_rotary_base(reference, images, tmp_path):

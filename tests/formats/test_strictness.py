@@ -14,8 +14,8 @@ import parity
 import pytest
 import torch
 import transformers
-from checkpoint_writers import jax_file, to_timm
-from safetensors.torch import load_file, save_file
+from checkpoint_writers import jax_file, save, to_timm
+from safetensors.torch import load_file
 
 from hf_vit import HFViTConfig, HFViTForImageClassification, HFViTModel
 from hf_vit.model.modeling_hf_vit import HFViTPreTrainedModel
@@ -36,16 +36,6 @@ def folder(tiny_fields, randomize, tmp_path):
         return tmp_path / "native"
 
     return make
-
-
-def save(tensors, file):
-    if file.suffix == ".safetensors":
-        save_file(tensors, file, metadata={"format": "pt"})
-    elif file.suffix == ".npz":
-        np.savez(file, **tensors)
-    else:
-        torch.save(tensors, file, _use_new_zipfile_serialization=not file.name.startswith("old"))
-    return file
 
 
 def raw_file(folder, name="vit.pth", change=lambda w: None):
@@ -72,7 +62,6 @@ IN_A_FOLDER = [
     (lambda w: w["dinov2.embeddings.patch_embeddings.projection.weight"][9, 0, 0].fill_(-INF), ["projection.weight holds NaN or infinity"]),
     (lambda w: w.update({f"{LAYER}attention.rel_pos": torch.ones(3), "x": torch.ones(3)}), ["layers.1.attention.rel_pos", "x is not known"]),
     (lambda w: w.update({"classifier.weight": torch.ones(3, D)}), ["classifier.weight has shape (3, 32), the model (3, 64)"]),
-    (lambda w: w.update({"classifier.dense.weight": torch.ones(3)}), ["classifier.dense.weight is not known"]),
     (lambda w: w.pop("classifier.bias"), ["classifier.bias is missing"]),
 ]  # fmt: skip
 IN_A_FILE = [
@@ -85,19 +74,16 @@ IN_A_FILE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "named"), IN_A_FOLDER)
-def test_every_difference_in_a_native_folder_is_named_in_one_error(folder, change, named):
-    path = folder()
-    edit(path, change)
-    with pytest.raises(ValueError, match=re.escape(named[0])) as error:
-        LOAD(path)
-    assert all(text in str(error.value) for text in named)
+FAULTS = [(True, *fault) for fault in IN_A_FOLDER] + [(False, *fault) for fault in IN_A_FILE]
 
 
-@pytest.mark.parametrize(("change", "named"), IN_A_FILE)
-def test_every_difference_in_a_raw_file_is_named_in_one_error(tmp_path, change, named):
+@pytest.mark.parametrize(("native", "change", "named"), FAULTS)
+def test_every_difference_is_named_in_one_error(folder, tmp_path, native, change, named):
+    path = folder() if native else raw_file(tmp_path, change=change)
+    if native:
+        edit(path, change)
     with pytest.raises(ValueError, match=re.escape(named[0])) as error:
-        READ(raw_file(tmp_path, change=change))
+        (LOAD if native else READ)(path)
     assert all(text in str(error.value) for text in named)
 
 
@@ -167,8 +153,6 @@ def test_a_native_config_object_is_refused_and_ours_reads_a_native_folder(folder
         LOAD(path, config=transformers.AutoConfig.from_pretrained(path))
     model = LOAD(path, config=HFViTConfig.from_pretrained(path, id2label=dict(enumerate("abc"))))
     assert model.config.id2label[2] == "c"
-    _, info = LOAD(path, output_loading_info=True)
-    assert not info["missing_keys"]
 
 
 class Regressor(HFViTPreTrainedModel):
@@ -183,7 +167,7 @@ class Regressor(HFViTPreTrainedModel):
 
 def test_a_subclass_may_have_a_head_far_larger_than_its_checkpoint(folder, caplog):
     Regressor.from_pretrained(folder())
-    assert "newly initialised regressor (2 tensors); left out classifier" in caplog.text
+    assert "regressor reset; left out classifier" in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -312,12 +296,6 @@ def test_a_tensor_in_two_shards_is_an_error(folder):
     (path / "model.safetensors.index.json").write_text(json.dumps(dict(metadata={}, weight_map=index)))
     with pytest.raises(ValueError, match=f"{re.escape(min(part))} 2 times"):
         HFViTModel.from_pretrained(path)
-
-
-@pytest.mark.parametrize("sizes", [dict(image_size=30), dict(patch_size=7), dict(image_size=(16, 18))], ids=repr)
-def test_sizes_that_the_patch_does_not_divide_are_an_error(folder, sizes):
-    with pytest.raises(ValueError, match=r"patch_size .* does not divide image_size"):
-        LOAD(folder(), **sizes)
 
 
 INTERRUPTED = """

@@ -4,10 +4,8 @@ import csv
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import evaluate
@@ -73,25 +71,13 @@ def command(script: str, *flags) -> list[str]:
     return [sys.executable, "-W", "ignore", str(HOUSE / "recipes" / script), *flags]
 
 
-def start(home: Path, script: str, *flags, with_pictures: bool = True) -> forked.Forked:
-    line = command(script, *flags)
-    line[3:3] = [] if with_pictures else ["-c", forked.THEN_THE_SCRIPT]
-    return forked.Forked(line, cwd=home, together=True)
+def start(home: Path, script: str, *flags) -> forked.Forked:
+    return forked.Forked(command(script, *flags), cwd=home, together=True)
 
 
 def finish(process: forked.Forked):
     code = process.wait()
     assert code == 0, process.printed()
-
-
-def stop_after_a_step(home: Path, run: str, number: int) -> int:
-    """The exit code of a run that gets a signal when it has logged a step."""
-    log, process = home / run / "metrics.jsonl", start(home, *RUN, "--output_dir", run, with_pictures=False)
-    size = log.stat().st_size if log.exists() else 0
-    while process.poll() is None and not (log.exists() and log.stat().st_size > size):
-        time.sleep(0.005)
-    process.send_signal(number)
-    return process.wait()
 
 
 def table(file: Path, leave_out=()) -> list[str]:
@@ -178,12 +164,9 @@ def observe(home: Path) -> dict:
         start(home, "predict.py", *WITH_MODEL, *data, "--output_file", "predict.csv"),
         start(home, "audit.py", *WITH_MODEL, *data, "--output_file", "audit.html"),
     ]
-    stopped = [stop_after_a_step(home, "stopped", number) for number in (signal.SIGTERM, signal.SIGINT)]
-    processes.append(start(home, *RUN, "--output_dir", "stopped", with_pictures=False))
     for process in processes:
         finish(process)
     run, page = home / "run", (home / "audit.html").read_text()
-    weights = [(home / name / "model" / "model.safetensors").read_bytes() for name in ("run", "stopped")]
     logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     evaluated = json.loads((home / "eval.json").read_text())
     return {
@@ -205,6 +188,4 @@ def observe(home: Path) -> dict:
         "keys of metrics.jsonl": sorted({", ".join(sorted(line)) for line in logged}),
         "files of a pushed repository": pushed_files(home),
         "exit codes": exit_codes(home),
-        "exit codes of a run that is stopped": stopped,
-        "a stopped run ends as one that is left alone": weights[0] == weights[1],
     }

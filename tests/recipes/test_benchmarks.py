@@ -58,7 +58,6 @@ def test_the_readme_the_preset_and_the_card_of_a_published_run_state_its_results
         vars(parse_args(["--config", str(preset)])),
         {one.name: one.default for one in dataclasses.fields(TrainArguments)},
     )
-    now["loss"] = now["loss"] or "cross_entropy"  # what one label an image gets
     was = {name: was.get(name, defaults[name]) for name in now}  # a flag may be younger than the run
     for args in (now, was):
         args["log_steps"] = args["log_steps"] or 10  # what 200 steps or more get

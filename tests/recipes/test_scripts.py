@@ -1,5 +1,6 @@
 """Claims about all scripts of recipes/."""
 
+import ast
 import logging
 import runpy
 import signal
@@ -71,7 +72,7 @@ def test_flags_are_answered_before_the_imports_that_take_seconds(script, flag, t
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == (0 if flag == "--help" else 2), done.stderr
     if flag == "--help":
-        text = script.read_text().split('"""')[1].strip()
+        text = ast.get_docstring(ast.parse(script.read_text()), clean=False).strip()
         assert text in done.stdout
         assert (
             text.count(f"recipes/{script.relative_to(HOUSE / 'recipes')} ") + text.count(f"{script.name}\n") >= 2

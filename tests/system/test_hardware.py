@@ -121,12 +121,6 @@ def test_a_container_has_the_cores_of_its_quota(tmp_path):
     assert hardware.container_quota(tmp_path / "none") == math.inf
 
 
-def test_a_system_without_affinity_counts_all_cores(monkeypatch):
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 10)
-    assert hardware.own_cores() == 10
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # What a device would wait for. The meta device has no numbers: an operation that needs one on the host fails there.
 

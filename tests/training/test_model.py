@@ -1,71 +1,71 @@
-"""Claims about the model of a run: its head, what is frozen, low-rank updates, and the images that fit into memory."""
+"""Claims about the model of a run: its head, precision, what is frozen, low-rank updates, and the images that fit into memory."""
 
+import json
+import math
 import re
-from types import SimpleNamespace
+import shutil
 
 import pytest
+import runs
 import torch
-from datasets import ClassLabel, Dataset, Features
-from datasets import Image as ImageFeature
-from image_data import picture
+from accelerate import Accelerator
+from safetensors.torch import load_file
 from torch import nn
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 
 from hf_vit import HFViTForImageClassification
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.evaluation.classifiers import load_classifier
-from hf_vit.evaluation.prediction import classification_head
-from hf_vit.training.arguments import TrainArguments
+from hf_vit.system import hardware
+from hf_vit.system.errors import UserError
+from hf_vit.training import loop
 from hf_vit.training.classification import Classification
 from hf_vit.training.model import add_lora, build_model, find_batch_size, freeze, save_model
-from hf_vit.training.run import Run
-from hf_vit.training.setup import set_up_accelerator
+from hf_vit.training.optimizers import is_finite
 
 
 # PEFT reads a name that transformers calls deprecated.
-peft_warns = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+NAMES = ["eel", "cat", "dog"]
 
 
-FORM = ImageSpec(16, 16, 3, 2, (0.5, 0.45, 0.4), (0.25, 0.2, 0.3))
-
-
-def test_a_checkpoints_head_is_kept_only_for_the_same_labels_and_a_line_says_so(tmp_path, caplog):
-    native = ViTForImageClassification(
-        ViTConfig(
-            hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=16, patch_size=8,
-            id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1},
-        )
-    )  # fmt: skip
-    native.save_pretrained(tmp_path)
-    ViTImageProcessorPil(size={"height": 16, "width": 16}, image_mean=[0.1, 0.2, 0.3]).save_pretrained(tmp_path)
-    kept, processor = build_model(["cat", "dog"], str(tmp_path), None, None, {})
-    torch.testing.assert_close(kept.classifier.weight, native.classifier.weight)
-    assert list(processor.image_mean) == [0.1, 0.2, 0.3]
-    assert "is kept" in caplog.text
-    for labels in (["dog", "cat"], ["cat", "dog", "eel"]):
-        reset, _ = build_model(labels, str(tmp_path), None, None, {})
-        assert not reset.classifier.weight.any()
-        assert list(reset.config.id2label.values()) == labels
-    assert caplog.text.count("is reset: ") == 1  # the loader tells the other
+@pytest.mark.parametrize(
+    ("labels", "stored", "kept"),
+    [
+        (NAMES, {"0": "eel", "1": "cat", "2": "dog"}, True),
+        (NAMES, {"2": "dog", "0": "eel", "1": "cat"}, True),  # the ids count, and not their order in the file
+        (NAMES, {"1": "eel", "0": "cat", "2": "dog"}, False),
+        (["cat", "dog", "eel"], {"0": "cat", "1": "cat", "2": "dog"}, False),
+        ([*NAMES, "owl"], {"0": "eel", "1": "cat", "2": "dog"}, False),
+    ],
+)
+def test_a_checkpoints_head_is_kept_only_for_the_same_labels(saved, labels, stored, kept):
+    folder = saved()
+    config = json.loads((folder / "config.json").read_text()) | {"id2label": stored}
+    (folder / "config.json").write_text(json.dumps(config))
+    model, _ = build_model(labels, str(folder), None, None, {})
+    head = load_file(folder / "model.safetensors")["classifier.weight"]
+    assert torch.equal(model.classifier.weight, head) if kept else not model.classifier.weight.any()
+    assert list(model.config.id2label.values()) == labels
 
 
 def test_a_model_from_scratch_has_the_datas_labels_and_a_fitting_processor():
-    model, processor = build_model(
-        ["a", "b", "c"], None, "tiny-patch16-224", 32, {"num_channels": 1, "hidden_size": 12, "num_hidden_layers": 1}
-    )
+    small = {"num_channels": 1, "hidden_size": 12, "num_hidden_layers": 1}
+    model, processor = build_model(["a", "b", "c"], None, "tiny-patch16-224", 32, small)
     assert model.config.label2id == {"a": 0, "b": 1, "c": 2}
     assert dict(processor.size) == {"height": 32, "width": 32}
     assert len(processor.image_mean) == 1
 
 
-def trained(model):
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+def test_a_checkpoint_of_half_precision_is_trained_in_float32(saved):
+    model, _ = build_model(NAMES, str(saved(torch.bfloat16)), None, None, {})
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize(
     ("flags", "still", "in_eval_mode"),
     [
-        ((False, 0), "all", 0),
+        ((False, 0), "", 0),
         ((False, 1), "layers.1|vit.layernorm|classifier", 1),
         ((False, 2), "vit.layernorm|classifier", 2),
         ((True, 0), "classifier", 2),
@@ -74,15 +74,14 @@ def trained(model):
 def test_what_is_frozen_has_no_gradient_and_drops_nothing(tiny_config, flags, still, in_eval_mode):
     model = HFViTForImageClassification(tiny_config(num_register_tokens=2, drop_path_rate=0.5))
     nn.init.normal_(model.classifier.weight)
-    every = {name for name, _ in model.named_parameters()}
     modules = freeze(model, *flags)
-    wanted = every if still == "all" else {name for name in every if re.search(still, name)}
     model.train()(torch.randn(2, 3, 16, 16), labels=torch.tensor([0, 1])).loss.backward()
-    assert {name for name, parameter in model.named_parameters() if parameter.grad is not None} == wanted
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is not None) == bool(re.search(still, name)), name
     for module in modules:
         module.eval()
+        assert not any(parameter.requires_grad for parameter in module.parameters())
     assert [not layer.training for layer in model.vit.layers] == [index < in_eval_mode for index in (0, 1)]
-    assert not {id(p) for module in modules for p in module.parameters()} & {id(p) for p in trained(model).values()}
 
 
 def test_more_frozen_layers_than_there_are_is_an_error(tiny_model):
@@ -90,114 +89,142 @@ def test_more_frozen_layers_than_there_are_is_an_error(tiny_model):
         freeze(tiny_model(), backbone=False, layers=3)
 
 
-@peft_warns
 @pytest.mark.parametrize("fields", [{}, dict(gated_mlp=True)])
-def test_low_rank_updates_of_every_dense_layer_and_the_head_are_trained(tiny_model, fields):
-    model, pixels = tiny_model(pooling="map", **fields), torch.randn(2, 3, 16, 16)
-    before = model(pixels).logits
+def test_low_rank_updates_of_every_dense_layer_and_the_head_are_trained(tiny_model, fields, pixels):
+    model, images = tiny_model(pooling="map", **fields), pixels()
+    before = model(images).logits
     dense = [name for name, module in model.vit.layers.named_modules() if isinstance(module, nn.Linear)]
     lora = add_lora(model, 2).eval()
-    assert {*trained(lora)} == {
+    assert {name for name, parameter in lora.named_parameters() if parameter.requires_grad} == {
         *(f"base_model.model.vit.layers.{name}.lora_{part}.default.weight" for name in dense for part in "AB"),
         *(f"base_model.model.classifier.modules_to_save.default.{kind}" for kind in ("weight", "bias")),
     }
-    scales = {module.scaling["default"] for module in lora.modules() if hasattr(module, "lora_A")}
-    assert scales == {16 / 2}  # alpha / rank
-    torch.testing.assert_close(lora(pixels).logits, before)  # new ones change nothing yet
+    assert {module.scaling["default"] for module in lora.modules() if hasattr(module, "lora_A")} == {16 / 2}
+    torch.testing.assert_close(lora(images).logits, before)  # new ones change nothing yet
 
 
-@pytest.fixture
-def lora_run(tmp_path, tiny_model, tiny_fields, randomize):
-    """lora_run(native) -> a LoRA run's model for three other labels and larger images than its base folder has."""
-
-    def make(native):
-        if native:
-            folder = str(tmp_path)
-            labels = dict(enumerate("xyzab"))
-            fields = {**tiny_fields, "id2label": labels, "label2id": {name: index for index, name in labels.items()}}
-            del fields["num_labels"]
-            randomize(ViTForImageClassification(ViTConfig(**fields))).save_pretrained(folder)
-            ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
-        else:
-            folder = str(tmp_path / "base")
-            tiny_model(num_labels=5, id2label=dict(enumerate("xyzab"))).save_pretrained(folder)
-            ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
-        model, _ = build_model(["a", "b", "c"], folder, None, 24, {})
-        lora = add_lora(model, 2)
-        with torch.no_grad():
-            for parameter in lora.parameters():
-                if parameter.requires_grad:
-                    parameter.normal_(0, 0.3)
-        return lora.eval()
-
-    return make
-
-
-@peft_warns
 @pytest.mark.parametrize("lora_save", ["merged", "adapter"])
-@pytest.mark.parametrize("native", [False, True], ids=["ours", "native"])
-def test_a_saved_lora_run_loads_with_its_logits_labels_and_size(lora_run, tmp_path, native, lora_save):
-    lora, pixels = lora_run(native), torch.randn(2, 3, 24, 24)
+@pytest.mark.parametrize("base", ["ours", "native", "in bfloat16"])
+def test_a_saved_lora_run_loads_with_its_logits_labels_and_size(
+    base, lora_save, saved, tiny_fields, randomize, tmp_path
+):
+    """Its base has other labels, smaller images, and perhaps half the precision."""
+    folder = saved(torch.bfloat16 if base == "in bfloat16" else torch.float32)
+    if base == "native":
+        randomize(ViTForImageClassification(ViTConfig(**tiny_fields))).save_pretrained(folder)
+    model, _ = build_model(["a", "b", "c"], str(folder), None, 24, {})
+    lora, pixels = add_lora(model, 2).eval(), torch.randn(2, 3, 24, 24)
+    for parameter in lora.parameters():
+        if parameter.requires_grad:
+            nn.init.normal_(parameter, 0, 0.1)
     wanted = lora(pixels).logits
     save_model(lora, tmp_path / "model", lora_save)
     assert (tmp_path / "model" / "model.safetensors").exists() == (lora_save == "merged")
     assert (tmp_path / "model" / "adapter_config.json").exists() == (lora_save == "adapter")
-    loaded = load_classifier(str(tmp_path / "model"))
+    loaded = load_classifier(str(tmp_path / "model"), dtype=torch.float32)
     torch.testing.assert_close(loaded(pixels).logits, wanted, rtol=1e-4, atol=1e-4)
     assert loaded.config.id2label == {0: "a", 1: "b", 2: "c"}
     assert loaded.config.image_size == 24
     torch.testing.assert_close(lora(pixels).logits, wanted)  # the run goes on
 
 
-@peft_warns
-@pytest.mark.parametrize("lora", [False, True])
-def test_only_a_new_head_is_fitted_on_whole_images_and_nothing_else_is(tmp_path, tiny_model, lora, capsys):
-    rows = {"image": [picture(number, (40, 24)) for number in range(12)], "label": [0, 1, 2] * 4}
-    features = Features(image=ImageFeature(), label=ClassLabel(names=list("abc")))
-    Dataset.from_dict(rows, features).to_parquet(tmp_path / "train.parquet")
-    checkpoint = tiny_model()
-    for labels in (("x", "y", "z"), ("a", "b", "c")):
-        checkpoint.config.id2label = dict(enumerate(labels))
-        checkpoint.save_pretrained(tmp_path / "checkpoint")
-        ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(tmp_path / "checkpoint")
-        args = TrainArguments(
-            str(tmp_path / "train.parquet"), model_name_or_path=str(tmp_path / "checkpoint"), num_workers=0,
-            output_dir=str(tmp_path / "out"), auto_find_batch_size=False, lora_rank=8 * lora,
-        )  # fmt: skip
-        accelerator, signals = set_up_accelerator(args), SimpleNamespace(received=None)
-        run = Run(args, Classification(args), accelerator, signals, 0.0)
-        head, is_new = classification_head(run.state.network), labels == ("x", "y", "z")
-        assert ("fitting the head" in capsys.readouterr().out) == is_new
-        assert head.weight.any()
-        assert torch.equal(head.weight, checkpoint.classifier.weight) != is_new
-        resumed = Run(args, Classification(args), accelerator, signals, 0.0, run.plan.identity())
-        assert classification_head(resumed.state.network).weight.any() != is_new
-        assert run.data.train_images.spec.crop_scale == 0.64
-        weights = {
-            name.removeprefix("base_model.model.").replace(".base_layer", ""): weight
-            for name, weight in run.state.network.state_dict().items()
-        }
-        for name, weight in checkpoint.vit.state_dict().items():
-            assert torch.equal(weights[f"vit.{name}"], weight)
+# ----------------------------------------------------------------------------------------------------------------------
+# In a run
 
 
+@pytest.mark.parametrize("lora_rank", [0, 8])
+@pytest.mark.parametrize("is_new", [True, False])
+def test_only_a_new_head_is_fitted_first_and_nothing_else_is(photos, tmp_path, tiny_model, lora_rank, is_new, capsys):
+    base, run = tiny_model(), tmp_path / "run"
+    base.config.id2label = dict(enumerate("xyz" if is_new else ("blue", "green", "red")))
+    base.save_pretrained(tmp_path / "base")
+    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(tmp_path / "base")
+    flags = dict(model_name_or_path=str(tmp_path / "base"), lora_rank=lora_rank, learning_rate=1e-12, ema_decay=0.0)
+    flags |= dict(max_train_steps=2, checkpointing_steps=1)
+    runs.train(photos, run, **flags)
+    assert ("fitting the head" in capsys.readouterr().out) == is_new
+    model = load_classifier(str(run / "model"))
+    torch.testing.assert_close(model.vit.state_dict(), base.vit.state_dict(), rtol=0, atol=1e-6)
+    assert model.classifier.weight.any()
+    for left in (run / "model", run / "checkpoints" / "step-000002", run / "checkpoints" / "best-000002"):
+        shutil.rmtree(left)
+    (run / "results.json").unlink()
+    runs.train(photos, run, **flags)  # which goes on from its first step
+    assert "fitting the head" not in capsys.readouterr().out
+
+
+class Changed(Classification):
+    """Its saved model is another than the one that was evaluated."""
+
+    def artifacts(self, model, evaluation):
+        kept = super().artifacts(model, evaluation)
+        with torch.no_grad():
+            model.classifier.bias[0] += 0.01
+        return kept
+
+
+def test_a_run_warns_if_its_saved_model_does_not_give_the_logits_that_were_evaluated(photos, tmp_path):
+    results = runs.train(photos, tmp_path, Changed, max_train_steps=2)
+    assert results.saved_logits_apart > 1e-3
+    assert "saved model" in results.warnings[-1]
+
+
+class Spoiled(Classification):
+    """The loss is finite and its gradient is not."""
+
+    def loss(self, model, batch):
+        loss, outputs = super().loss(model, batch)
+        return loss + (0 * outputs.sum()).square().sqrt(), outputs  # whose gradient is 0 / 0
+
+
+def test_gradients_that_stay_nan_in_fp16_are_no_matter_of_scale_and_stop_the_run(photos, tmp_path, monkeypatch):
+    init = Accelerator.__init__
+
+    def with_scaler(self, *args, **how):
+        init(self, *args, **how)
+        self.scaler, self.native_amp = (
+            torch.amp.GradScaler("cpu", init_scale=2.0**3),
+            True,
+        )  # 8, 4, 2 to come down from
+
+    monkeypatch.setattr(Accelerator, "__init__", with_scaler)
+    monkeypatch.setattr(hardware, "pick_precision", lambda *_: "fp16")  # also on a CPU
+    monkeypatch.setattr(loop, "MOST_SKIPPED", 1)
+    with pytest.raises(UserError, match="in step 5, and before in 4:"):
+        runs.train(photos, tmp_path, Spoiled, max_train_steps=6)
+
+
+def test_an_overflow_in_fp16_is_excused_only_while_the_loss_is_scaled_up():
+    for loss, norm, scale, wanted in (
+        (1.0, 1.0, 1.0, True), (1.0, math.inf, 2.0, True), (1.0, math.nan, 1.0, False), (1.0, math.inf, 0.5, False),
+        (math.nan, 1.0, 65536.0, False),
+    ):  # fmt: skip
+        assert bool(is_finite(torch.tensor(loss), torch.tensor(norm), scale)) is wanted
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What fits into memory
+
+SPEC = ImageSpec(16, 16, 3, 2, (0.5, 0.45, 0.4), (0.25, 0.2, 0.3))
 OUT_OF_MEMORY = [
     "CUDA out of memory. Tried to allocate 2.00 GiB.",
     "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.",
 ]
 
 
-def short_of_memory(model, most, message=OUT_OF_MEMORY[0], kind=RuntimeError):
-    """A loss that more than `most` images at once are too many for, and the numbers that it was asked about."""
-    asked = []
+class Short(torch.autograd.Function):
+    """Memory ends in the backward pass of more than `most` images."""
 
-    def loss(pixel_values):
-        asked.append(len(pixel_values))
-        if len(pixel_values) > most:
-            raise kind(message)
-        return model(pixel_values).logits.square().sum()
+    @staticmethod
+    def forward(ctx, values, most, error):
+        ctx.most, ctx.error = most, error
+        return values.clone()
 
-    return loss, asked
+    @staticmethod
+    def backward(ctx, gradient):
+        if len(gradient) > ctx.most:
+            raise ctx.error
+        return gradient, None, None
 
 
 @pytest.mark.parametrize("message", OUT_OF_MEMORY)
@@ -206,34 +233,20 @@ def short_of_memory(model, most, message=OUT_OF_MEMORY[0], kind=RuntimeError):
     [(8, 8, [8]), (8, 5, [8, 4]), (8, 1, [8, 4, 2, 1]), (12, 5, [12, 6, 4]), (15, 14, [15, 5]), (7, 6, [7, 1])],
 )
 def test_the_batch_size_found_is_the_first_divisor_that_fits(tiny_model, batch, most, tried, message):
-    model = tiny_model()
-    loss, asked = short_of_memory(model, most, message)
-    assert find_batch_size(model, loss, FORM, batch, torch.device("cpu")) == tried[-1]
+    model, asked = tiny_model(), []
+
+    def loss(pixel_values):
+        asked.append(len(pixel_values))
+        return Short.apply(model(pixel_values).logits, most, RuntimeError(message)).sum()
+
+    assert find_batch_size(model, loss, SPEC, batch, torch.device("cpu")) == tried[-1]
     assert asked == tried
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_memory_that_ends_in_the_backward_pass_counts_too(tiny_model):
-    class Short(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, values):
-            return values.clone()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            if len(gradient) > 2:
-                raise RuntimeError(OUT_OF_MEMORY[0])
-            return gradient
-
+@pytest.mark.parametrize("error", [RuntimeError("shapes do not fit"), ValueError(OUT_OF_MEMORY[0])], ids=repr)
+def test_an_error_that_is_not_about_memory_is_raised_at_once(tiny_model, error):
     model = tiny_model()
-    loss = lambda pixel_values: Short.apply(model(pixel_values).logits).sum()
-    assert find_batch_size(model, loss, FORM, 8, torch.device("cpu")) == 2
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize(("kind", "message"), [(RuntimeError, "shapes do not fit"), (ValueError, OUT_OF_MEMORY[0])])
-def test_an_error_that_is_not_about_memory_is_raised_at_once(tiny_model, kind, message):
-    loss, asked = short_of_memory(tiny_model(), 1, message, kind)
-    with pytest.raises(kind, match=message.partition(".")[0]):
-        find_batch_size(tiny_model(), loss, FORM, 4, torch.device("cpu"))
-    assert asked == [4]
+    loss = lambda pixel_values: Short.apply(model(pixel_values).logits, 1, error).sum()
+    with pytest.raises(type(error)):
+        find_batch_size(model, loss, SPEC, 4, torch.device("cpu"))

@@ -1,10 +1,8 @@
 """Claims about Muon: what it computes, in how many products and in which type, on whole matrices wherever their parts lie."""
 
 import os
-import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import forked
 import pytest
@@ -168,13 +166,8 @@ dist.destroy_process_group()
 
 
 def test_sharded_matrices_are_orthogonalized_whole_and_each_process_keeps_its_part_of_the_momentum():
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", SHARDED], cwd=Path(__file__).parents[2], text=True,
-            stdout=subprocess.PIPE, env={**os.environ, **rank},
-        )
-        for rank in forked.group_of_two()
-    ]  # fmt: skip
+    lines = [sys.executable, "-W", "ignore", "-c", SHARDED]
+    processes = [forked.Forked(lines, env={**os.environ, **rank}) for rank in forked.group_of_two()]
     printed = [process.communicate(timeout=120)[0].split() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert all(float(difference) < 1e-6 for difference, _ in printed)

@@ -177,6 +177,7 @@ def test_config_yaml_names_the_plan_and_parses_to_the_same_run(tmp_path):
     assert resolve(again, DataSize(54, 400), 768).identity() == plan.identity()
 
 
+@pytest.mark.slow
 def test_fine_tuning_30_images_by_default_is_no_worse_than_the_probe_where_ten_small_steps_are(tmp_path, monkeypatch):
     """A checkpoint of CIFAR-10, images of clothes. Ten steps of 64 images at 5e-5 with a head of zeros were the old defaults."""
     splits = load_splits("fashion-mnist-mini")

@@ -3,33 +3,36 @@
 import json
 import os
 import shlex
-import sys
-import time
-from pathlib import Path
+import shutil
+import signal
 
-import forked
 import numpy as np
 import pretrain
 import pytest
 import torch
 from PIL import Image
+from runs import TINY, log_of, logged, results_of, write_photos
 from safetensors.torch import load_file
 from torch import nn
 from transformers import ViTImageProcessorPil
 
 from hf_vit import HFViTBackbone, HFViTConfig, HFViTForImageClassification, HFViTForPreTraining, HFViTModel
+from hf_vit.data.image_spec import ImageSpec
+from hf_vit.data.normalization import normalize
 from hf_vit.data.sampling import epoch_batches
 from hf_vit.data.sources import load_splits
 from hf_vit.evaluation.probes import knn_accuracy
+from hf_vit.model.masked_autoencoder import random_masking
+from hf_vit.training import checkpoints
 from hf_vit.training.arguments import parse_args
+from hf_vit.training.muon import Muon
+from hf_vit.training.optimizers import build_optimizers, layer_id, parameter_groups
 from hf_vit.training.plan import DataSize, resolve
 from hf_vit.training.pretrain_arguments import PretrainArguments
-from hf_vit.training.pretraining import PreTraining, masking_noise
+from hf_vit.training.pretraining import PreTraining, masking_noise, reconstruction_pictures
 from hf_vit.training.train import train
 
 
-HOUSE = Path(__file__).parents[2]
-TINY = "image_size=16,patch_size=4,hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=64"
 FLAGS = (
     "--preset", "tiny-patch16-224", "--config_overrides", TINY, "--per_device_train_batch_size", "8", "--max_train_steps", "6",
     "--log_steps", "1", "--eval_steps", "3", "--checkpointing_steps", "2",
@@ -43,17 +46,11 @@ PLAIN = (
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """Three classes of colour in `photos`, 16 PNG files each to train on and 6 to score; the same without folders in `flat`."""
+    """Three classes of colour in `photos`, 16 images each to train on and 6 to evaluate; the same without folders in `flat`."""
     home = tmp_path_factory.mktemp("pretraining")
     (home / "flat").mkdir()
-    rng = np.random.default_rng(0)
-    for split, count in {"train": 16, "validation": 6}.items():
-        for name, color in {"red": (150, 90, 90), "green": (90, 150, 90), "blue": (90, 90, 150)}.items():
-            (home / "photos" / split / name).mkdir(parents=True)
-            for index in range(count):
-                pixels = np.clip(np.array(color) + rng.normal(0, 40, (16, 16, 3)), 0, 255).astype(np.uint8)
-                Image.fromarray(pixels).save(home / "photos" / split / name / f"{index}.png")
-                Image.fromarray(pixels).save(home / "flat" / f"{split}-{name}-{index}.png")
+    for file in write_photos(home / "photos", spread=40, train=16, validation=6).rglob("*.png"):
+        shutil.copy(file, home / "flat" / "-".join(file.parts[-3:]))
     return home
 
 
@@ -61,12 +58,11 @@ def home(tmp_path_factory):
 def run(home):
     """run(name, *flags, data=) -> the folder of a finished run, trained in this process."""
 
-    def pretrained(name, *flags, data="photos"):
+    def pretrained(name, *flags, data="photos", task=PreTraining):
         words = ["--dataset_name", home / data, "--output_dir", home / name, *FLAGS, *flags]
         if "--model_name_or_path" in flags:
             words = [word for word in words if word not in FLAGS[:4]]
-        args = parse_args([*map(str, words)], kind=PretrainArguments)
-        train(args, PreTraining, pretrain.draw)
+        train(parse_args([*map(str, words)], kind=PretrainArguments), task, pretrain.draw)
         return home / name
 
     return pretrained
@@ -75,16 +71,6 @@ def run(home):
 @pytest.fixture(scope="module")
 def plain(run):
     return run("plain")
-
-
-def lines_of(folder, key="loss"):
-    """(step, value) of each line of metrics.jsonl that has the key."""
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [(line["step"], line[key]) for line in lines if key in line]
-
-
-def results_of(folder):
-    return json.loads((folder / "results.json").read_text())
 
 
 def pixels_of(home, split="train"):
@@ -119,7 +105,7 @@ def test_a_run_is_a_plain_loop_over_images_and_masks(run, home, tiny_config):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert [value for _, value in lines_of(folder)] == pytest.approx(losses, rel=1e-5)
+    assert list(logged(folder, "loss").values()) == pytest.approx(losses, rel=1e-5)
     saved = load_file(folder / "checkpoints" / "step-000008" / "model.safetensors")
     for name, weight in model.named_parameters():
         if "k_proj.bias" not in name:  # changes no answer: its gradient is rounding, which Adam makes a step of
@@ -137,17 +123,7 @@ def test_held_out_loss_and_neighbours_are_those_of_the_saved_model(plain, home):
     assert results["metrics"]["loss"] == pytest.approx(loss.item(), rel=1e-4)
     assert results["metrics"]["knn_accuracy"] == pytest.approx(knn_accuracy(train, labels, features, truth))
     assert results["metrics_of"].startswith("validation, the best")
-    assert [step for step, _ in lines_of(plain, "eval_loss")] == [3, 6]
-
-
-def test_a_run_learns_and_its_neighbours_with_it(run):
-    folder = run(
-        "longer", "--max_train_steps", "80", "--eval_steps", "80", "--log_steps", "20", "--learning_rate", "3e-3"
-    )
-    losses = [value for _, value in lines_of(folder)]
-    assert losses[-1] < 0.98 * losses[0]
-    assert results_of(folder)["warnings"] == []
-    assert lines_of(folder, "accuracy") == []
+    assert list(logged(plain, "eval_loss")) == [3, 6]
 
 
 @pytest.fixture(scope="module")
@@ -160,11 +136,12 @@ def teacher(home, tiny_config, randomize):
     return home / "teacher"
 
 
-def test_a_teachers_features_are_learned_as_by_a_plain_loop(run, home, teacher):
+def test_a_teachers_features_are_learned_as_by_a_plain_loop(run, home, teacher, monkeypatch):
+    monkeypatch.setattr(checkpoints, "KEPT", 99)
     flags = (*PLAIN, "--teacher_name_or_path", teacher, "--max_train_steps", "24")
     flags += ("--gradient_checkpointing", "true")
     folder = run("distilled", *flags)
-    losses = [value for _, value in lines_of(folder)]
+    losses = list(logged(folder, "loss").values())
     assert np.mean(losses[-4:]) < 0.95 * np.mean(losses[:4])
     begun = load_file(folder / "checkpoints" / "step-000022" / "model.safetensors")
     (images, _), network = pixels_of(home), HFViTModel.from_pretrained(teacher).eval()
@@ -188,40 +165,21 @@ def test_a_teachers_features_are_learned_as_by_a_plain_loop(run, home, teacher):
 # A run as any other
 
 
-SLOWED = """
-import time
-from hf_vit.system import hardware
-from hf_vit.training import inputs
-
-hardware.use_all_cores = lambda: None  # threads that wait for each other starve on a busy machine
-real = inputs.augment
-inputs.augment = lambda *args, **kwargs: (time.sleep({seconds}), real(*args, **kwargs))[1]
-"""
+class Stopped(PreTraining):
+    def loss(self, model, batch):
+        os.kill(os.getpid(), signal.SIGINT)
+        return super().loss(model, batch)
 
 
-def start(home, name, seconds, *flags, **environment):
-    """A process at work on a run, `seconds` slower each step."""
-    line = [sys.executable, "-W", "ignore", "-c", SLOWED.format(seconds=seconds) + forked.THEN_THE_SCRIPT]
-    line += [HOUSE / "recipes" / "pretrain.py", "--dataset_name", home / "photos", "--output_dir", home / name]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", **environment}
-    return forked.Forked([*line, *FLAGS, *flags], env=environment, together=True)
-
-
-def test_a_killed_run_goes_on_to_the_same_bits(plain, run, home):
-    process, until = start(home, "killed", 0.4), time.monotonic() + 100
-    while not (home / "killed" / "checkpoints" / "step-000002").exists():
-        assert process.poll() is None, process.printed()
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    process.kill()
-    process.wait()
-    assert not (home / "killed" / "results.json").exists()
-    run("killed")
-    assert results_of(home / "killed")["resumed_at_steps"] == [2]
+def test_a_stopped_run_goes_on_to_the_same_bits(plain, run, home):
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            run("stopped", "--auto_find_batch_size", "false", task=Stopped)
+    run("stopped")
+    assert results_of(home / "stopped")["resumed_at_steps"] == [1, 2]
     for file in ("model/model.safetensors", "checkpoints/step-000006/optimizer.safetensors"):
-        assert (home / "killed" / file).read_bytes() == (plain / file).read_bytes(), file
-    for key in ("loss", "eval_loss", "eval_knn_accuracy"):
-        assert lines_of(home / "killed", key) == lines_of(plain, key)
+        assert (home / "stopped" / file).read_bytes() == (plain / file).read_bytes(), file
+    assert log_of(home / "stopped") == log_of(plain)
 
 
 def test_a_picture_that_cannot_be_drawn_costs_no_run(run, monkeypatch, capsys):
@@ -232,19 +190,6 @@ def test_a_picture_that_cannot_be_drawn_costs_no_run(run, monkeypatch, capsys):
     folder = run("undrawn", "--max_train_steps", "1")
     assert "not all pictures could be drawn (IndexError: no such patch)" in capsys.readouterr().out
     assert results_of(folder)["steps"] == 1
-
-
-def test_two_processes_train_as_one_does(plain, home):
-    half = ("--per_device_train_batch_size", "4")
-    processes = [start(home, "two", 0, *half, **rank) for rank in forked.group_of_two()]
-    printed = [process.communicate(150)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], printed
-    for key in ("loss", "eval_loss"):
-        assert dict(lines_of(home / "two", key)) == pytest.approx(dict(lines_of(plain, key)), rel=1e-4)
-    alone, together = (load_file(folder / "model" / "model.safetensors") for folder in (plain, home / "two"))
-    for name, weight in alone.items():
-        if "k_proj.bias" not in name:  # changes no answer: its gradient is rounding, which Adam makes a step of
-            torch.testing.assert_close(together[name], weight, rtol=0, atol=1e-4)
 
 
 def test_images_in_no_class_folders_are_learned_from_too(run, capsys):
@@ -259,7 +204,7 @@ def test_images_in_no_class_folders_are_learned_from_too(run, capsys):
 def test_a_stream_is_learned_from_and_its_neighbours_are_not_asked(run):
     folder = run("stream", "--streaming", "true")
     assert set(results_of(folder)["metrics"]) == {"loss", "step", "epoch"}
-    assert len(lines_of(folder)) == 6
+    assert len(logged(folder, "loss")) == 6
 
 
 def test_a_folder_opens_as_every_model_and_has_a_card(plain, run, capsys):
@@ -286,6 +231,63 @@ def test_a_run_ends_with_the_command_that_fine_tunes_its_model(run, capsys):
     assert words[1].endswith("recipes/train.py")
     args = parse_args(words[2:])
     assert (args.model_name_or_path, args.output_dir) == (str(folder / "model"), f"{folder}-finetuned")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Masks
+
+
+DECODER = dict(decoder_hidden_size=24, decoder_num_hidden_layers=1, decoder_num_attention_heads=2)
+
+
+def test_masks_are_a_function_of_seed_epoch_and_image_id():
+    index = torch.arange(64)
+    noise = masking_noise(index, seed=1, epoch=2, num_patches=49)
+    assert noise.shape == (64, 49)
+    assert torch.equal(noise[40:50], masking_noise(index[40:50], 1, 2, 49))  # whatever the batch
+    order = torch.randperm(64)
+    assert torch.equal(noise[order], masking_noise(index[order], 1, 2, 49))  # and its order
+    masks = [
+        random_masking(each, 0.75)[1]
+        for each in (noise, masking_noise(index, 2, 2, 49), masking_noise(index, 1, 3, 49))
+    ]
+    for mask in masks[1:]:
+        assert 0.2 < (mask == 0)[masks[0] == 0].float().mean() < 0.3  # as often as by chance
+    assert len({tuple(row) for row in masks[0].tolist()}) == 64
+
+
+def test_pictures_show_the_image_what_is_visible_and_an_answer(tiny_config, randomize):
+    model = randomize(HFViTForPreTraining(tiny_config(**DECODER))).train()
+    spec = ImageSpec(16, 16, 3, 2, (0.5, 0.25, 0.5), (0.5, 0.5, 0.5))
+    images, noise = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8), torch.rand(3, 16)
+    image, masked, answer = reconstruction_pictures(model, normalize(images, spec), noise, spec)
+    assert model.training
+    assert torch.equal(image, images)
+    hidden = random_masking(noise, 0.75)[1].bool()  # (3, 16)
+    hidden = hidden.view(3, 1, 4, 4).repeat_interleave(4, 2).repeat_interleave(4, 3).expand(-1, 3, -1, -1)
+    mean = torch.tensor([128, 64, 128], dtype=torch.uint8).view(1, 3, 1, 1).expand_as(images)
+    assert torch.equal(masked, torch.where(hidden, mean, images))
+    assert torch.equal(answer[~hidden], images[~hidden])
+    assert (answer[hidden] != images[hidden]).float().mean() > 0.5
+
+
+def test_muon_trains_the_matrices_of_the_decoders_layers_and_the_mask_token_does_not_decay(tiny_config):
+    model = HFViTForPreTraining(tiny_config(**DECODER))
+    of_muon = {
+        name
+        for one in build_optimizers(model, "muon", 1e-3, 0.1, 0.95)
+        if isinstance(one, Muon)
+        for group in one.param_groups
+        for name in group["names"]
+    }
+    layer = "decoder.decoder_layers.0"
+    wanted = {f"{layer}.attention.{m}_proj.weight" for m in "qkvo"} | {f"{layer}.mlp.fc{m}.weight" for m in "12"}
+    assert {name for name in of_muon if name.startswith("decoder.")} == wanted
+    assert len(of_muon) == 6 * 3
+    assert all(
+        group["weight_decay"] == 0 for group in parameter_groups(model, 0.1) if "decoder.mask_token" in group["names"]
+    )
+    assert all(layer_id(name, 2) == 3 for name, _ in model.named_parameters() if name.startswith("decoder."))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -11,25 +11,24 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from runs import TINY, as_flags, ended, files_of, log_of, logged, results_of, start, write_photos
+import runs
+from runs import TINY, as_flags, ended, files_of, log_of, logged, results_of, start
 from safetensors.torch import load_file, save_file
 
 from hf_vit.data.sampling import epoch_batches
 from hf_vit.system.errors import UserError
 from hf_vit.system.files import atomic_dir, checksummed_dir
 from hf_vit.training import checkpoints, loop, run_folder
-from hf_vit.training.arguments import TrainArguments
 from hf_vit.training.checkpoints import list_checkpoints, newest_checkpoint, step_of
 from hf_vit.training.classification import Classification
 from hf_vit.training.run_folder import locked
 from hf_vit.training.signals import STOPPED
-from hf_vit.training.train import train as train_run
 
 
 FLAGS = dict(
     preset="tiny-patch16-224", config_overrides=TINY + ",drop_path_rate=0.2,hidden_dropout_prob=0.1", erase=0.3, ema_decay=0.9,
-    per_device_train_batch_size=4, max_train_steps=12, log_steps=2, eval_steps=4, checkpointing_steps=3,
-    num_workers=0, auto_find_batch_size=False,
+    per_device_train_batch_size=4, max_train_steps=12, log_steps=2, eval_steps=4, checkpointing_steps=3, num_workers=0,
+    auto_find_batch_size=False,
 )  # fmt: skip
 
 
@@ -42,25 +41,17 @@ def kept():
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    return write_photos(tmp_path_factory.mktemp("resume") / "photos", train=8, validation=4)
-
-
-@pytest.fixture(scope="module")
 def train(photos):
     """train(run, **flags) -> its `Results`, trained or continued in this process."""
-
-    def train(run, task=Classification, draw=None, **flags):
-        return train_run(TrainArguments(str(photos), **{**FLAGS, "output_dir": str(run), **flags}), task, draw)
-
-    return train
+    return lambda run, task=Classification, draw=None, **flags: runs.train(photos, run, task, draw, **FLAGS | flags)
 
 
 @pytest.fixture(scope="module")
-def whole(photos, train):
+def whole(train, tmp_path_factory):
     """A run that nothing interrupted: 12 steps, checkpoints at 3, 6, 9, 12, evaluations at 4, 8, 12."""
-    train(photos.parent / "whole")
-    return photos.parent / "whole"
+    run = tmp_path_factory.mktemp("resume") / "whole"
+    train(run)
+    return run
 
 
 @pytest.fixture
@@ -236,7 +227,7 @@ def test_checkpoints_are_written_after_some_time_and_then_every_so_often(
         (dict(erase=0.2, seed=1), "(?=.*erase was 0.3 and is 0.2).*seed was 0 and is 1"),
         (dict(resume="never"), "--overwrite"),
         (dict(per_device_train_batch_size=8), "images_per_step was 4 and is 8"),
-        (dict(resume="photos"), "--resume photos"),
+        (dict(resume="photos"), "--resume .*photos"),
     ],
 )
 def test_another_run_is_refused_by_what_differs_and_the_folder_is_untouched(killed, train, flags, named):
@@ -450,7 +441,7 @@ def test_a_step_without_a_finite_loss_is_skipped_counted_and_noted(train, tmp_pa
 def test_one_bad_step_too_many_stops_the_run_and_says_where_to_look(train, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(loop, "MOST_SKIPPED", 0)
     rows = ", ".join(map(str, list(epoch_batches(24, 4, 0, 0))[4]))
-    with pytest.raises(UserError, match=f"step 5: learning rate 0.000.*{rows}"):
+    with pytest.raises(UserError, match=f"step 5.*: learning rate 0.000.*{rows}"):
         train(tmp_path, NotANumber)
     assert "from step 4" in capsys.readouterr().out
     last = newest_checkpoint(tmp_path)
