@@ -18,11 +18,11 @@ from hf_vit.training.losses import FrozenTeacher
 
 
 def patch_features(model: HFViTModel, pixel_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The pooled vector (B, D) and the features of the patches as a map (B, D, h, w)."""
+    """The pooled vector (B, D) and the features of the patches as a map (B, h, w, D)."""
     outputs = model(pixel_values)
     patches = outputs.last_hidden_state[:, model.config.num_prefix_tokens :]  # (B, T, D) -> (B, N, D)
     grid = model.embeddings.patch_embeddings.grid_size(pixel_values)
-    return outputs.pooler_output, patches.transpose(1, 2).unflatten(2, grid)  # (B, N, D) -> (B, D, h, w)
+    return outputs.pooler_output, patches.unflatten(1, grid)  # (B, N, D) -> (B, h, w, D)
 
 
 class FeatureTeacher(FrozenTeacher):
@@ -34,10 +34,9 @@ class FeatureTeacher(FrozenTeacher):
 
     @torch.no_grad()
     def forward(self, pixel_values):
-        """The student's normalised pixels (B, C, H, W) -> the teacher's pooled vector (B, D) and map (B, D, h, w), normalised."""
+        """The student's normalised pixels (B, C, H, W) -> the teacher's pooled vector (B, D) and map (B, h, w, D), normalised."""
         pooled, features = patch_features(self.model, self.as_own(pixel_values))
-        features = nn.functional.layer_norm(features.movedim(1, 3), features.shape[1:2]).movedim(3, 1)
-        return nn.functional.layer_norm(pooled, pooled.shape[1:]), features
+        return tuple(nn.functional.layer_norm(values, values.shape[-1:]) for values in (pooled, features))
 
 
 class FeatureDistillation(nn.Module):
@@ -67,13 +66,14 @@ class FeatureDistillation(nn.Module):
         Args:
             pixel_values: (B, C, H, W).
             teacher_pooled: (B, D) of the teacher.
-            teacher_patches: (B, D, h, w); another grid than the student's is resampled to it, bilinear and antialiased.
+            teacher_patches: (B, h, w, D); another grid than the student's is resampled to it, bilinear and antialiased.
         """
         pooled, patches = patch_features(self.vit, pixel_values)
-        if teacher_patches.shape[2:] != patches.shape[2:]:
+        grid = patches.shape[1:3]
+        if teacher_patches.shape[1:3] != grid:
             teacher_patches = nn.functional.interpolate(
-                teacher_patches, size=patches.shape[2:], mode="bilinear", antialias=True
-            )
-        patches = self.patch_projection(patches.movedim(1, 3)).movedim(3, 1)  # (B, D, h, w) of the teacher's width
+                teacher_patches.movedim(3, 1), size=grid, mode="bilinear", antialias=True
+            ).movedim(1, 3)
         of_pooled = nn.functional.mse_loss(self.pooled_projection(pooled).float(), teacher_pooled.float())
-        return (of_pooled + nn.functional.mse_loss(patches.float(), teacher_patches.float())) / 2
+        of_patches = nn.functional.mse_loss(self.patch_projection(patches).float(), teacher_patches.float())
+        return (of_pooled + of_patches) / 2

@@ -27,7 +27,6 @@ from hf_vit.system.escapes import as_license
 from hf_vit.system.recipes_folder import EMBEDDED
 from hf_vit.training.arguments import TrainArguments
 from hf_vit.training.log import print_main
-from hf_vit.training.plan import Plan
 
 
 MAX_PAIRS = 10**9  # of a scored image and one to train on, that are compared before a run
@@ -150,13 +149,14 @@ def read_data(args: TrainArguments, task, accelerator):
 def count_scored_duplicates(data: RunData) -> int | None:
     """How many of the scored images are to be trained on too, as `duplicates.also_in` tells; None where the images are not in
     memory, too many to compare all, or cut in another way."""
-    scored, trained = data.eval_images.cache, getattr(data.train_images, "cache", None)
-    if scored is None or trained is None or len(scored) * len(trained) > MAX_PAIRS:
+    scored, trained, is_same_cut = (
+        data.eval_images.cache,
+        data.train_images,
+        data.spec.resize == data.train_spec.resize,
+    )
+    if scored is None or not data.in_memory or not is_same_cut or len(scored) * len(trained) > MAX_PAIRS:
         return None
-    if data.spec.resize != data.train_spec.resize:  # only the scored images lose their borders
-        return None
-    count = int(also_in(thumbnail_vectors(scored), thumbnail_vectors(trained)).sum())
-    if count:
+    if count := int(also_in(thumbnail_vectors(scored), thumbnail_vectors(trained.cache)).sum()):
         print_main(
             f"{count:,} of the {len(scored):,} images to score are trained on too ({script_name('audit')} shows them)"
         )
@@ -172,20 +172,19 @@ class TrainBatches:
     """The micro-batches of one process, in an order that is a function of seed and step.
 
     Args:
-        plan, data, task: of the run.
-        rank: of this process.
+        run: with its plan, data, task and accelerator.
         batch_size, accumulation: images of a micro-batch, and micro-batches of a step.
     """
 
-    def __init__(self, plan: Plan, data: RunData, task, device, rank: int, batch_size: int, accumulation: int):
-        self.plan, self.args, self.data, self.task = plan, plan.args, data, task
-        self.device, self.rank, self.batch_size, self.accumulation = device, rank, batch_size, accumulation
+    def __init__(self, run, batch_size: int, accumulation: int):
+        self.plan, self.args, self.data, self.task = run.plan, run.plan.args, run.data, run.task
+        self.accelerator, self.batch_size, self.accumulation = run.accelerator, batch_size, accumulation
 
     def rows(self, first_step: int) -> Iterator[tuple[int, dict]]:
         """(epoch, rows) of each micro-batch from step `first_step` on, without an end."""
         images, size, plan = self.data.train_images, self.batch_size, self.plan
         per_process = size * self.accumulation
-        starts, place = range(0, per_process, size), (self.rank, plan.processes)
+        starts, place = range(0, per_process, size), (self.accelerator.process_index, plan.processes)
         if self.data.is_stream:
             for epoch, rows in images.batches(first_step, per_process, *place):
                 for at in starts:
@@ -230,7 +229,7 @@ class TrainBatches:
         """Each micro-batch up to the last step."""
         count = (self.plan.total_steps - first_step) * self.accumulation
         for number, (epoch, rows) in enumerate(itertools.islice(self.rows(first_step), count)):
-            on_device = {key: rows[key].to(self.device, non_blocking=True) for key in ("images", "labels")}
+            on_device = {key: rows[key].to(self.accelerator.device, non_blocking=True) for key in ("images", "labels")}
             rows = {**rows, **on_device}  # the ids stay on the CPU, where random numbers are drawn from them
             inputs, targets = self.augmented(rows, epoch, first_step + number // self.accumulation)
             del rows["images"]

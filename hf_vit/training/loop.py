@@ -67,8 +67,6 @@ def train_step(run: Run, batches: Prefetcher, saved_at: float) -> tuple[bool, bo
     optimizer_step(run, sums, finite)
     state.step += 1
     state.is_consistent = True
-    if run.accelerator.device.type == "cuda":
-        state.timed("input", batches.prefetch)  # while the device updates the weights
     state.seconds["step"] += time.monotonic() - began
     run.log.update(rate, norm)
     return stopped, checkpoint_is_due
@@ -89,9 +87,6 @@ def forward_backward(run: Run, batches: Prefetcher):
         with accelerator.accumulate(run.model):
             loss, outputs = task.loss(run.model, batch)
             accelerator.backward(loss)
-        is_last = number + 1 == run.batches.accumulation
-        if accelerator.device.type == "cuda" and not is_last:  # augment while the device works
-            state.timed("input", batches.prefetch)
         with torch.no_grad():
             correct = task.count_correct(outputs, batch)
             count = torch.full_like(correct, len(batch.inputs))

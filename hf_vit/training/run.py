@@ -80,9 +80,7 @@ class Run:
         self.parameters = sum(p.numel() for p in parameters), sum(p.numel() for p in parameters if p.requires_grad)
         if args.gradient_checkpointing:
             model.activation_checkpointing_enable({"use_reentrant": False})
-        micro_batch = self.fit_batch_size(model)
-        place = accelerator.device, accelerator.process_index
-        self.batches = TrainBatches(self.plan, self.data, task, *place, *micro_batch)
+        self.batches = TrainBatches(self, *self.fit_batch_size(model))
         accelerator.gradient_accumulation_steps = self.batches.accumulation
         self.model, network, optimizers = self.prepare(model)
         ema = ModelEMA(network, args.ema_decay) if args.ema_decay > 0 else None

@@ -7,7 +7,7 @@ import datasets
 import transformers
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import DistributedType, InitProcessGroupKwargs, LoggerType, set_seed
+from accelerate.utils import DistributedType, InitProcessGroupKwargs, set_seed
 
 from hf_vit.system import hardware
 from hf_vit.system.errors import UserError
@@ -35,8 +35,8 @@ def set_up_accelerator(args: TrainArguments) -> Accelerator:
     hardware.shard_on_cpu(accelerator)
     hardware.keep_float32(accelerator)
     kind = accelerator.distributed_type
-    old_fsdp = kind == DistributedType.FSDP and not accelerator.is_fsdp2
-    if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM) or old_fsdp:
+    unknown = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
+    if kind in unknown or (kind == DistributedType.FSDP and not accelerator.is_fsdp2):
         raise UserError(f"{kind} is not known here: use FSDP 2 (recipes/accelerate/fsdp2.yaml) or DDP (ddp.yaml)")
     _set_up_process(accelerator)
     set_seed(args.seed)
@@ -63,17 +63,15 @@ def _set_up_process(accelerator: Accelerator):
 
 
 def known_trackers(names: str) -> list[str]:
-    """`--report_to` as Accelerate takes it.
+    """`--report_to` as Accelerate takes it, which passes over a tracker whose library is not installed.
 
     Raises:
-        ValueError: for a tracker that Accelerate does not know, or whose library is not installed.
+        ValueError: for a tracker that is not installed, or that Accelerate does not know.
     """
-    asked = [name.strip() for name in names.split(",") if name.strip() not in ("", "none")]
-    installed = [str(name) for name in get_available_trackers()]
-    known = [str(name) for name in LoggerType if str(name) != "all"]
-    for name in asked:
-        if name not in known:
-            raise UserError(f"--report_to {name}: wanted none, or some of {', '.join(known)}")
-        if name not in installed:
-            raise UserError(f"--report_to {name}: its library is not installed: pip install {name}")
-    return asked
+    asked = {name.strip() for name in names.split(",")} - {"", "none"}
+    installed = {str(name) for name in get_available_trackers()}
+    if missing := asked - installed:
+        raise UserError(
+            f"--report_to {', '.join(missing)}: install it; installed are {', '.join(installed) or 'none'}"
+        )
+    return sorted(asked)

@@ -109,7 +109,7 @@ def test_a_run_is_a_plain_loop_over_images_and_masks(run, home, tiny_config):
     saved = load_file(folder / "checkpoints" / "step-000008" / "model.safetensors")
     for name, weight in model.named_parameters():
         if "k_proj.bias" not in name:  # changes no answer: its gradient is rounding, which Adam makes a step of
-            torch.testing.assert_close(saved[name], weight, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(saved[name], weight.detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_held_out_loss_and_neighbours_are_those_of_the_saved_model(plain, home):
@@ -143,11 +143,11 @@ def test_a_teachers_features_are_learned_as_by_a_plain_loop(run, home, teacher, 
     folder = run("distilled", *flags)
     losses = list(logged(folder, "loss").values())
     assert np.mean(losses[-4:]) < 0.95 * np.mean(losses[:4])
-    begun = load_file(folder / "checkpoints" / "step-000002" / "model.safetensors")
+    begun = load_file(folder / "checkpoints" / "step-000022" / "model.safetensors")
     (images, _), network = pixels_of(home), HFViTModel.from_pretrained(teacher).eval()
     student = HFViTModel(HFViTModel.from_pretrained(folder / "model").config)
     student.load_state_dict({name[4:]: value for name, value in begun.items() if name.startswith("vit.")})
-    (*_, (_, ids)) = order_of(3)  # the third step, from the weights after two
+    (*_, (_, ids)) = order_of(23)  # from the weights after 22 steps
     with torch.no_grad():
         whitened = lambda features: nn.functional.layer_norm(features, features.shape[-1:])
         seen, wanted = student(images[ids]), network(images[ids])
@@ -156,7 +156,7 @@ def test_a_teachers_features_are_learned_as_by_a_plain_loop(run, home, teacher, 
         grid = whitened(wanted.last_hidden_state[:, 1:]).transpose(1, 2).unflatten(2, (2, 2))
         grid = nn.functional.interpolate(grid, (4, 4), mode="bilinear", antialias=True).flatten(2).transpose(1, 2)
         of_patches = (project(seen.last_hidden_state[:, 1:], "patch_projection") - grid).square().mean()
-    assert losses[2] == pytest.approx((of_pooled + of_patches).item() / 2, rel=1e-4)
+    assert losses[22] == pytest.approx((of_pooled + of_patches).item() / 2, rel=1e-4)
     assert json.loads((folder / "model" / "config.json").read_text())["architectures"] == ["HFViTModel"]
     assert not (folder / "model" / "figures" / "reconstructions.png").exists()
 
