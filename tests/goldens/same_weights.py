@@ -25,18 +25,19 @@ KNOWN = HERE / "weights.json"
 DEMO = ("--config", "demo", "--max_train_steps", "40")
 # All 40 steps with their warm-up and decay; the others have twelve, of a smaller network on a part of the images.
 SMALL = (
-    "--dataset_name", "fashion-mnist-mini", "--shots", "50", "--preset", "tiny-patch16-224", "--max_train_steps", "12",
+    "--dataset_name", "fashion-mnist-mini", "--preset", "tiny-patch16-224", "--max_train_steps", "12",
     "--per_device_train_batch_size", "32", "--mixed_precision", "no", "--config_overrides",
 )  # fmt: skip
+FEW = ("--shots", "50")
 NETWORK = "image_size=28,patch_size=7,hidden_size=32,num_hidden_layers=2,num_attention_heads=4,intermediate_size=64"
 CASES = {
     "demo": ("train.py", *DEMO),
     "adamw": (
-        "train.py", *SMALL, f"{NETWORK},drop_path_rate=0.2,hidden_dropout_prob=0.1,patch_dropout_rate=0.25", "--ema_decay", "0.9",
+        "train.py", *FEW, *SMALL, f"{NETWORK},drop_path_rate=0.2,hidden_dropout_prob=0.1,patch_dropout_rate=0.25", "--ema_decay", "0.9",
         "--gradient_accumulation_steps", "2", "--mixup", "0.2", "--cutmix", "0.5", "--erase", "0.3", "--color_jitter", "0.2",
         "--layer_decay", "0.8", "--auto_augment", "rand",
     ),
-    "resumed": ("train.py", *SMALL, f"{NETWORK},drop_path_rate=0.2", "--ema_decay", "0.9", "--optimizer", "muon"),
+    "resumed": ("train.py", *FEW, *SMALL, f"{NETWORK},drop_path_rate=0.2", "--ema_decay", "0.9", "--optimizer", "muon"),
     "lora": (
         "train.py", "--dataset_name", "fashion-mnist-mini", "--shots", "50", "--model_name_or_path",
         str(HERE / "saved" / "ba8e6ca" / "classifier"), "--lora_rank", "4", "--max_train_steps", "12", "--mixed_precision", "no",
