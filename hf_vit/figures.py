@@ -27,23 +27,6 @@ FALLBACKS = (
     "Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Hiragino Sans", "Noto Sans", "Noto Sans Arabic",
     "Noto Sans Devanagari",
 )  # fmt: skip
-INSTALLED = {font.name for font in fontManager.ttflist}
-STYLE = {
-    "font.family": [*rcParams["font.family"], *(name for name in FALLBACKS if name in INSTALLED)],
-    "text.parse_math": False,  # a $ in a class name is one
-    "figure.constrained_layout.use": True,
-    "font.size": 7,
-    "axes.titlesize": 7.5,
-    "axes.titley": 1.0,  # to look for the place of a title takes as long as to draw all
-    "axes.labelsize": 7,
-    "axes.axisbelow": True,
-    "axes.formatter.useoffset": False,
-    "grid.color": GREY,
-    "grid.alpha": 0.25,
-    "legend.frameon": False,
-    "image.interpolation": "nearest",
-}
-styled = rc_context(STYLE)
 SMOOTHED, DOTTED = 100, 20  # points of a curve: above, its running mean is drawn; up to which, each has a dot
 NAMED, COUNTED = 40, 12  # classes up to which a confusion matrix is drawn, and has counts in its cells
 MOST_BARS = 30
