@@ -27,11 +27,27 @@ FALLBACKS = (
     "Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Hiragino Sans", "Noto Sans", "Noto Sans Arabic",
     "Noto Sans Devanagari",
 )  # fmt: skip
+INSTALLED = {font.name for font in fontManager.ttflist}
+STYLE = {
+    "font.family": [*rcParams["font.family"], *(name for name in FALLBACKS if name in INSTALLED)],
+    "text.parse_math": False,  # a $ in a class name is one
+    "figure.constrained_layout.use": True,
+    "font.size": 7,
+    "axes.titlesize": 7.5,
+    "axes.titley": 1.0,  # to look for the place of a title takes as long as to draw all
+    "axes.labelsize": 7,
+    "axes.axisbelow": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": GREY,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+    "image.interpolation": "nearest",
+}
+styled = rc_context(STYLE)
 SMOOTHED, DOTTED = 100, 20  # points of a curve: above, its running mean is drawn; up to which, each has a dot
-NAMED, COUNTED = 40, 12  # classes up to which a confusion matrix is drawn, and has counts in its cells
-MOST_BARS = 30
-FLAT = 0.01  # a map whose numbers differ by less, relative to the largest, says nothing
-BESIDE = 6  # maps beside an image; more go into further lines
+NAMED, COUNTED, MOST_BARS = 40, 12, 30  # classes up to which a confusion matrix is drawn, and has counts in its cells
+# A map whose numbers differ by less, relative to the largest, says nothing. More maps beside an image go into further lines.
+FLAT, BESIDE = 0.01, 6
 METHODS = {  # those of `attention_maps` with one map an image
     "mean": "attention, last layer",
     "rollout": "rollout",

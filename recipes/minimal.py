@@ -14,6 +14,7 @@ recipes/train.py is for results: it resumes, augments, averages weights, and rea
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import evaluate
@@ -58,6 +59,12 @@ def build_model(checkpoint: str | None, names: list[str]):
     return HFViTForImageClassification(config), ViTImageProcessorPil(size={"height": 28, "width": 28})
 
 
+def to_batch(rows: list[dict], processor, image_column: str, label_column: str) -> dict[str, torch.Tensor]:
+    """What the model takes of some rows; it runs in the workers of a loader."""
+    images = [row[image_column].convert("RGB") for row in rows]
+    return processor(images, return_tensors="pt") | {"labels": torch.tensor([row[label_column] for row in rows])}
+
+
 def main():
     args = parse_args()
     accelerator = Accelerator()
@@ -68,12 +75,8 @@ def main():
         splits = splits["train"].train_test_split(0.1, seed=0, stratify_by_column=args.label_column)
     model, processor = build_model(args.checkpoint, splits["train"].features[args.label_column].names)
 
-    def to_batch(rows):  # in the workers of a loader
-        images = [row[args.image_column].convert("RGB") for row in rows]
-        labels = torch.tensor([row[args.label_column] for row in rows])
-        return processor(images, return_tensors="pt") | {"labels": labels}
-
-    loading = dict(batch_size=args.batch_size, collate_fn=to_batch, num_workers=2)
+    collate = partial(to_batch, processor=processor, image_column=args.image_column, label_column=args.label_column)
+    loading = dict(batch_size=args.batch_size, collate_fn=collate, num_workers=2)
     train_loader = DataLoader(splits["train"], shuffle=True, drop_last=True, **loading)
     test_loader = DataLoader(splits["test"], **loading)
 

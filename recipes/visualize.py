@@ -146,6 +146,9 @@ def draw_attention(model, pixels: torch.Tensor, args, image_spec) -> dict:
         captions = [format_prediction(row, names, thresholds) for row in model(pixel_values).logits]
     drawn, shown = model_figures(model, pixels, image_spec, captions), denormalize(pixel_values, image_spec)
     layers = list(range(config.num_hidden_layers)) if args.layers is None else args.layers
+    count = config.num_hidden_layers
+    if not all(-count <= layer < count for layer in layers):
+        raise UserError(f"--layers must be from {-count} to {count - 1}, got {', '.join(map(str, layers))}")
     labels = {} if args.label is None else {"labels": config.label2id[args.label]}
     with as_user_errors():  # of --layers and --method
         maps = model.attention_maps(pixel_values, layers, args.method, **labels)  # (n, layers, h, w)

@@ -10,7 +10,9 @@ from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 def timm_input_size(cfg: dict) -> list[int] | None:
     """The (C, H, W) that `pretrained_cfg` states for images, or None; ValueError if it is no size."""
     size = cfg.get("input_size")
-    if size is not None and not (len(size) == 3 and all(side in range(1, 2**16) for side in size)):
+    if size is not None and not (
+        isinstance(size, list) and len(size) == 3 and all(side in range(1, 2**16) for side in size)
+    ):
         raise ValueError(
             f"input_size in config.json is {size!r}; it must be [channels, height, width], each below 65,536"
         )

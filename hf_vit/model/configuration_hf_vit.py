@@ -255,7 +255,12 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         if fields.get("dtype") == "auto":
             del fields["dtype"]
         if "id2label" in fields or kwargs.get("num_labels") not in (None, len(config_dict.get("id2label") or ())):
-            names = ("id2label", "label2id", "num_labels")  # of the checkpoint's head, which is another one
+            names = (
+                "id2label",
+                "label2id",
+                "num_labels",
+                "thresholds",
+            )  # of the checkpoint's head, which is another one
             config_dict = {key: value for key, value in config_dict.items() if key not in names}
         config, unused = super().from_dict({**config_dict, **fields}, return_unused_kwargs=True, **kwargs)
         if return_unused_kwargs:

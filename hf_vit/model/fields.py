@@ -39,7 +39,7 @@ def labels_by_id(id2label: dict) -> dict[int, str]:
         ValueError: unless the ids are 0, 1, 2, ..., each once: every row of the head has a name.
     """
     by_id = {str(index): label for index, label in id2label.items()}
-    rows = range(len(id2label))
+    rows = range(max(1, len(id2label)))
     if set(by_id) != set(map(str, rows)):
         raise ValueError(f"the ids of id2label must be 0 to {len(rows) - 1}, each once, got {list(id2label)[:5]}")
     return {row: by_id[str(row)] for row in rows}

@@ -110,7 +110,7 @@ def set_token_merging(model, r: int | list[int]):
     """
     base, layers = model.base_model, model.base_model.layers
     counts = list(r) if isinstance(r, (list, tuple)) else [r] * len(layers)
-    if len(counts) != len(layers) or min(counts) < 0:
+    if len(counts) != len(layers) or not all(isinstance(count, int) and count >= 0 for count in counts):
         raise ValueError(
             f"r must be a number of patches >= 0, or a list of {len(layers)}, one for each layer, got {r!r}"
         )

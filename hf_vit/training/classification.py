@@ -218,13 +218,15 @@ class Classification(Task):
 
     def check_saved(self, folder: Path, samples: dict, accelerator) -> dict:
         """Write example.png, and compare the saved model's logits with those that were evaluated."""
-        spec, model = self.data.spec, load_classifier(str(folder), regression=True)
+        spec, model, scale = self.data.spec, load_classifier(str(folder), regression=True), getattr(self, "std", None)
         if spec.channels in (1, 3):
             example = samples["images"][0].permute(1, 2, 0).squeeze(2)  # (C, H, W) -> (H, W, 3) or (H, W)
             Image.fromarray(example.numpy()).save(folder / "example.png")
         return {
             "attention_query": self.backbone.attention_query,
-            "saved_logits_apart": logits_difference(model, samples["images"], samples["logits"], spec, accelerator),
+            "saved_logits_apart": logits_difference(
+                model, samples["images"], samples["logits"], spec, accelerator, scale
+            ),
         }
 
     def faults(self, results: Results, log: list[dict]) -> list[str]:

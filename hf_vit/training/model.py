@@ -42,15 +42,17 @@ def build_model(
     fields = {**config_fields(overrides, image_size), "id2label": dict(enumerate(labels))}
     before = None if checkpoint is None else HFViTConfig.from_pretrained(checkpoint)
     had_several = before is not None and before.problem_type == MULTI_LABEL
-    if multi_label or had_several:
-        fields["problem_type"] = MULTI_LABEL if multi_label else "single_label_classification"
+    was_regression = before is not None and before.problem_type == "regression"
+    if multi_label or had_several or was_regression:
+        fields.setdefault("problem_type", MULTI_LABEL if multi_label else "single_label_classification")
     model, processor = load_model(HFViTForImageClassification, checkpoint, preset, fields, eval_crop)
     if before is None:
         return model, processor
     vars(model.config).pop("thresholds", None)  # of the labels that it had
-    of_classes = (
-        model.config.problem_type != "regression"
-    )  # whose head gives numbers in another unit while it is trained
+    of_classes = "regression" not in (
+        before.problem_type,
+        model.config.problem_type,
+    )  # numbers are learned in another unit
     is_kept = list(before.id2label.values()) == labels and had_several == multi_label and of_classes
     if model.classifier.weight.any():  # a head of another size was reset with a line
         why = "its classes are" if is_kept else "its classes, or their order or number an image, are not"
@@ -93,6 +95,10 @@ def load_model(model_class, checkpoint: str | None, preset: str | None, fields: 
         model, source = model_class(load_config(None, preset, fields)), ViTImageProcessorPil()
     else:
         model = model_class.from_pretrained(checkpoint, dtype=torch.float32, **fields)
+        if getattr(model, "_hf_peft_config_loaded", False):
+            raise UserError(
+                f"{checkpoint} is a LoRA adapter: fine-tune its base, or a run that was saved with --lora_save merged"
+            )
         source = load_processor(checkpoint)
     return model, build_processor(source, model.config, eval_crop)
 

@@ -156,9 +156,11 @@ class PreTraining(Task):
         questions = [(mean_loss, data.eval_images)]
         if voters is not None:
             questions += [(pooled, data.eval_images), (pooled, voters)]
-        answers = [ask(*question) for question in questions]
-        if any(answer is None for answer in answers):
-            return None
+        answers = []
+        for question in questions:
+            if (answer := ask(*question)) is None:
+                return None
+            answers.append(answer)
         losses, rows = answers[0]  # (n, 1), (n,)
         metrics = {"loss": losses.double().mean().item()}
         if voters is not None:

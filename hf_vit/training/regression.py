@@ -80,7 +80,7 @@ class Regression(Classification):
         return -metrics["loss"]
 
     def describe(self, metrics: dict, split: str) -> str:
-        return f"mean absolute error on {split} {metrics['mae']:.4g}, R2 {metrics['r2']:.4f}"
+        return f"R2 {metrics['r2']:.4f}, mean absolute error on {split} {metrics['mae']:.4g}"
 
     def artifacts(self, _model, evaluation: Evaluation) -> tuple[dict, dict, dict]:
         """Scores, samples of the images with labels and predictions, and all predictions."""
@@ -123,5 +123,7 @@ class Regression(Classification):
 
     def next_command(self, run_folder: Path) -> str:
         """Predict the number of an image."""
-        words = ["--model_name_or_path", run_folder, "--dataset_name", run_folder / "model" / "example.png"]
+        if not (image := run_folder / "model" / "example.png").is_file():
+            return super().next_command(run_folder)
+        words = ["--model_name_or_path", run_folder, "--dataset_name", image]
         return shell_line(RECIPES / "predict.py", *words, "--output_file", "prediction.csv")

@@ -485,9 +485,9 @@ def test_an_error_late_in_a_run_loses_no_step(shards, tmp_path):
 
 
 def test_an_unknown_or_missing_tracker_is_refused(photos, tmp_path):
-    for name, reason in (("tensorbord", "wanted none, or some of"), ("clearml", "not installed: pip install clearml")):
+    for name in ("tensorbord", "clearml"):
         flags = ["--dataset_name", photos, "--preset", "tiny-patch16-224", "--output_dir", "run", "--report_to", name]
-        assert reason in recipe("train.py", *flags, cwd=tmp_path, fails=True)
+        assert f"--report_to {name}" in recipe("train.py", *flags, cwd=tmp_path, fails=True)
 
 
 @pytest.mark.slow

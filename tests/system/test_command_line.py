@@ -1,6 +1,7 @@
 """Claims about the command line of all scripts."""
 
 import dataclasses
+import re
 import shlex
 import subprocess
 import sys
@@ -139,7 +140,7 @@ def test_help_shows_every_flag_in_its_group_with_its_default():
         name = field.name
         assert f" --{name} " in shown
         if isinstance(field.default, str | float) or type(field.default) is int:
-            of_flag = shown.partition(f" --{name} ")[2].partition(" --")[0].replace("- ", "-")
+            of_flag = re.split(r" --\w+ (?=[A-Z{\[])", shown.partition(f" --{name} ")[2])[0].replace("- ", "-")
             assert f"(default: {field.default})" in of_flag, name
 
 
