@@ -99,9 +99,8 @@ def curves(lines: list[dict], unit: str = "nats") -> Figure:
     for panel in panels[len(shown) :]:
         panel.axis("off")
     for panel, (title, label, *keys) in zip(panels, shown, strict=False):
-        for key, colour, images in zip(
-            keys, (BLUE, ORANGE), ("training images, augmented", "evaluated images"), strict=True
-        ):
+        of_images = ("training images, augmented", "evaluated images")
+        for key, colour, images in zip(keys, (BLUE, ORANGE), of_images, strict=True):
             if len(found := points(key)) == 0:
                 continue
             steps, values = found.T
