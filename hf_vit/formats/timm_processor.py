@@ -7,7 +7,7 @@ from transformers import ViTImageProcessorPil
 from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 
-def timm_input_size(cfg: dict) -> list[int] | None:
+def timm_input_size(cfg: dict):
     """The (C, H, W) that `pretrained_cfg` states for images, or None; ValueError if it is no size."""
     size = cfg.get("input_size")
     if size is not None and not (
