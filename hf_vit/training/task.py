@@ -22,7 +22,8 @@ class Evaluation:
 class Task:
     """What is learned; a new kind of learning is a subclass, in a file of its own.
 
-    It is made as `task(args)`, and called with values, never with the run. A subclass has
+    It is made as `task(args)`, of arguments whose open numbers the plan chooses later, and called with values, never with the run.
+    A subclass has
 
     build_model(labels, eval_rows) -> (model, image processor); the model has its backbone as `vit`
     loss(model, batch) -> (the loss (), what `count_correct` counts in)

@@ -139,6 +139,7 @@ def test_help_shows_every_flag_in_its_group_with_its_default():
     for field in dataclasses.fields(TrainArguments):
         name = field.name
         assert f" --{name} " in shown
+        assert len(field.metadata["help"].split()) <= 15, name
         if isinstance(field.default, str | float) or type(field.default) is int:
             of_flag = re.split(r" --\w+ (?=[A-Z{\[])", shown.partition(f" --{name} ")[2])[0].replace("- ", "-")
             assert f"(default: {field.default})" in of_flag, name
