@@ -47,8 +47,11 @@ for name in sys.argv[1:]:
 exits = {}
 
 def reap(*_):
-    while exits:
-        number, status = os.waitpid(-1, os.WNOHANG)
+    while True:  # a second signal may come, and be answered, within the answer to the first
+        try:
+            number, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
         if number == 0:
             return
         file = exits.pop(number)
