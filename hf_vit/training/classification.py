@@ -64,6 +64,7 @@ class Classification(Task):
     has_accuracy = True
 
     weights = None  # of the classes
+    std = None  # of labels that are numbers
 
     def build_model(self, labels: list[str], eval_rows):
         """(model, image processor)."""
@@ -218,7 +219,7 @@ class Classification(Task):
 
     def check_saved(self, folder: Path, samples: dict, accelerator) -> dict:
         """Write example.png, and compare the saved model's logits with those that were evaluated."""
-        spec, model, scale = self.data.spec, load_classifier(str(folder), regression=True), getattr(self, "std", None)
+        spec, model, scale = self.data.spec, load_classifier(str(folder), regression=True), self.std
         if spec.channels in (1, 3):
             example = samples["images"][0].permute(1, 2, 0).squeeze(2)  # (C, H, W) -> (H, W, 3) or (H, W)
             Image.fromarray(example.numpy()).save(folder / "example.png")
