@@ -39,41 +39,34 @@ if sys.argv[1:]:
 """
 READ_BY_IMPORTS = ("DATASETS_", "HF_", "LD_", "MKL_", "MPL", "OMP_", "PYTHON", "TORCH", "TRANSFORMERS_")
 # Each line that it reads becomes a process of its own. It tells the process's number, and writes its exit code to a file.
+# It looks for those that ended every 20 ms: a signal of one that ends as another is reaped may be lost.
 SERVER = """
-import importlib, json, os, runpy, signal, sys
+import importlib, json, os, runpy, select, sys
 
 for name in sys.argv[1:]:
     importlib.import_module(name)
-exits = {}
+exits, child = {}, None
 
-def reap(*_):
-    while True:  # a second signal may come, and be answered, within the answer to the first
-        try:
-            number, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if number == 0:
-            return
+def reap():
+    number, status = os.waitpid(-1, os.WNOHANG) if exits else (0, 0)
+    if number != 0:
         file = exits.pop(number)
         with open(file + ".part", "w") as opened:
             opened.write(str(os.waitstatus_to_exitcode(status)))
         os.rename(file + ".part", file)
 
-signal.signal(signal.SIGCHLD, reap)
-for line in sys.stdin:
-    order = json.loads(line)
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-    child = os.fork()
-    if child == 0:
-        break
-    exits[child] = order["exit"]
-    print(child, flush=True)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
-else:
-    sys.exit()
+while child != 0:
+    reap()
+    if select.select([sys.stdin], [], [], 0.02)[0]:
+        line = sys.stdin.readline()
+        if not line:
+            sys.exit()
+        order = json.loads(line)
+        child = os.fork()
+        if child != 0:
+            exits[child] = order["exit"]
+            print(child, flush=True)
 
-signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
 for number, name in enumerate((os.devnull, order["stdout"], order["stderr"])):
     file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     os.dup2(file, number)
