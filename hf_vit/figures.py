@@ -292,15 +292,6 @@ def augmentations(images: torch.Tensor, versions: list[torch.Tensor], titles: li
     return grid([as_picture(cell) for cell in cells], captions, 1 + len(versions))
 
 
-def target_captions(targets: torch.Tensor, names: list[str]) -> list[str]:
-    """The target of each image, (n, L), such as "70% Coat" and "30% Bag" in two lines; what label smoothing leaves is left out."""
-    texts = []
-    for target in targets:
-        best = zip(*target.topk(min(2, len(target))), strict=True)
-        texts.append("\n".join(f"{value:.0%} {shorten(names[index], 14)}" for value, index in best if value > 0.05))
-    return texts
-
-
 def as_picture(image: torch.Tensor) -> np.ndarray:
     """uint8 (C, H, W), C 1 or 3 -> (H, W, 3)."""
     return image.expand(3, -1, -1).permute(1, 2, 0).numpy()

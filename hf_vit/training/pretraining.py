@@ -131,9 +131,6 @@ class PreTraining(Task):
             features = self.teacher(batch.inputs)
         return model(batch.inputs, *features), None
 
-    def trial_batch(self, pixel_values) -> Batch:
-        return Batch(0, pixel_values, None, {"index": torch.arange(len(pixel_values))})
-
     def evaluate(self, model, predictor: SplitPredictor) -> Evaluation | None:
         """The mean loss of the evaluated images, each with the same mask every time, and the k-NN accuracy of their features."""
         model.eval()

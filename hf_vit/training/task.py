@@ -27,7 +27,6 @@ class Task:
 
     build_model(labels, eval_rows) -> (model, image processor); the model has its backbone as `vit`
     loss(model, batch) -> (the loss (), what `count_correct` counts in)
-    trial_batch(pixel_values) -> a batch of these images, to measure memory with
     evaluate(model, predictor) -> an `Evaluation`; None if a signal interrupted it
     selection_score(metrics) -> what is larger of better weights
     describe(metrics, split) -> the evaluation in a line; `split` says of which images
