@@ -271,7 +271,9 @@ CONFLICTS = {  # a flag, and those that do not go with it
     "preset": "model_name_or_path freeze_backbone freeze_layers lora_rank",
     "lora_rank": "freeze_backbone freeze_layers",
     "cache_features": "shift color_jitter erase mixup cutmix auto_augment streaming teacher_name_or_path",  # each image is seen once
-    "streaming": "shots balance",  # which need the whole data set at hand
+    "streaming": "shots balance eval_epochs",  # which need the whole data set at hand
+    "teacher_name_or_path": "mask_ratio norm_pix_loss decoder_hidden_size decoder_num_hidden_layers "
+    "decoder_num_attention_heads decoder_intermediate_size",  # of a masked autoencoder
     "overwrite": "resume",
 }
 

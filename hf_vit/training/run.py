@@ -63,7 +63,7 @@ class Run:
         task.set_up(self.data, backbone, accelerator)
         self.plan = resolve(
             args,
-            DataSize(self.data.train_size, task.evaluation_images()),
+            DataSize(self.data.train_size, task.evaluation_images(len(self.data.eval_images))),
             model.config.hidden_size,
             accelerator.num_processes,
             self.fingerprint(model),

@@ -62,9 +62,9 @@ class Task:
         if self.teacher is not None:
             self.teacher.to(self.device)
 
-    def evaluation_images(self) -> int:
-        """How many images an evaluation looks at."""
-        return len(self.data.eval_images)
+    def evaluation_images(self, scored: int) -> int:
+        """How many images an evaluation looks at, of so many that are scored."""
+        return scored
 
     def with_targets(self, inputs, labels, epoch: int, batch: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Inputs (B, C, H, W) and targets of a batch."""
