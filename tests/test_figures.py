@@ -343,7 +343,7 @@ def test_visualize_of_a_model_without_a_head_leaves_out_what_follows_a_class(tin
     ViTImageProcessorPil(size=dict(height=16, width=16)).save_pretrained(tmp_path)
     drawn = visualize(tmp_path, "--images", "rgb.png")
     assert titles(drawn["attention"])[1:] == ["attention, last layer", "rollout"]
-    with pytest.raises(SystemExit, match="error: .*grad_cam"):
+    with pytest.raises(SystemExit, match=r"error: .*grad_cam"):
         visualize(tmp_path, "--images", "rgb.png", "--method", "grad_cam")
 
 
