@@ -216,26 +216,12 @@ def test_the_page_opens_on_an_example_that_is_answered_under_the_name_of_the_mod
     assert str(demo_run) not in json.dumps(config)
 
 
-@pytest.mark.parametrize(
-    ("given", "code", "sentence"),
-    [
-        ([], 2, "MODEL"),
-        (["{tmp}"], 1, "{tmp} .*config.json"),
-        (["{tmp}/nowhere"], 1, "{tmp}/nowhere"),
-        (["{five}"], 1, "{five} .*5"),
-    ],
-)
-def test_models_that_cannot_be_shown_end_in_one_sentence(given, code, sentence, model, tmp_path, monkeypatch, capsys):
-    places = dict(tmp=tmp_path, five=model("five", num_channels=5))
-    monkeypatch.setattr(sys, "argv", [str(APP), *(text.format(**places) for text in given)])
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
+@pytest.mark.parametrize("given", ["{tmp}", "{tmp}/nowhere", "{five}"])
+def test_models_that_cannot_be_shown_end_in_one_sentence(given, model, tmp_path, monkeypatch):
+    given = given.format(tmp=tmp_path, five=model("five", num_channels=5))
+    monkeypatch.setattr(sys, "argv", [str(APP), given])
+    with pytest.raises(SystemExit, match=f"^error: .*{given}[^\n]*$"):
         runpy.run_path(str(APP), run_name="__main__")
-    said = capsys.readouterr().err if code == 2 else ended.value.code  # a text is written, and means 1
-    assert ended.value.code == code if code == 2 else said.startswith("error: ")
-    assert re.search(sentence.format(**places), said)
-    assert "Traceback" not in said
-    assert len(said.strip().splitlines()) == code  # 2: the usage before it
 
 
 def test_a_space_answers_with_the_package_beside_it(demo_run, tmp_path):

@@ -134,13 +134,6 @@ def test_a_prediction_does_not_know_the_label_of_its_image():
     assert (given - 0.5).abs().max() < 0.2
 
 
-def test_the_only_image_of_a_class_is_no_suspect_and_one_class_is_refused():
-    features, labels = torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1] * 4 + [2])
-    assert out_of_fold_probabilities(features, labels, 4)[8].tolist() == [0, 0, 1, 0]
-    with pytest.raises(ValueError, match="8 images"):
-        out_of_fold_probabilities(features[:8], torch.zeros(8, dtype=torch.long), 4)
-
-
 def vectors_of(photos):
     return torch.cat([thumbnail_vectors(torch.from_numpy(np.array(one)).permute(2, 0, 1)[None]) for one in photos])
 

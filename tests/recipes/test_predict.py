@@ -4,10 +4,7 @@ import json
 import os
 import re
 import shutil
-import sys
-from pathlib import Path
 
-import forked
 import numpy as np
 import pandas as pd
 import predict
@@ -15,28 +12,21 @@ import pytest
 import torch
 from image_data import picture, pictures
 from PIL import Image
+from runs import HOUSE, recipe
 from transformers import AutoImageProcessor, AutoModelForImageClassification, ViTConfig, ViTForImageClassification
 
 from hf_vit import HFViTForImageClassification
 
 
-HOUSE = Path(__file__).parents[2]
 EMBED = ("--output", "embeddings")
 LAUNCH = ("-m", "accelerate.commands.launch", "--config_file", str(HOUSE / "recipes" / "accelerate" / "ddp.yaml"))
 TWO = (*LAUNCH, "--cpu", "--num_processes", "2", "--main_process_port", "0")
 
 
-def command(model, data, output, *flags, launcher=()):
+def run(model, data, output, *flags, **how):
+    """What the command prints; it takes no more than one process for images."""
     flags = ("--model_name_or_path", model, "--dataset_name", data, "--output_file", output, *flags)
-    return [sys.executable, "-W", "ignore", *launcher, str(HOUSE / "recipes" / "predict.py"), *map(str, flags)]
-
-
-def run(*line, cwd, **how):
-    """What a command prints; it takes no more than one process for images."""
-    line = [*command(*line, **how), "--num_workers", "1"]
-    result = forked.run(line, cwd=cwd)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+    return recipe("predict.py", *flags, "--num_workers", "1", **how)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from runs import HOUSE, TINY, log_of, logged, results_of, train
+from runs import HOUSE, TINY, log_of, logged, recipe, results_of, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import (
     AutoImageProcessor,
@@ -25,14 +25,6 @@ from transformers import (
 )
 
 import hf_vit
-
-
-def recipe(script, *flags, cwd, fails=False):
-    """Run a recipe as a user would; what it printed."""
-    command = [sys.executable, "-W", "ignore", str(HOUSE / "recipes" / script), *map(str, flags)]
-    result = forked.run(command, cwd=cwd)
-    assert (result.returncode != 0) is fails, result.stdout + result.stderr
-    return result.stdout + result.stderr
 
 
 @pytest.fixture(scope="module")
