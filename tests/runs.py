@@ -19,6 +19,13 @@ HOUSE = Path(__file__).parents[1]
 TRAIN = HOUSE / "recipes" / "train.py"
 TINY = "image_size=16,patch_size=4,hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=64"
 
+# What recipes/accelerate/fsdp2.yaml says, for processes that no launcher starts.
+FSDP2 = {
+    "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_TRANSFORMER_CLS_TO_WRAP": "HFViTLayer", "FSDP_RESHARD_AFTER_FORWARD": "true", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
+}  # fmt: skip
+
 
 def write_photos(folder: Path, spread=60, **splits: int) -> Path:
     """Three classes of colour, as many noisy PNG files of 16 x 16 pixels of each in each split."""
@@ -38,6 +45,14 @@ def start(*flags, before="", recipe=TRAIN, cwd=".", launcher=(), **environment) 
     line += [] if launcher else ["-c", before + forked.THEN_THE_SCRIPT]
     own = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", **environment}
     return forked.Forked([*line, recipe, *flags], cwd, {**os.environ, **own}, together=True)
+
+
+def recipe(script, *flags, cwd, fails=False, launcher=(), **environment) -> str:
+    """Run a recipe as a user would; what it printed."""
+    line = [sys.executable, "-W", "ignore", *launcher, HOUSE / "recipes" / script, *flags]
+    done = forked.run(line, cwd=cwd, env={**os.environ, **environment})
+    assert (done.returncode != 0) is fails, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 def ended(*processes: forked.Forked, code=0, timeout=150) -> list[str]:
