@@ -24,7 +24,7 @@ from hf_vit.card import write_card
 from hf_vit.evaluation.classifiers import load_classifier
 from hf_vit.hub.finished_run import read_run
 from hf_vit.hub.package import build_package, load_merged_model
-from hf_vit.system import escapes
+from hf_vit.system import text as quoting
 from hf_vit.system.files import atomic_dir, checksum, verify_checksums, write_text
 from hf_vit.system.hub_names import refuse_mistyped_path
 
@@ -121,8 +121,8 @@ def test_a_card_of_hostile_text_keeps_its_shape(text, run, tmp_path):
     ids=str,
 )  # fmt: skip
 def test_a_licence_is_one_line_of_text_whatever_yaml_made_of_it(value, license):
-    assert escapes.as_license(value) == license
-    json.dumps(escapes.as_license(value))
+    assert quoting.as_license(value) == license
+    json.dumps(quoting.as_license(value))
 
 
 def test_a_date_as_licence_of_the_data_ends_in_the_card(tmp_path):
@@ -159,17 +159,17 @@ def test_a_date_as_licence_of_the_data_ends_in_the_card(tmp_path):
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n", "\uff1d"])
 def test_no_cell_of_a_table_is_a_formula(start):
-    cell = escapes.csv_cell(start + "HYPERLINK(0)")
+    cell = quoting.csv_cell(start + "HYPERLINK(0)")
     assert cell.startswith("'")
-    assert escapes.csv_cell("T-shirt = top") == "T-shirt = top"
+    assert quoting.csv_cell("T-shirt = top") == "T-shirt = top"
 
 
 def test_no_class_name_moves_the_cursor_or_turns_the_line():
     name = "cat\x1b[1A\x9b2J\u202e\u2066\n\x07\udcff"
-    said = escapes.printable(name)
+    said = quoting.printable(name)
     assert said == "cat\\x1b[1A\\x9b2J\\u202e\\u2066\\n\\x07\\udcff"
-    assert escapes.printable(said) == said
-    assert escapes.printable("\u06cc\u200c\u06cc 北京") == "\u06cc\u200c\u06cc 北京"
+    assert quoting.printable(said) == said
+    assert quoting.printable("\u06cc\u200c\u06cc 北京") == "\u06cc\u200c\u06cc 北京"
     assert figures.shorten("a\x1b$") == r"a\x1b$"
 
 
