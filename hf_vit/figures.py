@@ -256,28 +256,6 @@ def attention(images: torch.Tensor, maps: torch.Tensor, columns: list[str], rows
     return grid(pictures, captions, beside)
 
 
-def augmentations(images: torch.Tensor, versions: list[torch.Tensor], titles: list[list[str]]) -> Figure:
-    """What the model is shown of some training images: each image, and in its row what became of it in one epoch after another.
-
-    Args:
-        images: uint8 (n, C, H', W'), C 1 or 3.
-        versions: uint8 (n, C, H, W) of each epoch.
-        titles: n texts for the images, and for each epoch: what the model was asked to say.
-    """
-    cells = [cell for row in zip(images, *versions, strict=True) for cell in row]
-    captions = [text for row in zip(*titles, strict=True) for text in row]
-    return grid([as_picture(cell) for cell in cells], captions, 1 + len(versions))
-
-
-def target_captions(targets: torch.Tensor, names: list[str]) -> list[str]:
-    """The target of each image, (n, L), such as "70% Coat" and "30% Bag" in two lines; what label smoothing leaves is left out."""
-    texts = []
-    for target in targets:
-        best = zip(*target.topk(min(2, len(target))), strict=True)
-        texts.append("\n".join(f"{value:.0%} {shorten(names[index], 14)}" for value, index in best if value > 0.05))
-    return texts
-
-
 def as_picture(image: torch.Tensor) -> np.ndarray:
     """uint8 (C, H, W), C 1 or 3 -> (H, W, 3)."""
     return image.expand(3, -1, -1).permute(1, 2, 0).numpy()

@@ -8,16 +8,13 @@ from matplotlib.figure import Figure
 from hf_vit import figures
 from hf_vit.data.normalization import denormalize, normalize
 from hf_vit.evaluation.scores import format_prediction
-from hf_vit.evaluation.tables import label_texts
 from hf_vit.model.attention_maps import GRADIENT_METHODS
 
 
 SHOWN = 4  # images in the pictures of attention
 
 
-def draw_run(
-    folder: Path, log: list[dict], scores: dict, samples: dict, labels: list[str], spec, model, examples=None
-):
+def draw_run(folder: Path, log: list[dict], scores: dict, samples: dict, labels: list[str], spec, model):
     """Write `folder`/NAME.png for each picture of the run.
 
     Args:
@@ -26,7 +23,6 @@ def draw_run(
         samples: tensors of samples.safetensors.
         spec: the `ImageSpec` of the model's images.
         model: an `HFViTForImageClassification`.
-        examples: gives augmented training images, such as `TrainBatches.examples`, or None.
     """
     thresholds = torch.tensor(scores["thresholds"]) if "thresholds" in scores else None  # of several labels an image
     drawn = {"curves": figures.curves(log), **report_figures(scores, labels)}
@@ -35,12 +31,6 @@ def draw_run(
         if "mistaken_images" in samples:
             sources = scores.get("mistakes", ())
             drawn["mistakes"] = image_figure(samples, "mistaken_", labels, spec, sources, thresholds)
-        if examples is not None:
-            images, classes, versions = examples()
-            titles = [[figures.shorten(text, 14) for text in label_texts(classes, labels)]]
-            titles += [figures.target_captions(targets, labels) for _, targets in versions]
-            shown = [denormalize(inputs, spec) for inputs, _ in versions]
-            drawn["augmentations"] = figures.augmentations(images, shown, titles)
         captions = [format_prediction(row, labels, thresholds) for row in samples["logits"][:SHOWN]]
         drawn |= model_figures(model, samples["images"][:SHOWN], spec, captions)
     save_figures(folder, drawn)

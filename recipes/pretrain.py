@@ -44,9 +44,11 @@ def draw(folder: Path, run, log: list[dict], _scores: dict, samples: dict):
     pixel_values = spec.normalize(samples["images"][:SHOWN])
     noise = run.task.noise(pixel_values, torch.arange(len(pixel_values)), 0)
     model = HFViTForPreTraining.from_pretrained(folder.parent)
-    image, seen, answer = reconstruction_pictures(model, pixel_values, noise, spec)
-    titles = [[title] * len(image) for title in ("image", "seen", "answer")]
-    figures.save(figures.augmentations(image, [seen, answer], titles), folder / "reconstructions.png")
+    cells = [
+        cell for row in zip(*reconstruction_pictures(model, pixel_values, noise, spec), strict=True) for cell in row
+    ]
+    pictures, titles = [figures.as_picture(cell) for cell in cells], ["image", "seen", "answer"]
+    figures.save(figures.grid(pictures, titles * len(pixel_values), len(titles)), folder / "reconstructions.png")
 
 
 if __name__ == "__main__":

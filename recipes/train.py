@@ -50,16 +50,13 @@ from hf_vit.training.train import train_as_script
 
 def draw(folder: Path, run, log: list[dict], scores: dict, samples: dict):
     """The pictures of the card."""
-    data, args = run.data, run.plan.args
-    if args.problem_type == "regression":
+    data = run.data
+    if run.plan.args.problem_type == "regression":
         model, table = load_classifier(str(folder.parent), regression=True), pd.read_csv(run.folder / PREDICTIONS)
         run_figures.draw_regression(folder, log, table, samples, data.spec, model.to(run.accelerator.device))
         return
-    has_examples = not (data.is_stream or args.cache_features or data.spec.processor is not None)
-    model, examples = load_classifier(str(folder.parent)), run.batches.examples if has_examples else None
-    run_figures.draw_run(
-        folder, log, scores, samples, data.labels, data.spec, model.to(run.accelerator.device), examples
-    )
+    model = load_classifier(str(folder.parent)).to(run.accelerator.device)
+    run_figures.draw_run(folder, log, scores, samples, data.labels, data.spec, model)
 
 
 if __name__ == "__main__":

@@ -118,13 +118,6 @@ def predictions(count, channels=3, sources=()):
     return figures.predictions(noise(count, channels, 28, 28), labels, logits, NAMES[:10], sources)
 
 
-def augmentations(count, channels=3):
-    first = torch.eye(10)[:count]
-    mixed = figures.target_captions(0.7 * first + 0.3 * first.roll(1, dims=1), NAMES[:10])
-    versions, captions = [noise(count, channels, 48, 80) for _ in range(5)], figures.target_captions(first, NAMES[:10])
-    return figures.augmentations(noise(count, channels, 60, 100), versions, [captions, *[mixed] * 5])
-
-
 MAKERS = {
     attention: [(1, 1), (1, 6), (4, 4), (6, 4), (7, 2), (12, 1), (24, 2), (4, 2, 1, (4, 4), 7)],
     inside: [
@@ -132,7 +125,6 @@ MAKERS = {
         *(((4, 4), 3, 7, 32, layers, 4, *there) for layers, there in ((4, (False, True)), (4, (True, False)), (1, (False, False)))),
     ],
     calibration: [(np.linspace(0.001, 1, 900),), ([0.95, 0.96, 0.97],), ([0.31],), ([0.31, 0.8, 0.9], 1)],
-    augmentations: [(4,), (1, 1)],
     predictions: [(1,), (12,), (5, 1), (3, 3, ["cat/1.jpg"]), (12, 3, ["row 12,345", "Siberian husky/IMG_20190812_123456789.jpg", "$a$.png"])],
     short_run: [(1,), (2,), (10,), (10, 1.0985, 10), (2, 0.0), (5, 1.0), (2, float("nan")), (5, 1e30)],
     curves: [(1,), (40,), (101,), (5000,), (12, False), (12, True, LOGGED[:4]), (12, False, LOGGED[:1])],
@@ -290,14 +282,6 @@ def test_mistakes_are_the_wrong_answers_surest_first():
     assert surest_mistakes(labels, logits).tolist() == wanted[:12]
     assert surest_mistakes(labels, logits, 10**6).tolist() == wanted
     assert surest_mistakes(logits.argmax(dim=1), logits).tolist() == []
-
-
-def test_targets_in_words():
-    names = ["Coat", "Bag", "a very long name of a class", "$ or $"]
-    rows = [[1, 0, 0, 0], [0.94, 0.02, 0.02, 0.02], [0.3, 0.7, 0, 0], [0, 0, 0.5, 0.1], [0, 0, 0, 1]]
-    said = ["100% Coat", "94% Coat", "70% Bag\n30% Coat", "50% a very lo…lass\n10% $ or $", "100% $ or $"]
-    assert figures.target_captions(torch.tensor(rows), names) == said
-    assert figures.target_captions(torch.ones(1, 1), ["only"]) == ["100% only"]
 
 
 @pytest.mark.parametrize(("mean", "std"), [((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), ((0.5,), (0.5,)), ((0.286,), (0.353,))])  # fmt: skip

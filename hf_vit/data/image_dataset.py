@@ -112,10 +112,6 @@ class ImageDataset(torch.utils.data.Dataset):
     def __len__(self):
         return len(self.rows)
 
-    def row_numbers(self, index: torch.Tensor) -> list[int]:
-        """Ids (b,) -> row numbers in the original split."""
-        return self.rows.select_columns("row")[(index % len(self)).tolist()]["row"]
-
     def sources(self, index: torch.Tensor) -> tuple[list[int], list[str]]:
         """Where images come from: their row numbers in the original split, and the files that their rows name, relative to the
         folder of the data; "" where a row names none.

@@ -153,10 +153,6 @@ class ImageStream:
         self.skipped: dict[str, None] = {}  # an ordered set
         self.lengths: dict[int, int] = {}  # rows of each shard that was read to its end: a resumed run skips it unread
 
-    def row_numbers(self, index: torch.Tensor) -> list[int]:
-        """Ids (b,) -> positions in the unshuffled stream."""
-        return (index % EPOCH_STRIDE).tolist()
-
     def batches(
         self, step: int, batch_size: int, rank: int = 0, world: int = 1
     ) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:

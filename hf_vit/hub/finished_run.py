@@ -14,7 +14,7 @@ from hf_vit.system.run_files import SAMPLES
 
 
 TRAINING_FILES = ("results.json", "config.yaml", "metrics.jsonl", "confusion_matrix.csv")
-FIGURES_WITH_IMAGES = ("predictions", "mistakes", "attention", "augmentations", "reconstructions")  # of the data set
+FIGURES_WITH_IMAGES = ("predictions", "mistakes", "attention", "reconstructions")  # of the data set
 
 
 def read_redacted(file: Path) -> str:

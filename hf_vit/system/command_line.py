@@ -249,12 +249,8 @@ class Parser(argparse.ArgumentParser):
             sys.exit(f"error: {' and '.join(there)} exists: name another --output_file, or pass --overwrite true")
 
 
-def read_yaml(parser: Parser, name: str, presets: Path, retired: dict) -> list[str]:
-    """A flat YAML mapping, of a file or a preset, as flags; null leaves the default.
-
-    Args:
-        retired: flags that earlier versions had, with their defaults, as which alone a file may hold them.
-    """
+def read_yaml(parser: Parser, name: str, presets: Path) -> list[str]:
+    """A flat YAML mapping, of a file or a preset, as flags; null leaves the default."""
     file = Path(name)
     if not file.is_file() and name in (file.stem, f"{file.stem}.yaml"):
         file = presets / f"{file.stem}.yaml"
@@ -268,7 +264,6 @@ def read_yaml(parser: Parser, name: str, presets: Path, retired: dict) -> list[s
         parser.error(f"--config {file} is not YAML: {error}")
     if not isinstance(values, dict):
         parser.error(f"--config {file}: must hold flat `key: value` lines, got {values!r}")
-    values = {key: value for key, value in values.items() if key not in retired or value != retired[key]}
     for key in map(str, values):
         if key.replace("-", "_") not in parser.flags:
             parser.error(f"--config {file}: unknown key {key!r}{parser.meant_by(key)}")
@@ -286,7 +281,7 @@ def parse_fields(kind: type, argv: list[str], text: str | None, presets: Path, r
     parser.add_fields(kind)
     config = parser.parse_args(argv).config
     given = {word.partition("=")[0].removeprefix("--") for word in map(parser.normalized, argv)}
-    words = [] if config is None else read_yaml(parser, config, presets, kind.retired)
+    words = [] if config is None else read_yaml(parser, config, presets)
     values = vars(parser.parse_args([*words, *argv]))
     del values["config"]
     try:

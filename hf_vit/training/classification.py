@@ -136,22 +136,22 @@ class Classification(Task):
     def count_correct(self, logits, batch: Batch) -> torch.Tensor:
         return count_correct(logits, batch.rows["labels"])
 
-    def trial_batch(self, pixel_values) -> Batch:
-        """A batch to measure memory with."""
-        num_labels = len(self.data.labels)
-        targets = torch.full((len(pixel_values), num_labels), 1 / num_labels, device=pixel_values.device)
-        return Batch(0, pixel_values, targets, {})
-
     def evaluate(self, model, predictor: SplitPredictor) -> Evaluation | None:
         """An evaluation; None if a signal interrupted it."""
         images = self.data.eval_images
         predictions = predictor.predict(model, images, self.data.spec, self.data.scored)
         if predictions is None:
             return None
-        logits, rows = predictions  # (n, L), (n,)
-        labels = images.labels[rows]
-        metrics = compute_metrics(logits, labels, self.choose_thresholds(logits, labels))
-        return Evaluation(metrics, rows, logits, labels)
+        rows = predictions[1]  # (n,)
+        logits, labels = self.in_units(predictions[0]), images.labels[rows]  # (n, L), and (n,) or (n, L)
+        return Evaluation(self.metrics(logits, labels), rows, logits, labels)
+
+    def in_units(self, logits) -> torch.Tensor:
+        """What the network gives, (n, L), in units of the labels."""
+        return logits
+
+    def metrics(self, logits, labels) -> dict[str, float]:
+        return compute_metrics(logits, labels, self.choose_thresholds(logits, labels))
 
     def selection_score(self, metrics: dict) -> tuple[float, float]:
         """By accuracy, or mean average precision; if equal by loss."""

@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -234,20 +234,6 @@ class TrainBatches:
             inputs, targets = self.augmented(rows, epoch, first_step + number // self.accumulation)
             del rows["images"]
             yield Batch(epoch, inputs, targets, rows)
-
-    def examples(self, num_images: int = 4, num_epochs: int = 5):
-        """A few training images, (n, C, H, W) uint8, their labels, and what they become in the first epochs.
-
-        Returns:
-            (images, labels, [(inputs, targets) of each epoch])
-        """
-        images, versions = self.data.train_images, []
-        places = range(0, len(images), -(-len(images) // num_images))
-        for epoch in reversed(range(num_epochs)):
-            rows = images.__getitems__([epoch * EPOCH_STRIDE + place for place in places])
-            versions.insert(0, self.augmented(rows, epoch, epoch * self.plan.steps_per_epoch))
-        shown = images.rows.select((rows["index"] % len(images)).tolist())
-        return ImageDataset(shown, replace(self.data.train_spec, crop_scale=None)).cache, rows["labels"], versions
 
 
 def read_while(values: torch.Tensor, work) -> list:

@@ -47,13 +47,16 @@ class PreTraining(Task):
     Labels teach nothing. Where each image has one, they say how good the encoder's pooled features are, by k nearest neighbours.
     """
 
+    is_labelled = False
     voters = None  # training images whose features vote
 
     def load_rows(self, print_main):
         """Images with their labels; what cannot be read so is read without, unless a flag names labels or a split to evaluate."""
         args = self.args
         try:
-            return super().load_rows(print_main)
+            read = super().load_rows(print_main)
+            self.is_labelled = not args.streaming and not has_several_labels(read[0]["eval"])
+            return read
         except UserError as error:
             named = args.train_split != "train" or any(getattr(args, flag) is not None for flag in OF_LABELS)
             if args.streaming or named:
@@ -69,7 +72,7 @@ class PreTraining(Task):
         print_main("\n".join(summary(splits, {"train": args.train_split, "eval": part}, [], source)))
         return splits, None, [], part
 
-    def build_model(self, labels: list[str], eval_rows):
+    def build_model(self, _labels: list[str], _eval_rows):
         """(model, image processor), and the teacher.
 
         Raises:
@@ -77,7 +80,6 @@ class PreTraining(Task):
                 divide, or a teacher that sees images of another shape.
         """
         args = self.args
-        self.is_labelled = bool(labels) and not has_several_labels(eval_rows) and not args.streaming
         checkpoint = args.model_name_or_path and model_folder(args.model_name_or_path)
         source = (checkpoint, args.preset, args.image_size)
         overrides = parse_overrides(args.config_overrides)
@@ -113,8 +115,8 @@ class PreTraining(Task):
             drawn = torch.randperm(len(rows), generator=generator)[:MOST_VOTERS].sort().values
             self.voters = ImageDataset(rows.select(drawn.tolist()), data.spec, self.args.on_bad_image)
 
-    def evaluation_images(self) -> int:
-        return 2 * super().evaluation_images() + MOST_VOTERS if self.is_labelled else super().evaluation_images()
+    def evaluation_images(self, scored: int) -> int:
+        return 2 * scored + MOST_VOTERS if self.is_labelled else scored
 
     def noise(self, pixel_values, index, epoch: int) -> torch.Tensor:
         """Which patches of these images (B, C, H, W) are masked, (B, N). The ids of a stream's images differ in each epoch."""
@@ -130,9 +132,6 @@ class PreTraining(Task):
         with self.autocast():
             features = self.teacher(batch.inputs)
         return model(batch.inputs, *features), None
-
-    def trial_batch(self, pixel_values) -> Batch:
-        return Batch(0, pixel_values, None, {"index": torch.arange(len(pixel_values))})
 
     def evaluate(self, model, predictor: SplitPredictor) -> Evaluation | None:
         """The mean loss of the evaluated images, each with the same mask every time, and the k-NN accuracy of their features."""

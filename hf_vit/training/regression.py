@@ -18,9 +18,8 @@ from hf_vit.system.run_files import PREDICTIONS
 from hf_vit.system.text import csv_text
 from hf_vit.training.arguments import parse_overrides
 from hf_vit.training.classification import DIVERGED, Classification, differing_logits, diverged
-from hf_vit.training.inputs import Batch, RunData
+from hf_vit.training.inputs import RunData
 from hf_vit.training.model import build_model
-from hf_vit.training.predictor import SplitPredictor
 from hf_vit.training.task import Evaluation, Task
 
 
@@ -59,22 +58,16 @@ class Regression(Classification):
     def loss_of_logits(self, logits, targets) -> torch.Tensor:
         return nn.functional.mse_loss(logits.float(), targets)
 
-    def trial_batch(self, pixel_values) -> Batch:
-        return Batch(0, pixel_values, torch.zeros(len(pixel_values), 1, device=pixel_values.device), {})
-
     def as_saved(self, model):
         return folded_head(model, 1 / self.std, self.mean)
 
-    def evaluate(self, model, predictor: SplitPredictor) -> Evaluation | None:
-        """An evaluation, whose logits (n, 1) are in units of the labels; None if a signal interrupted it."""
-        images = self.data.eval_images
-        predictions = predictor.predict(model, images, self.data.spec, self.data.scored)
-        if predictions is None:
-            return None
-        logits, rows = predictions[0] * self.std + self.mean, predictions[1]
-        labels = images.labels[rows]
-        metrics = {"loss": self.loss_of_logits(predictions[0], self.targets_of(labels)).item()}
-        return Evaluation({**regression_metrics(logits[:, 0], labels), **metrics}, rows, logits, labels)
+    def in_units(self, logits) -> torch.Tensor:
+        return logits * self.std + self.mean
+
+    def metrics(self, logits, labels) -> dict[str, float]:
+        """With the loss of the network's own answers."""
+        loss = self.loss_of_logits((logits - self.mean) / self.std, self.targets_of(labels)).item()
+        return {**regression_metrics(logits[:, 0], labels), "loss": loss}
 
     def selection_score(self, metrics: dict) -> float:
         return -metrics["loss"]

@@ -56,6 +56,7 @@ def save_last_weights(run: Run):
     if run.data.selects_best and run.best["step"] != run.plan.total_steps:
         with run.whole_model() as model:
             if run.accelerator.is_main_process:
+                vars(model.config).pop("thresholds", None)  # of the best weights, calibrated
                 with atomic_dir(run.folder / "last") as folder:
                     run.write_model(model, folder)
 

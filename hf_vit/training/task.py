@@ -27,7 +27,6 @@ class Task:
 
     build_model(labels, eval_rows) -> (model, image processor); the model has its backbone as `vit`
     loss(model, batch) -> (the loss (), what `count_correct` counts in)
-    trial_batch(pixel_values) -> a batch of these images, to measure memory with
     evaluate(model, predictor) -> an `Evaluation`; None if a signal interrupted it
     selection_score(metrics) -> what is larger of better weights
     describe(metrics, split) -> the evaluation in a line; `split` says of which images
@@ -63,9 +62,9 @@ class Task:
         if self.teacher is not None:
             self.teacher.to(self.device)
 
-    def evaluation_images(self) -> int:
-        """How many images an evaluation looks at."""
-        return len(self.data.eval_images)
+    def evaluation_images(self, scored: int) -> int:
+        """How many images an evaluation looks at, of so many that are scored."""
+        return scored
 
     def with_targets(self, inputs, labels, epoch: int, batch: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Inputs (B, C, H, W) and targets of a batch."""

@@ -66,7 +66,7 @@ def train(
         command: that repeats the run, for its card.
         in_notebook: whether this process outlives the run.
 
-    Returns None for a dry run, and on all but the main process.
+    Returns None for a dry run and, after training, on all but the main process.
 
     Raises:
         ValueError: for data or a checkpoint that cannot be used, and if another run is at work in the folder.
@@ -115,7 +115,8 @@ def train(
 def print_plan(args: TrainArguments, task: Task):
     """What a dry run prints: what is read, and the plan for it in one process of this machine."""
     splits, _stream, _labels, _split = task.load_rows(print_main)
-    size = DataSize(None if args.streaming else len(splits["train"]), len(splits["eval"]))
+    trained = None if args.streaming else len(splits["train"])
+    size = DataSize(trained, task.evaluation_images(len(splits["eval"])))
     checkpoint = args.model_name_or_path and model_folder(args.model_name_or_path)
     config = load_config(checkpoint, args.preset, parse_overrides(args.config_overrides))
     print_main(resolve(args, size, config.hidden_size, int(os.environ.get("WORLD_SIZE", "1"))).describe())

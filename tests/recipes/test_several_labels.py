@@ -51,7 +51,7 @@ def test_a_run_says_scores_and_thresholds_of_each_label(trained):
     for row in results["per_class"]:
         assert f"| {row['label']} | {row['images']} | {row['average_precision']:.2%} |" in card
     figures = {file.stem for file in (trained / "run" / "model" / "figures").glob("*.png")}
-    assert {"average_precision", "predictions", "mistakes", "augmentations", "attention"} <= figures
+    assert {"average_precision", "predictions", "mistakes", "attention"} <= figures
     assert "confusion" not in figures
     with open(trained / "run" / "predictions.csv") as file:
         assert next(csv.reader(file)) == ["row", "file", "label", "predicted", "loss", "correct"]

@@ -306,8 +306,6 @@ def test_a_nan_in_one_process_skips_the_step_in_both_and_a_signal_stops_both_aft
     assert json.loads((last / "state.json").read_text())["skipped_steps"] == [3]
     for file in last.glob("*.safetensors"):
         assert all(tensor.isfinite().all() for tensor in load_file(file).values()), file
-    (skipped,) = [line for line in log_of(run) if "skipped" in line]
-    assert len(skipped["rows"]) == TOGETHER
 
 
 def test_an_error_of_the_main_process_ends_both_with_one_sentence(alone):

@@ -215,14 +215,6 @@ def test_flags_of_labels_are_none_of_pre_training(capsys):
         assert flag in capsys.readouterr().err
 
 
-def test_a_retired_key_is_read_with_its_old_default_alone(tmp_path, capsys):
-    assert parse_yaml(tmp_path, "augment_repeats: 1\nseed: 1").seed == 1
-    with pytest.raises(SystemExit) as ended:
-        parse_yaml(tmp_path, "augment_repeats: 3")
-    assert ended.value.code == 2
-    assert "augment_repeats" in capsys.readouterr().err
-
-
 def test_names_of_labels_are_the_lines_of_a_file(tmp_path):
     (tmp_path / "names.txt").write_text("cat\nd\u00f6g\nthird one\n", encoding="utf-8")
     assert read_label_names(str(tmp_path / "names.txt")) == ["cat", "d\u00f6g", "third one"]

@@ -15,7 +15,6 @@ import runs
 from runs import TINY, as_flags, ended, files_of, log_of, logged, results_of, start
 from safetensors.torch import load_file, save_file
 
-from hf_vit.data.sampling import epoch_batches
 from hf_vit.system.errors import UserError
 from hf_vit.system.files import atomic_dir, checksummed_dir
 from hf_vit.training import checkpoints, loop, run_folder
@@ -430,7 +429,7 @@ def test_a_step_without_a_finite_loss_is_skipped_counted_and_noted(train, tmp_pa
     results = train(tmp_path, NotANumber)
     assert (results.skipped_steps, results.steps) == ([5], 12)
     (skipped,) = [line for line in log_of(tmp_path) if line.get("skipped")]
-    assert (skipped["step"], skipped["rows"]) == (5, list(epoch_batches(24, 4, 0, 0))[4])
+    assert skipped["step"] == 5
     losses = logged(tmp_path, "loss")
     assert len(losses) == 6
     assert np.isfinite(list(losses.values())).all()
@@ -440,8 +439,7 @@ def test_a_step_without_a_finite_loss_is_skipped_counted_and_noted(train, tmp_pa
 
 def test_one_bad_step_too_many_stops_the_run_and_says_where_to_look(train, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(loop, "MOST_SKIPPED", 0)
-    rows = ", ".join(map(str, list(epoch_batches(24, 4, 0, 0))[4]))
-    with pytest.raises(UserError, match=f"step 5.*: learning rate 0.000.*{rows}"):
+    with pytest.raises(UserError, match=r"steps 5, .*0\.000.*--learning_rate"):
         train(tmp_path, NotANumber)
     assert "from step 4" in capsys.readouterr().out
     last = newest_checkpoint(tmp_path)
