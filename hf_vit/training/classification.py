@@ -31,10 +31,10 @@ from hf_vit.evaluation.scores import (
 from hf_vit.evaluation.tables import image_names, prediction_table
 from hf_vit.system.command_line import shell_line
 from hf_vit.system.errors import UserError
-from hf_vit.system.escapes import csv_text
 from hf_vit.system.files import write_text
 from hf_vit.system.recipes_folder import RECIPES
 from hf_vit.system.run_files import NUM_SAMPLES, PREDICTIONS
+from hf_vit.system.text import counted, csv_text
 from hf_vit.training.inputs import Batch, RunData
 from hf_vit.training.losses import (
     Teacher,
@@ -239,7 +239,7 @@ class Classification(Task):
         if low <= chance:
             found.append(
                 f"No better than chance: {name.replace('_', ' ')} {value:.2%}, at least {low:.2%} with 95% confidence, and chance "
-                f"gives {chance:.2%} of {evaluated:,} images. Train for longer, on more images, or evaluate more (--eval_fraction)."
+                f"gives {chance:.2%} of {counted(evaluated, 'image')}. Train for longer, on more images, or evaluate more (--eval_fraction)."
             )
         return found + differing_logits(results)
 

@@ -196,9 +196,9 @@ class PreTraining(Task):
         pixel_values = spec.normalize(samples["images"][:SHOWN])
         noise = self.noise(pixel_values, torch.arange(len(pixel_values)), 0)
         model = HFViTForPreTraining.from_pretrained(folder.parent)
-        image, seen, answer = reconstruction_pictures(model, pixel_values, noise, spec)
-        titles = [[title] * len(image) for title in ("image", "seen", "answer")]
-        figures.save(figures.augmentations(image, [seen, answer], titles), folder / "reconstructions.png")
+        rows = zip(*reconstruction_pictures(model, pixel_values, noise, spec), strict=True)
+        pictures, titles = [figures.as_picture(cell) for row in rows for cell in row], ["image", "seen", "answer"]
+        figures.save(figures.grid(pictures, titles * len(pixel_values), len(titles)), folder / "reconstructions.png")
 
     def next_command(self, run_folder: Path) -> str:
         """Fine-tune the model."""

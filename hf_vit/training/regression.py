@@ -13,9 +13,9 @@ from hf_vit.evaluation.regression import regression_intervals, regression_metric
 from hf_vit.evaluation.results import Results
 from hf_vit.evaluation.tables import image_names
 from hf_vit.system.command_line import shell_line
-from hf_vit.system.escapes import csv_text
 from hf_vit.system.recipes_folder import RECIPES
 from hf_vit.system.run_files import PREDICTIONS
+from hf_vit.system.text import csv_text
 from hf_vit.training.classification import DIVERGED, Classification, differing_logits, diverged
 from hf_vit.training.inputs import RunData
 from hf_vit.training.model import build_model

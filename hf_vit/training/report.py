@@ -16,6 +16,7 @@ from hf_vit.system.errors import UserError
 from hf_vit.system.files import atomic_dir, checksum, write_text
 from hf_vit.system.recipes_folder import RECIPES
 from hf_vit.system.run_files import EVALUATED, PREDICTIONS, SAMPLES, copy_listed
+from hf_vit.system.text import counted
 from hf_vit.training.checkpoints import load_best
 from hf_vit.training.inputs import on_hub
 from hf_vit.training.log import print_main
@@ -132,7 +133,7 @@ def closing_lines(run: Run, results: Results, skipped: list[str]) -> str:
         interval = f" (95% interval {low:{form}} to {high:{form}})"
     lines = [f"WARNING: {fault}" for fault in results.warnings]
     if skipped:
-        lines.append(f"{len(skipped)} images could not be read and were skipped; {skipped[0]}")
+        lines.append(f"{counted(len(skipped), 'image')} could not be read: skipped; {skipped[0]}")
     said = run.task.describe(results.metrics, describe_scored(run.data.scored))
     lines.append(f"{said}{interval}; model, card and figures are in {folder}")
     lines.append(f"next: {run.task.next_command(run.folder)}")
