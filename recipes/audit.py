@@ -15,9 +15,9 @@ from command_line import COLUMNS, DATA, Parser, bad_images, hardware, output
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(__doc__, "--dataset_name DATA --output_file FILE [--flag value ...]")
-    splits = "splits to look at, such as train,validation; by default all"
+    splits = "splits to look at, such as train,validation; default: all"
     parser.add_group("data", **DATA, splits=splits, **COLUMNS, **bad_images("skip"))
-    model = "run, model folder or Hub id, whose features tell which labels are suspect; by default none are looked for"
+    model = "run, model folder or Hub id that finds suspect labels; default: do not look for them"
     parser.add_group("model", model_name_or_path=model)
     parser.add_group("output", **output(".html"))
     parser.add_group("hardware", **hardware(batch_size=256))

@@ -28,16 +28,16 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(__doc__, usage)
     model = dict(required=True, help="run, model folder or Hub id of an image classifier")
     parser.add_group("model", model_name_or_path=model)
-    name = "folder of images, image file, text file of image files, table, data file, Hub id, or fashion-mnist-mini"
+    name = "folder, image file, .txt list, table, data file, Hub id, or `fashion-mnist-mini`"
     parser.add_group(
         "images",
         dataset_name=dict(required=True, help=name),
         dataset_config="configuration of the data set, if it has several",
         split="split of the data set, if it has several",
-        image_column="column of images; by default found by its feature type",
+        image_column="image column; default: found by its feature type",
         **bad_images("skip"),
     )
-    best = dict(type=at_least(0), default=5, help="labels an image; 0 for the probabilities of all")
+    best = dict(type=at_least(0), default=5, help="labels per image; 0: the probabilities of all")
     kind = dict(choices=SUFFIXES, default="labels", help="what to write")
     files = output(".csv or .parquet; embeddings: .parquet or .npy")
     parser.add_group("output", output=kind, **files, top_k=best)

@@ -236,7 +236,13 @@ class Classification(Task):
         evaluated, low = results.data["scored_images"], results.intervals[name][0]
         counts = [row["images"] for row in results.per_class if row["images"]]
         chance = (statistics.mean(counts) if self.data.multi_label else max(counts)) / evaluated
-        if low <= chance:
+        if low <= chance < value:
+            answer = f"always answering {max(results.per_class, key=lambda row: row['images'])['label']!r}"
+            found.append(
+                f"Only {counted(evaluated, 'image')} {'was' if evaluated == 1 else 'were'} evaluated, too few to tell this model from "
+                f"{'chance' if self.data.multi_label else answer}. Hold out more with --eval_fraction."
+            )
+        elif low <= chance:
             found.append(
                 f"No better than chance: {name.replace('_', ' ')} {value:.2%}, at least {low:.2%} with 95% confidence, and chance "
                 f"gives {chance:.2%} of {counted(evaluated, 'image')}. Train for longer, on more images, or evaluate more (--eval_fraction)."
