@@ -237,10 +237,14 @@ class Classification(Task):
         counts = [row["images"] for row in results.per_class if row["images"]]
         chance = (statistics.mean(counts) if self.data.multi_label else max(counts)) / evaluated
         if low <= chance < value:
-            answer = f"always answering {max(results.per_class, key=lambda row: row['images'])['label']!r}"
+            answer = (
+                ""
+                if self.data.multi_label
+                else f", always answering {max(results.per_class, key=lambda row: row['images'])['label']!r}"
+            )
             found.append(
-                f"Only {counted(evaluated, 'image')} {'was' if evaluated == 1 else 'were'} evaluated, too few to tell this model from "
-                f"{'chance' if self.data.multi_label else answer}. Hold out more with --eval_fraction."
+                f"{counted(evaluated, 'image')} are too few to tell this model ({value:.2%}) from chance{answer} ({chance:.2%}). "
+                "Hold out more with --eval_fraction 0.3."
             )
         elif low <= chance:
             found.append(
