@@ -1,4 +1,4 @@
-"""A page in the browser that classifies an image and shows which patches the predicted class rests on.
+"""A page in the browser that classifies an image and shows attention maps of the predicted class.
 
     python recipes/app.py runs/demo
     python recipes/app.py USER/NAME --port 8000

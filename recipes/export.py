@@ -4,8 +4,8 @@
     python recipes/export.py runs/photos --dataset_name new_photos --split train
     python recipes/export.py google/vit-base-patch16-224 --output_dir exported --dataset_name photos
 
-MODEL is a run folder, whose evaluated images are then used and which holds the result in `export/`; or a model folder or Hub id
-of an image classifier. Config and image processor stay in the model folder. The output folder holds
+MODEL is a run, a model folder or a Hub id of an image classifier. A run is evaluated on its own images and exported to RUN/export.
+Config and image processor stay in the model folder. The output folder holds
 
     onnx/model.onnx             pixel_values -> logits, for ONNX Runtime and, beside a native model's config, Transformers.js
     onnx/model_quantized.onnx   the same with int8 weights, if there are images to evaluate it on; dtype "q8" of Transformers.js
