@@ -78,7 +78,7 @@ def read_rows(args) -> tuple[datasets.Dataset, list[str]]:
     except UserError as error:
         if args.splits or args.model_name_or_path or (files := find_files(args.dataset_name)) is None:
             raise
-        print(f"labels are left out: {str(error).splitlines()[0]}")
+        print(f"ignoring labels: {str(error).splitlines()[0]}")
         splits, labels = {"images": as_one_class(files.rows)}, ["image"]
     else:
         names = args.splits.split(",") if args.splits else list(source.splits)

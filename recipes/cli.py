@@ -49,7 +49,7 @@ def main():
 
         print(f"hf_vit {metadata.version('hf_vit')}")
     elif name not in COMMANDS:
-        print(f"hf-vit: error: {name} is not a command; wanted one of {', '.join(COMMANDS)}", file=sys.stderr)
+        print(f"hf-vit: error: {name} is not a command; must be one of {', '.join(COMMANDS)}", file=sys.stderr)
         sys.exit(2)
     else:
         parser = argparse.ArgumentParser(prog="hf-vit", add_help=False, allow_abbrev=False)

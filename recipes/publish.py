@@ -6,7 +6,7 @@
     python recipes/publish.py --verify USER/NAME                    (check that a repository gives the saved logits)
 
 The run is one of train.py or pretrain.py; its folder is only read. The token is that of `hf auth login`, or HF_TOKEN; HF_ENDPOINT
-names another Hub. After an interruption or a failure, the same command goes on.
+names another Hub. After an interruption or a failure, the same command continues.
 """
 
 import argparse

@@ -82,7 +82,9 @@ def check_model(model, args):
     if args.method in GRADIENT_METHODS and not model.classifier.weight.any():
         raise UserError(f"the head of the model is all zero, so {args.method} has no gradient to follow")
     if args.label is not None and args.label not in config.label2id:
-        raise UserError(f"--label {args.label} is no class of the model; wanted one of {', '.join(config.label2id)}")
+        raise UserError(
+            f"--label {args.label} is not a class of the model; must be one of {', '.join(config.label2id)}"
+        )
 
 
 def evaluate(args, classifier: SavedClassifier) -> tuple[ImageDataset, dict]:

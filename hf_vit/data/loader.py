@@ -50,7 +50,7 @@ def data_loader(
             raise
         raise UserError(
             f"a process that decodes images was killed ({error}), mostly because memory is short: pass a --num_workers below "
-            f"{workers}, or in a container give it more shared memory (docker run --shm-size 8g); the same command goes on"
+            f"{workers}, or in a container give it more shared memory (docker run --shm-size 8g); the same command continues"
         ) from error
 
 

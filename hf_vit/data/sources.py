@@ -156,7 +156,7 @@ def read_file(path: Path, streaming: bool, image_column: str | None):
         splits = divide_by_split(read_table(path, image_column))
         return as_stream(splits) if streaming else splits
     if suffix not in FILE_FORMATS:
-        raise UserError(f"{path} is no data set\n{READABLE}")
+        raise UserError(f"{path} is not a data set\n{READABLE}")
     file = glob.escape(str(path.resolve()))
     splits = read_with_datasets(str(path), FILE_FORMATS[suffix], data_files=file, streaming=streaming)
     splits = splits if streaming else divide_by_split(splits["train"])

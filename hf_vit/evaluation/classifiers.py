@@ -77,7 +77,9 @@ def model_folder(checkpoint: str) -> str:
     folder, inside = Path(checkpoint), Path(checkpoint) / "model"
     is_model = (folder / "config.json").exists()
     if (folder / "config.yaml").is_file() and not is_model and not inside.is_dir():
-        raise UserError(f"MODEL {checkpoint} is a run that is not finished: the command that began it goes on with it")
+        raise UserError(
+            f"MODEL {checkpoint} is a run that is not finished: continue it with the command that started it"
+        )
     found = str(inside) if inside.is_dir() and not is_model else checkpoint
     return refuse_mistyped_path(found, "MODEL")
 

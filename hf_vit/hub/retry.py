@@ -69,4 +69,4 @@ def status_of(error: Exception) -> int | None:
 def explain_error(error: Exception) -> str:
     """One line on what went wrong between this machine and the Hub, and what to do."""
     hint = HINTS.get(status_of(error), f"check the connection and HF_ENDPOINT ({constants.ENDPOINT})")
-    return f"{one_line(error)[:400]}; {hint}; nothing on this disk has changed, and the same command goes on"
+    return f"{one_line(error)[:400]}; {hint}; nothing on this disk has changed, and the same command continues"

@@ -49,5 +49,5 @@ def run_script(main: Callable[[], None]):
             raise
         sys.exit(f"error: {one_line(error)}")
     except KeyboardInterrupt:
-        print("stopped; the same command goes on, or begins anew if it had kept nothing", file=sys.stderr)
+        print("stopped; the same command continues, or starts again if nothing was saved", file=sys.stderr)
         sys.exit(130)

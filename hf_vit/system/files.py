@@ -98,7 +98,7 @@ def checksummed_dir(folder: Path, needed: int):
         free = shutil.disk_usage(place).free
         raise UserError(
             f"{folder} needs {needed / 1e6:,.1f} MB and {free / 1e6:,.1f} MB are free (or left of a quota): make room, and "
-            "the same command goes on from the last checkpoint"
+            "the same command continues from the last checkpoint"
         ) from error
 
 

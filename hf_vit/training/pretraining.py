@@ -62,7 +62,7 @@ class PreTraining(Task):
             named = args.train_split != "train" or any(getattr(args, flag) is not None for flag in OF_LABELS)
             if args.streaming or named:
                 raise
-            print_main(f"labels are left out, and with them the k-NN accuracy: {str(error).splitlines()[0]}")
+            print_main(f"ignoring labels, and k-NN accuracy with them: {str(error).splitlines()[0]}")
         rows = load_unlabelled(
             args.dataset_name, args.dataset_config, None, args.image_column, default_split=args.train_split
         ).rows

@@ -104,7 +104,7 @@ def train(
         if not is_finished:
             again = "the same command, without --overwrite," if args.overwrite else "the same command"
             by = signals.received or "a signal"
-            raise KeyboardInterrupt(f"stopped by {by} after step {run.state.step:,}: {again} goes on from there")
+            raise KeyboardInterrupt(f"stopped by {by} after step {run.state.step:,}: {again} continues from there")
     return results
 
 
@@ -127,7 +127,7 @@ def start(args, task, accelerator, signals, began: float, checkpoint: Path | Non
         check_identity(identity, run.plan.identity(), f"{checkpoint} is of")
         state.load(checkpoint)
         accelerator.wait_for_everyone()  # its files may be deleted from here on
-        print_main(f"going on after step {state.step:,}, from {checkpoint}")
+        print_main(f"continuing after step {state.step:,}, from {checkpoint}")
     print_main(run.summary())
 
     def open_folder() -> dict | None:
@@ -156,7 +156,7 @@ def train_and_save(run: Run) -> bool:
             with contextlib.suppress(Exception):  # it must not hide what went wrong
                 run.save()
         if state.saved_step > 0:
-            print_main(f"stopped after step {state.step:,}: the same command goes on from step {state.saved_step:,}")
+            print_main(f"stopped after step {state.step:,}: the same command continues from step {state.saved_step:,}")
         raise
 
 

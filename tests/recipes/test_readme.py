@@ -156,4 +156,4 @@ def test_the_slurm_script_requeues_a_stopped_job_and_ends_with_a_finished_one(de
     stopped, finished = (subprocess.run(command, cwd=desk, capture_output=True, text=True, env=job) for _ in range(2))
     assert (stopped.returncode, (desk / "queue").read_text()) == (75, "7\n"), stopped.stdout + stopped.stderr
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert "going on after step" in finished.stdout
+    assert "continuing after step" in finished.stdout

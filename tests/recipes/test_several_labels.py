@@ -48,7 +48,7 @@ def test_a_run_that_is_stopped_before_its_report_goes_on_to_the_same_one(trained
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     before = json.loads((tmp_path / "run" / "results.json").read_text())
     (tmp_path / "run" / "results.json").unlink()
-    assert "going on after step 3" in recipe("train.py", *FLAGS, cwd=tmp_path)
+    assert "continuing after step 3" in recipe("train.py", *FLAGS, cwd=tmp_path)
     after = json.loads((tmp_path / "run" / "results.json").read_text())
     for name in ("metrics", "thresholds", "per_class", "weights_sha256"):
         assert after[name] == before[name]

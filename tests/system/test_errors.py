@@ -48,7 +48,7 @@ def test_an_interrupt_is_one_line_and_the_exit_code_of_a_shell(capsys):
     with pytest.raises(SystemExit) as ended:
         run_script(raising(KeyboardInterrupt()))
     assert ended.value.code == 130
-    assert capsys.readouterr().err.startswith("stopped; the same command goes on")
+    assert capsys.readouterr().err.startswith("stopped; the same command continues")
 
 
 def test_the_token_is_not_printed(monkeypatch):

@@ -192,7 +192,7 @@ def test_a_picture_that_cannot_be_drawn_costs_no_run(run, monkeypatch, capsys):
 def test_images_in_no_class_folders_are_learned_from_too(run, capsys):
     folder = run("unlabelled", data="flat")
     printed = capsys.readouterr().out
-    assert "labels are left out, and with them the k-NN accuracy: " in printed
+    assert "ignoring labels, and k-NN accuracy with them: " in printed
     assert "train: 59 images" in printed
     assert set(results_of(folder)["metrics"]) == {"loss", "step", "epoch"}
     assert results_of(folder)["data"]["labels"] == []
