@@ -12,8 +12,8 @@ from datasets import ClassLabel, Dataset, DatasetDict
 
 from hf_vit.data.image_files import IMAGE_SUFFIXES, UNREAD_SUFFIXES, AllowedFiles, rows_of_files
 from hf_vit.system.errors import UserError
-from hf_vit.system.escapes import listed, printable
 from hf_vit.system.progress import progress_bar
+from hf_vit.system.text import counted, listed, printable
 
 
 SPLIT_OF_WORD = {
@@ -117,7 +117,11 @@ def class_folders(found: Listing, class_level: int | None) -> tuple[DatasetDict,
             inner[split][below[0]].update(below[1:2])
     stray = sum(left_out[folder] for folder, split in split_of.items() if split in rows)
     if stray >= sum(map(len, rows.values())):
-        what = f"{stray or 'all'} images lie in no class folder" if found.images else "no image that is read"
+        what = (
+            f"{counted(stray, 'image') if stray else 'all images'} in no class folder"
+            if found.images
+            else "no image that is read"
+        )
         raise folder_error(found, what)
     if class_level is None:
         refuse_folders_like_splits(found, inner)
@@ -136,7 +140,9 @@ def class_folders(found: Listing, class_level: int | None) -> tuple[DatasetDict,
     splits = {split: to_dataset(found.path, sorted(rows[split]), names) for split in SPLITS if split in rows}
     if left_out.total():
         places = listed(found.path / folder for folder in +left_out)
-        skipped.append(f"{left_out.total():,} images above the class folders (--class_level {level}), in {places}")
+        skipped.append(
+            f"{counted(left_out.total(), 'image')} above the class folders (--class_level {level}), in {places}"
+        )
     return DatasetDict(splits), {split: str(found.path / folder) for folder, split in split_of.items()}, skipped
 
 

@@ -28,8 +28,8 @@ from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.sampling import EPOCH_STRIDE
 from hf_vit.data.splits import find_eval_split
 from hf_vit.system.errors import UserError
-from hf_vit.system.escapes import listed
 from hf_vit.system.hardware import own_cores
+from hf_vit.system.text import listed
 
 
 LANES = 4  # shards that are read at a time

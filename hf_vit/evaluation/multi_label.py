@@ -8,13 +8,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from hf_vit.evaluation.classifiers import class_names
 from hf_vit.system.errors import UserError
+from hf_vit.system.text import counted
 
 
 MULTI_LABEL = "multi_label_classification"  # the `problem_type` of such a model, as transformers names it
 DEFAULT_THRESHOLD = 0.5
 FEWEST_POSITIVES = 5  # images with a label and without it, below which its threshold is not chosen
+
+
+def class_names(config) -> list[str]:
+    """The names of a model's classes, in the order of its logits."""
+    return [config.id2label[index] for index in range(config.num_labels)]
 
 
 def thresholds_of(config) -> torch.Tensor | None:
@@ -106,7 +111,7 @@ def multi_label_metrics(logits: torch.Tensor, labels: torch.Tensor, thresholds: 
     truth, given = labels.numpy().astype(int), given_labels(logits, thresholds).numpy().astype(int)
     present = np.flatnonzero(truth.any(axis=0))
     if len(present) == 0:
-        raise UserError(f"none of the {len(truth):,} images has a label: wanted images with labels to score")
+        raise UserError(f"none of {counted(len(truth), 'image')} has a label: wanted images with labels to score")
     return {
         "mean_average_precision": float(np.nanmean(average_precisions(logits.sigmoid().numpy(), truth))),
         "micro_f1": float(f1_score(truth, given, average="micro", zero_division=0)),

@@ -11,6 +11,7 @@ from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import sequential_batches
 from hf_vit.system.errors import UserError
 from hf_vit.system.progress import progress_bar
+from hf_vit.system.text import counted
 
 
 REDUCED_ROWS = 2**14  # that are added up over the processes at a time
@@ -142,7 +143,7 @@ def gather_rows(
         for part in (*table.split(REDUCED_ROWS), *seen.split(REDUCED_ROWS)):
             part.copy_(accelerator.reduce(part.to(device), reduction="sum"))
     if not seen.any():
-        raise UserError(f"none of the {count} images can be read")
+        raise UserError(f"none of {counted(count, 'image')} can be read")
     rows = seen[:, 0].nonzero().flatten()
     values = table[rows]
     check_finite(values, split)
@@ -176,7 +177,7 @@ def check_finite(values: torch.Tensor, split: str = ""):
     if wrong := int((~values.isfinite().all(dim=1)).sum()):
         where = f" of {split}" if split else ""
         raise UserError(
-            f"the model gives NaN or infinity for {wrong:,} of {len(values):,} images{where}: try --mixed_precision no; if that does "
+            f"the model gives NaN or infinity for {wrong:,} of {counted(len(values), 'image')}{where}: try --mixed_precision no; if that does "
             "not help, look at these images, or use weights of an earlier step"
         )
 

@@ -156,12 +156,11 @@ def logit_difference(model, exported, batches: list[torch.Tensor]) -> dict[str, 
     return {"absolute": absolute, "relative": relative}
 
 
-def comparison_batches(config, pixel_values: torch.Tensor | None = None) -> list[torch.Tensor]:
-    """A batch of 1, one of 3, and one of another size if the model takes it: of images (B, C, H, W), or random."""
-    if pixel_values is None:
-        size = (3, config.num_channels, *as_pair(config.image_size))
-        pixel_values = torch.randn(size, generator=torch.Generator().manual_seed(0))
-    batches = [pixel_values[:1], pixel_values[torch.arange(3) % len(pixel_values)]]
+def comparison_batches(config) -> list[torch.Tensor]:
+    """A batch of 1, one of 3, and one of another size if the model takes it, of random pixels."""
+    size = (3, config.num_channels, *as_pair(config.image_size))
+    pixel_values = torch.randn(size, generator=torch.Generator().manual_seed(0))
+    batches = [pixel_values[:1], pixel_values]
     if takes_any_size(config):
         height, width = as_pair(config.patch_size)
         larger = (3 * height, 2 * width + pixel_values.shape[3] // width * width)

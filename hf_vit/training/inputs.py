@@ -23,8 +23,8 @@ from hf_vit.data.streaming import ImageStream, prepare_stream
 from hf_vit.data.summary import summary
 from hf_vit.system.command_line import script_name
 from hf_vit.system.errors import UserError
-from hf_vit.system.escapes import as_license
 from hf_vit.system.recipes_folder import EMBEDDED
+from hf_vit.system.text import as_license, counted
 from hf_vit.training.arguments import TrainArguments
 from hf_vit.training.log import print_main
 
@@ -137,7 +137,7 @@ def read_data(args: TrainArguments, task, accelerator):
     seconds = time.monotonic() - began
     if labels and not count_labels(eval_images.labels, len(labels)).any():
         raise UserError(
-            f"none of the {len(eval_images):,} images of {scored} has a label: wanted images with labels to score"
+            f"none of {counted(len(eval_images), 'image')} of {scored} has a label: wanted images with labels to score"
         )
     fingerprints = {name: part._fingerprint for name, part in splits.items() if stream is None}
     data = RunData(labels, scored, train_images, eval_images, spec, train_spec, fingerprints, data_license, seconds)
@@ -158,7 +158,7 @@ def count_scored_duplicates(data: RunData) -> int | None:
         return None
     if count := int(also_in(thumbnail_vectors(scored), thumbnail_vectors(trained.cache)).sum()):
         print_main(
-            f"{count:,} of the {len(scored):,} images to score are trained on too ({script_name('audit')} shows them)"
+            f"{count:,} of {counted(len(scored), 'image')} to score are trained on too ({script_name('audit')} shows them)"
         )
     return count
 

@@ -13,6 +13,7 @@ from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.evaluation.prediction import classification_head
 from hf_vit.system import hardware
 from hf_vit.system.errors import UserError
+from hf_vit.system.text import counted
 from hf_vit.training.arguments import TrainArguments
 from hf_vit.training.checkpoints import frozen_digest, full_tensors
 from hf_vit.training.distributed import run_on_main
@@ -111,7 +112,7 @@ class Run:
             model.to(device)
         if not plan.args.cache_features and head is None:
             return
-        print_main(f"computing the features of {len(images):,} images")
+        print_main(f"computing the features of {counted(len(images), 'image')}")
         if head is not None and (images.cache is None or data.train_spec != data.spec):  # without random crops
             images = ImageDataset(images.rows, data.spec, plan.args.on_bad_image)
         features, rows = self.predictor.predict(model, images, data.spec, plan.args.train_split, features=True)

@@ -2,14 +2,13 @@
 
 import dataclasses
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from hf_vit.system.command_line import Parser, from_here, shell_line
+from hf_vit.system.command_line import Parser, shell_line
 from hf_vit.training.arguments import TrainArguments, parse_args
 
 
@@ -35,7 +34,7 @@ def said(capsys):
     ("typed", "meant"),
     [
         ("--epochs", "--num_train_epochs"), ("--batch-size", "--per_device_train_batch_size"), ("--lr", "--learning_rate"),
-        ("--model", "--model_name_or_path"), ("--fp16", "--mixed_precision fp16"), ("--learning_rat", "--learning_rate"),
+        ("--model", "--model_name_or_path"), ("--fp16", "--mixed_precision"), ("--learning_rat", "--learning_rate"),
         ("-lr", "--learning_rate"), ("--resume_from_checkpoint", "--resume"),
     ],
 )  # fmt: skip
@@ -48,7 +47,6 @@ def test_a_name_from_elsewhere_or_a_misspelt_one_names_the_real_flag(typed, mean
 @pytest.mark.parametrize("typed", ["--device", "--gpus", "--no_cuda", "--num-gpus"])
 def test_whoever_asks_for_a_device_hears_how_it_is_chosen(typed, said):
     assert "ACCELERATE_USE_CPU=1" in said(lambda: parse_args([*TRAIN, typed]))
-    assert "CPU" in said(lambda: Parser("What it does.", "MODEL").parse_args([typed]))
 
 
 def test_a_word_without_a_flag_is_named(said):
@@ -123,16 +121,6 @@ def test_of_several_processes_the_first_alone_prints_an_error(monkeypatch, capsy
     assert (ended.value.code, capsys.readouterr().err) == (2, "")
 
 
-@pytest.mark.parametrize("name", ["gone.jpg", "https://example.org/cat.jpg", "a folder"])
-def test_what_cannot_be_classified_is_told_at_once(name, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a folder").mkdir()
-    (tmp_path / "photo.heic").touch()  # whose content decides
-    assert name in said(lambda: Parser("", "").check_images([name, "photo.heic"], or_data=True), code=1)
-    for one in ("fashion-mnist-mini", "photo.heic"):
-        Parser("", "").check_images([one], or_data=True)
-
-
 @pytest.mark.parametrize(
     ("file", "named"), [("no/scores.csv", "no/scores.csv"), (".", "."), ("a.txt", ".csv"), ("b.csv", "b.csv")]
 )
@@ -148,11 +136,9 @@ def test_a_printed_command_runs_as_it_is_printed_from_the_working_directory(tmp_
     folder = tmp_path / "a folder"
     folder.mkdir()
     (folder / "its script.py").write_text("import sys; print(sys.argv[1:])")
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     for here in (tmp_path, folder, Path("/")):
         monkeypatch.chdir(here)
-        line = shell_line(folder / "its script.py", "a b", from_here(folder / "$x"), 3)
+        line = shell_line(folder / "its script.py", "a b", "$x", 3)
         printed = subprocess.run(line, shell=True, capture_output=True, text=True, check=True).stdout
-        assert eval(printed) == ["a b", from_here(folder / "$x"), "3"]
-        assert str(here) == "/" or str(here) not in shlex.split(line)[1]
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-    assert shlex.split(shell_line(folder / "its script.py"))[0] == "python"
+        assert eval(printed) == ["a b", "$x", "3"]

@@ -41,7 +41,7 @@ def kept():
 @pytest.fixture(scope="module")
 def train(photos):
     """train(run, **flags) -> its `Results`, trained or continued in this process."""
-    return lambda run, task=Classification, draw=None, **flags: runs.train(photos, run, task, draw, **FLAGS | flags)
+    return lambda run, task=Classification, **flags: runs.train(photos, run, task, **FLAGS | flags)
 
 
 @pytest.fixture(scope="module")
