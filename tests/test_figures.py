@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
@@ -184,8 +183,8 @@ def test_a_name_that_no_font_can_write_is_drawn_and_saved_without_a_warning(tmp_
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size", [(21, 35), (16, 22), (250, 333)])
-def test_orange_lies_over_its_patch_and_the_image_is_grey_elsewhere(size, channels):
-    image, orange = noise(channels, *size), 255 * np.array(to_rgb(figures.ORANGE))
+def test_orange_is_strongest_on_its_patch_fades_smoothly_and_the_image_is_grey_further_away(size, channels):
+    image = noise(channels, *size)
     for row, column in ((0, 4), (1, 0), (2, 3)):
         heat = torch.zeros(3, 5)
         heat[row, column] = 7
@@ -193,11 +192,19 @@ def test_orange_lies_over_its_patch_and_the_image_is_grey_elsewhere(size, channe
         factor = len(drawn) // size[0]
         assert drawn.shape == (size[0] * factor, size[1] * factor, 3)
         assert min(size) * factor >= 224 > min(size) * (factor - 1)
-        y, x = (np.arange(side) + 0.5 for side in drawn.shape[:2])  # the middle of a pixel says in which patch it is
-        hot = (y * 3 // len(y) == row)[:, None] & (x * 5 // len(x) == column)  # (H', W')
-        grey = image.float().mean(dim=0).numpy().repeat(factor, 0).repeat(factor, 1)[:, :, None]
-        np.testing.assert_allclose(drawn[~hot], np.broadcast_to(grey, drawn.shape)[~hot], atol=0.51)
-        np.testing.assert_allclose(drawn[hot], (0.15 * grey + 0.85 * orange)[hot], atol=0.51)
+        y, x = (
+            np.arange(side) + 0.5 for side in drawn.shape[:2]
+        )  # the middle of a pixel, and its distance in patches
+        distance = np.hypot((y / len(y) * 3 - row - 0.5)[:, None], x / len(x) * 5 - column - 0.5)  # (H', W')
+        grey = np.broadcast_to(
+            image.float().mean(dim=0).numpy().repeat(factor, 0).repeat(factor, 1)[..., None], drawn.shape
+        )
+        np.testing.assert_allclose(drawn[distance > 2.9], grey[distance > 2.9], atol=0.51)
+        share = np.where(
+            grey[..., 2] > 20, (grey - drawn)[..., 2] / np.maximum(grey[..., 2], 1), np.nan
+        )  # orange has no blue
+        assert np.nanmax(share[distance < 0.2]) == pytest.approx(0.85, abs=0.06)
+        assert 0.2 < np.nanmean(share[(distance > 0.45) & (distance < 0.55)]) < 0.75
 
 
 def test_a_constant_map_has_no_orange():

@@ -136,8 +136,8 @@ def test_no_cell_of_a_table_is_a_formula(start):
 def test_no_class_name_moves_the_cursor_or_turns_the_line():
     said = escapes.printable("cat\x1b[1A\x9b2J\u202e\u2066\n\x07\udcff")
     assert said == "cat\\x1b[1A\\x9b2J\\u202e\\u2066\\n\\x07\\udcff"
-    assert quoting.printable(said) == said
-    assert quoting.printable("\u06cc\u200c\u06cc 北京") == "\u06cc\u200c\u06cc 北京"
+    assert escapes.printable(said) == said
+    assert escapes.printable("\u06cc\u200c\u06cc 北京") == "\u06cc\u200c\u06cc 北京"
     assert figures.shorten("a\x1b$") == r"a\x1b$"
 
 
