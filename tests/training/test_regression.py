@@ -151,10 +151,9 @@ def test_a_checkpoint_is_fine_tuned_in_every_way_and_starts_from_a_new_head(home
         (lambda text: text, (), "--problem_type regression"),
         (lambda text: text.replace("1.png,1", "1.png,x1", 1), ("--problem_type", "regression"), "x1"),
         (lambda text: "\n".join(["file_name,angle,split", "2.png,nan,train", "3.png,5,train"]), ("--problem_type", "regression"), "nan"),
-        (lambda text: "\n".join(["file_name,angle,split", "2.png,5,train", "3.png,5,train"]), ("--problem_type", "regression"), "5"),
         (lambda text: text, ("--problem_type", "regression", "--shots", "3"), "--shots"),
     ],
-    ids=["decimals without the flag", "text with it", "not a number", "one value", "shots"],
+    ids=["decimals without the flag", "text with it", "not a number", "shots"],
 )  # fmt: skip
 def test_labels_that_are_no_numbers_to_learn_end_in_one_line(home, change, flags, named):
     (home / "lines" / "other.csv").write_text(change((home / "lines" / "lines.csv").read_text()))
