@@ -186,7 +186,6 @@ def test_lora_trains_little_and_what_it_saves_loads(base, photos, tmp_path):
     flags = ["--dataset_name", photos, "--split", "train", "--output_file", "scores.json"]
     recipe("eval.py", "--model_name_or_path", "run/model", *flags, cwd=tmp_path)
     assert json.loads((tmp_path / "scores.json").read_text())["accuracy"] >= 0.8
-    assert "4.png: red" in recipe("classify.py", "run/model", photos / "red" / "4.png", cwd=tmp_path)
 
 
 COUNTED = """
