@@ -61,14 +61,6 @@ def faults(figure, monkeypatch):
     for one, other in itertools.combinations(flat, 2):
         if overlap(boxes[one], boxes[other], apart=3):
             found.append(f"over each other: {one.get_text()!r} {other.get_text()!r}")
-    for axes in [axes for axes in figure.axes if axes.get_visible() and axes.get_label() != "<colorbar>"]:
-        area = axes.get_window_extent()
-        if axes.axison and not axes.has_data():
-            found.append(f"empty: {axes.get_title()!r}")
-        if axes.has_data():
-            others = [text for text in flat if text.axes is not axes]
-            found += [f"over a panel: {text.get_text()!r}" for text in others if overlap(boxes[text], area)]
-            found += [f"too small a panel: {axes.get_title()!r}"] * int(min(area.width, area.height) < 20)
     return found if texts else ["no text"]
 
 
