@@ -2,13 +2,13 @@
 
 import math
 import os
+import subprocess
 import sys
 
 import forked
 import pytest
 import torch
 from accelerate import Accelerator
-from runs import ended
 from torch import nn
 from transformers import (
     Dinov2ForImageClassification,
@@ -90,35 +90,43 @@ def test_the_head_is_the_last_layer_of_as_many_outputs(tiny_config):
     assert classification_head(add_lora(model, 2)) is model.classifier.modules_to_save["default"]
 
 
-TWO = """
-import sys
-import torch
-from accelerate import Accelerator
-from runs import ended
-from hf_vit.evaluation.prediction import predict
-
-accelerator = Accelerator(cpu=True)
-rank = accelerator.process_index
-model, images, form, shares = torch.load("given", weights_only=False)
-found = []
-for share in shares:
-    batches = [{"images": images[rows], "index": torch.tensor(rows)} for rows in share[rank]]
-    found += [predict(model, batches, form, accelerator, len(images), features) for features in (False, True)]
-torch.save(found, f"found.{rank}")
-accelerator.end_training()
-"""
-
-
 def test_two_processes_get_every_row_once_and_the_same(accelerator, tmp_path, tiny_fields):
     """In the second part one process has nothing to do."""
+    script = tmp_path / "two.py"
+    script.write_text(
+        "import sys\n"
+        "import torch\n"
+        "from accelerate import Accelerator\n"
+        "from hf_vit import HFViTConfig, HFViTForImageClassification\n"
+        "from hf_vit.evaluation.prediction import predict\n"
+        "accelerator = Accelerator(cpu=True)\n"
+        "rank = accelerator.process_index\n"
+        "assert accelerator.num_processes == 2\n"
+        "model, images, form, shares, file = torch.load(sys.argv[1], weights_only=False)\n"
+        "found = []\n"
+        "for share in shares:\n"
+        "    batches = [{'images': images[rows], 'index': torch.tensor(rows)} for rows in share[rank]]\n"
+        "    for features in (False, True):\n"
+        "        found.append(predict(model, batches, form, accelerator, len(images), features))\n"
+        "torch.save(found, f'{file}.{rank}')\n"
+        "accelerator.end_training()\n"
+    )
     model = HFViTForImageClassification(HFViTConfig(**tiny_fields)).eval()
     nn.init.normal_(model.classifier.weight)
     images = torch.randint(0, 256, (7, 3, 16, 16), dtype=torch.uint8)
     shares = [([[0, 3], [5]], [[1], [6, 2]]), ([[6, 4, 3, 2, 1]], [])]
-    torch.save((model, images, FORM, shares), tmp_path / "given")
-    line, own = [sys.executable, "-W", "ignore", "-c", TWO], {**os.environ, "ACCELERATE_USE_CPU": "true"}
-    ended(*[forked.Forked(line, tmp_path, {**own, **rank}) for rank in forked.group_of_two()])
-    first, second = (torch.load(tmp_path / f"found.{rank}") for rank in (0, 1))
+    torch.save((model, images, FORM, shares, str(tmp_path / "found")), tmp_path / "given")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(tmp_path / "given")],
+            env={**os.environ, **rank, "ACCELERATE_USE_CPU": "true"},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in forked.group_of_two()
+    ]  # fmt: skip
+    printed = [process.communicate(timeout=100)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], printed
+    first, second = (torch.load(f"{tmp_path / 'found'}.{rank}") for rank in (0, 1))
     torch.testing.assert_close(first, second, rtol=0, atol=0)
     for number, (values, rows) in enumerate(first):
         wanted = [[0, 1, 2, 3, 5, 6], [1, 2, 3, 4, 6]][number // 2]
