@@ -287,4 +287,6 @@ def test_a_model_without_a_head_is_refused(native, tiny_config, tmp_path, monkey
     from hf_vit import HFViTModel
 
     HFViTModel(tiny_config()).save_pretrained(tmp_path / "tower")
-    assert "no classifier" in refusal(monkeypatch, tmp_path, tmp_path / "tower", "--output_dir", tmp_path / "out")
+    assert "no trained classifier" in refusal(
+        monkeypatch, tmp_path, tmp_path / "tower", "--output_dir", tmp_path / "out"
+    )
