@@ -5,6 +5,7 @@ which colour-blind readers tell apart ("Color Universal Design", 2008); pictures
 """
 
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -267,7 +268,7 @@ def overlay(image: torch.Tensor, heat: torch.Tensor, smallest: int = 224) -> np.
 
     Args:
         image: uint8 (C, H, W), C 1 or 3.
-        heat: (h, w); each number covers its patch.
+        heat: (h, w), a number for each patch, resampled smoothly (bicubic).
         smallest: pixels that the shorter side is enlarged to, by whole factors.
 
     Returns:
@@ -276,10 +277,9 @@ def overlay(image: torch.Tensor, heat: torch.Tensor, smallest: int = 224) -> np.
     heat = torch.zeros_like(heat) if is_flat(heat) else (heat - heat.min()) / (heat.max() - heat.min())
     factor = max(1, -(-smallest // min(image.shape[1:])))
     size = (image.shape[1] * factor, image.shape[2] * factor)
-    enlarge = lambda values: torch.nn.functional.interpolate(  # "nearest" errs by a pixel
-        values[None, None].float(), size=size, mode="nearest-exact"
-    )[0, 0].unsqueeze(2)
-    grey, share = enlarge(image.float().mean(dim=0)), 0.85 * enlarge(heat)  # (H', W', 1) each
+    enlarge = partial(torch.nn.functional.interpolate, size=size)
+    grey = enlarge(image.float().mean(dim=0)[None, None], mode="nearest-exact")[0, 0].unsqueeze(2)  # (H', W', 1)
+    share = 0.85 * enlarge(heat[None, None].float(), mode="bicubic")[0, 0].clamp(0, 1).unsqueeze(2)  # (H', W', 1)
     orange = torch.tensor(to_rgb(ORANGE)) * 255
     return ((1 - share) * grey + share * orange).round().byte().numpy()  # (H', W', 3)
 

@@ -21,16 +21,11 @@ import time
 from pathlib import Path
 
 from forked import group_of_two
-from runs import TRAIN, write_photos
+from runs import FSDP2, TRAIN, write_photos
 
 
 MOST_SECONDS = 300  # of one start
 KINDS = {"adamw": {}, "muon": {"optimizer": "muon"}, "lora": {"lora_rank": 4}, "fsdp2": {}}
-FSDP2 = {  # what recipes/accelerate/fsdp2.yaml says, for processes that no launcher starts
-    "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-    "FSDP_TRANSFORMER_CLS_TO_WRAP": "HFViTLayer", "FSDP_RESHARD_AFTER_FORWARD": "true", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
-    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
-}  # fmt: skip
 
 
 def command(photos: Path, run: Path, kind: str) -> list[str]:

@@ -10,13 +10,13 @@ import pandas as pd
 import torch
 from PIL import Image
 
-from hf_vit.card import write_card
+from hf_vit import run_figures
 from hf_vit.data.augment import mix
 from hf_vit.data.columns import has_several_labels
 from hf_vit.data.sampling import class_balanced_ids
 from hf_vit.data.splits import class_weights
 from hf_vit.evaluation.calibration import fit_temperature
-from hf_vit.evaluation.classifiers import load_classifier, model_folder
+from hf_vit.evaluation.classifiers import load_classifier
 from hf_vit.evaluation.intervals import intervals
 from hf_vit.evaluation.multi_label import DEFAULT_THRESHOLD, choose_thresholds
 from hf_vit.evaluation.prediction import LOGITS_TOLERANCE, logits_difference
@@ -35,7 +35,6 @@ from hf_vit.system.files import write_text
 from hf_vit.system.recipes_folder import RECIPES
 from hf_vit.system.run_files import NUM_SAMPLES, PREDICTIONS
 from hf_vit.system.text import counted, csv_text
-from hf_vit.training.arguments import parse_overrides
 from hf_vit.training.inputs import Batch, RunData
 from hf_vit.training.losses import (
     Teacher,
@@ -73,9 +72,7 @@ class Classification(Task):
             raise UserError(
                 "several labels an image do not go with --balance sampling or --teacher_name_or_path: leave it out"
             )
-        overrides = parse_overrides(args.config_overrides)
-        checkpoint = args.model_name_or_path and model_folder(args.model_name_or_path)
-        return build_model(labels, checkpoint, args.preset, args.image_size, overrides, args.eval_crop, multi_label)
+        return build_model(labels, *self.source(), multi_label)
 
     def set_up(self, data: RunData, backbone, accelerator):
         """The class weights (L,) and the teacher, if they are asked for."""
@@ -246,8 +243,9 @@ class Classification(Task):
             )
         return found + differing_logits(results)
 
-    def write_card(self, folder: Path, results: Results, config: str):
-        write_card(folder, RECIPES / "model_card.md", results, config)
+    def draw(self, folder: Path, log: list[dict], scores: dict, samples: dict):
+        model = load_classifier(str(folder.parent)).to(self.device)
+        run_figures.draw_run(folder, log, scores, samples, self.data.labels, self.data.spec, model)
 
     def next_command(self, run_folder: Path) -> str:
         """Classify an image of the data; evaluate, where there is no image file to classify."""

@@ -6,9 +6,9 @@ import pandas as pd
 import torch
 from torch import nn
 
-from hf_vit.card import write_card
+from hf_vit import run_figures
 from hf_vit.evaluation.calibration import folded_head
-from hf_vit.evaluation.classifiers import model_folder
+from hf_vit.evaluation.classifiers import load_classifier
 from hf_vit.evaluation.regression import regression_intervals, regression_metrics
 from hf_vit.evaluation.results import Results
 from hf_vit.evaluation.tables import image_names
@@ -16,7 +16,6 @@ from hf_vit.system.command_line import shell_line
 from hf_vit.system.recipes_folder import RECIPES
 from hf_vit.system.run_files import PREDICTIONS
 from hf_vit.system.text import csv_text
-from hf_vit.training.arguments import parse_overrides
 from hf_vit.training.classification import DIVERGED, Classification, differing_logits, diverged
 from hf_vit.training.inputs import RunData
 from hf_vit.training.model import build_model
@@ -34,17 +33,13 @@ class Regression(Classification):
     """
 
     has_accuracy = False
+    card = "regression_card.md"
 
     count_correct = Task.count_correct
 
     def build_model(self, _labels: list[str], _eval_rows):
         """(model with one output, image processor)."""
-        args = self.args
-        checkpoint = args.model_name_or_path and model_folder(args.model_name_or_path)
-        overrides = {**parse_overrides(args.config_overrides), "problem_type": "regression"}
-        return build_model(
-            [args.label_column or "label"], checkpoint, args.preset, args.image_size, overrides, args.eval_crop
-        )
+        return build_model([self.args.label_column or "label"], *self.source(problem_type="regression"))
 
     def set_up(self, data: RunData, backbone, accelerator):
         super().set_up(data, backbone, accelerator)
@@ -111,8 +106,10 @@ class Regression(Classification):
             )
         return found + differing_logits(results)
 
-    def write_card(self, folder: Path, results: Results, config: str):
-        write_card(folder, RECIPES / "regression_card.md", results, config)
+    def draw(self, folder: Path, log: list[dict], scores: dict, samples: dict):
+        model = load_classifier(str(folder.parent), regression=True).to(self.device)
+        table = pd.read_csv(folder.parents[1] / PREDICTIONS)
+        run_figures.draw_regression(folder, log, table, samples, self.data.spec, model)
 
     def next_command(self, run_folder: Path) -> str:
         """Predict the number of an image."""
