@@ -56,19 +56,13 @@ class SavedClassifier:
         images = ImageDataset(rows, self.spec, on_bad_image, decode_first=False)
         of_process = self.accelerator.process_index, self.accelerator.num_processes
         share = sequential_batches(len(images), batch_size, *of_process)
-        with progress_bar("predicting", "images", sum(map(len, share))) as bar:
-
-            def counted(batch):
-                bar.update(len(batch["index"]))
-                return batch
-
-            try:
-                batches = map(counted, data_loader(images, share, num_workers))
-                return images, *predict(self.model, batches, self.spec, self.accelerator, len(images), **how)
-            except UserError as error:
-                if len(images.skipped) < len(images):
-                    raise
-                raise UserError(f"{error}; {next(iter(images.skipped))}") from error
+        batches = progress_bar("predicting", "batches", len(share), data_loader(images, share, num_workers))
+        try:
+            return images, *predict(self.model, batches, self.spec, self.accelerator, len(images), **how)
+        except UserError as error:
+            if len(images.skipped) < len(images):
+                raise
+            raise UserError(f"{error}; {next(iter(images.skipped))}") from error
 
     def match_labels(self, labels: torch.Tensor, names: list[str]) -> torch.Tensor:
         """Labels of a data set with the classes `names` -> those of the model, see `columns.match_labels`; ValueError if one has
