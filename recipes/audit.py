@@ -95,12 +95,11 @@ def read_rows(args) -> tuple[datasets.Dataset, list[str]]:
 def read_images(images: ThumbnailDataset, labels: list[str], num_workers: int) -> tuple[pd.DataFrame, torch.Tensor]:
     """A table of the n images that can be read, by their places in `images`, and their thumbnails, see `thumbnail_vectors`."""
     parts, vectors = [], []
-    with progress_bar("reading", "images", len(images)) as bar:
-        for batch in data_loader(images, sequential_batches(len(images), 256, 0, 1), num_workers):
-            vectors.append(thumbnail_vectors(batch["images"]))
-            sizes = pd.DataFrame(batch["sizes"].numpy(), batch["index"].tolist(), ["width", "height"])
-            parts.append(sizes.assign(digest=batch["digests"]))
-            bar.update(len(sizes))
+    batches = sequential_batches(len(images), 256, 0, 1)
+    for batch in progress_bar("reading", "batches", len(batches), data_loader(images, batches, num_workers)):
+        vectors.append(thumbnail_vectors(batch["images"]))
+        sizes = pd.DataFrame(batch["sizes"].numpy(), batch["index"].tolist(), ["width", "height"])
+        parts.append(sizes.assign(digest=batch["digests"]))
     if not parts:
         raise UserError(f"none of {counted(len(images), 'image')} can be read; {next(iter(images.skipped))}")
     table = images.rows.select_columns(["split", "row", "file"]).to_pandas()

@@ -33,7 +33,7 @@ from hf_vit.data.splits import default_split, prepare_splits
 from hf_vit.data.unlabelled import named_files
 from hf_vit.evaluation.classifiers import SavedClassifier
 from hf_vit.evaluation.tables import label_texts
-from hf_vit.system.errors import run_script
+from hf_vit.system.errors import UserError, run_script
 from hf_vit.system.recipes_folder import EMBEDDED
 from hf_vit.system.text import printable
 from hf_vit.training.setup import set_up_evaluation
@@ -51,14 +51,16 @@ def main(args: argparse.Namespace):
     else:
         rows = named_files(Path(name), Path(), args.images).rows
     classifier = SavedClassifier(args.model, accelerator)
-    images, logits, _ = classifier.predict(rows)
+    images, logits, seen = classifier.predict(rows, "skip")
     known = [Path(file).name for file in args.images]
     if labels:
         known = [f"{text or 'no label'} (true)" for text in label_texts(images.labels, labels)]
     best = classifier.probabilities(logits).topk(min(3, logits.shape[1]), dim=1)
-    for text, values, indices in zip(known, best.values, best.indices, strict=True):
+    for place, values, indices in zip(seen.tolist(), best.values, best.indices, strict=True):
         answers = [f"{classifier.names[index]} {value:.0%}" for value, index in zip(values, indices, strict=True)]
-        print(printable(f"{text}: {', '.join(answers)}"))
+        print(printable(f"{known[place]}: {', '.join(answers)}"))
+    if images.skipped:
+        raise UserError("; ".join(images.skipped))
 
 
 if __name__ == "__main__":

@@ -149,7 +149,7 @@ def main(args: argparse.Namespace):
         if len(args.images) > MOST_IMAGES:
             print(f"drawing the first {MOST_IMAGES} of {len(args.images)} images")
         rows = named_files(Path(), Path(), args.images[:MOST_IMAGES]).rows
-        images = ImageDataset(rows, classifier.spec)
+        images = ImageDataset(rows, classifier.spec, args.on_bad_image)
         order = range(len(images))
     else:
         images, drawn = evaluate(args, classifier)

@@ -53,22 +53,16 @@ def faults(figure, monkeypatch):
     found = [f"cut off: {t.get_text()!r}" for t in texts if not all(page.contains(*p) for p in boxes[t].get_points())]
     found += [f"small: {text.get_text()!r}" for text in texts if text.get_fontsize() < 5]
 
-    def overlap(one, other, apart=0):  # by more than the border of a letter, or `apart` too little to tell words apart
+    def overlap(one, other):  # or too near to tell words apart
         low, high = np.maximum(one.min, other.min), np.minimum(one.max, other.max)
-        return high[0] - low[0] > 1 - apart and high[1] - low[1] > 1
+        return high[0] - low[0] > -2 and high[1] - low[1] > 1
 
     flat = [text for text in texts if text.get_rotation() in (0, 90)]  # the box of a slanted one is mostly empty
     for one, other in itertools.combinations(flat, 2):
-        if overlap(boxes[one], boxes[other], apart=3):
+        if overlap(boxes[one], boxes[other]):
             found.append(f"over each other: {one.get_text()!r} {other.get_text()!r}")
-    for axes in [axes for axes in figure.axes if axes.get_visible() and axes.get_label() != "<colorbar>"]:
-        area = axes.get_window_extent()
-        if axes.axison and not axes.has_data():
-            found.append(f"empty: {axes.get_title()!r}")
-        if axes.has_data():
-            others = [text for text in flat if text.axes is not axes]
-            found += [f"over a panel: {text.get_text()!r}" for text in others if overlap(boxes[text], area)]
-            found += [f"too small a panel: {axes.get_title()!r}"] * int(min(area.width, area.height) < 20)
+    panels = [axes for axes in figure.axes if axes.get_visible() and axes.axison and axes.get_label() != "<colorbar>"]
+    found += [f"empty: {axes.get_title()!r}" for axes in panels if not axes.has_data()]
     return found if texts else ["no text"]
 
 
@@ -353,12 +347,10 @@ def test_visualize_reads_a_native_vit(tiny_fields, randomize, visualize, monkeyp
     assert faults(drawn["attention"], monkeypatch) == []
 
 
-WRONG = {  # what is asked of the demo, and the words that its one line names
+WRONG = {  # what is asked of the demo, and what its one line names
     "--images grey.png --method grad_cam --label Sock": "--label Sock",
-    "--images grey.png --label Bag": "mean",
     "--images grey.png --layers 2": "-2 to 1",
-    "--images grey.png broken.png": "broken.png",
-    "--images missing.png": "missing.png",
+    "--images grey.png broken.png missing.png": "missing.png",
 }
 
 

@@ -12,8 +12,10 @@ from transformers.utils import is_timm_available, logging
 from hf_vit.data.columns import match_labels
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
+from hf_vit.data.loader import data_loader
+from hf_vit.data.sampling import sequential_batches
 from hf_vit.evaluation.multi_label import check_task, class_names, thresholds_of
-from hf_vit.evaluation.prediction import predict_images
+from hf_vit.evaluation.prediction import predict
 from hf_vit.formats.read import families
 from hf_vit.formats.timm_processor import timm_processor
 from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair, labels_by_id
@@ -22,6 +24,7 @@ from hf_vit.model.modeling_hf_vit import HFViTForImageClassification
 from hf_vit.system.command_line import script_name
 from hf_vit.system.errors import UserError, as_user_errors
 from hf_vit.system.hub_names import refuse_mistyped_path
+from hf_vit.system.progress import progress_bar
 from hf_vit.system.text import listed
 
 
@@ -51,8 +54,15 @@ class SavedClassifier:
             how: as of `prediction.predict`: `features=True`, for example.
         """
         images = ImageDataset(rows, self.spec, on_bad_image, decode_first=False)
-        values, seen = predict_images(self.model, images, self.spec, self.accelerator, batch_size, num_workers, **how)
-        return images, values, seen
+        of_process = self.accelerator.process_index, self.accelerator.num_processes
+        share = sequential_batches(len(images), batch_size, *of_process)
+        batches = progress_bar("predicting", "batches", len(share), data_loader(images, share, num_workers))
+        try:
+            return images, *predict(self.model, batches, self.spec, self.accelerator, len(images), **how)
+        except UserError as error:
+            if len(images.skipped) < len(images):
+                raise
+            raise UserError(f"{error}; {next(iter(images.skipped))}") from error
 
     def match_labels(self, labels: torch.Tensor, names: list[str]) -> torch.Tensor:
         """Labels of a data set with the classes `names` -> those of the model, see `columns.match_labels`; ValueError if one has

@@ -5,6 +5,7 @@ are scikit-learn's, which is imported where it is needed: it takes a second, and
 """
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import nn
 
@@ -124,13 +125,16 @@ def multi_label_metrics(logits: torch.Tensor, labels: torch.Tensor, thresholds: 
 def multi_label_report(logits: torch.Tensor, labels: torch.Tensor, names: list[str], thresholds: torch.Tensor) -> dict:
     """What `multi_label_metrics` leaves out: {"per_class": [...], "thresholds": (L,), "confusion_matrix": (L, 4) true positives,
     false positives, false negatives and true negatives, "labels_without_images": count}."""
-    truth, given = labels.numpy().astype(bool), given_labels(logits, thresholds).numpy()
+    from sklearn.metrics import multilabel_confusion_matrix
+
+    truth, given = labels.numpy().astype(int), given_labels(logits, thresholds).numpy().astype(int)
     precisions = average_precisions(logits.sigmoid().numpy(), truth)
-    cells = [cell.sum(axis=0) for cell in (truth & given, ~truth & given, truth & ~given, ~truth & ~given)]
-    scores = label_scores(cells[0], truth.sum(axis=0), given.sum(axis=0))
+    counts = multilabel_confusion_matrix(truth, given).reshape(-1, 4)[:, [3, 1, 2, 0]]
+    support = truth.sum(axis=0)
+    scores = {"average_precision": precisions, **label_scores(counts[:, 0], support, given.sum(axis=0))}
     return {
-        "per_class": label_rows(names, truth.sum(axis=0), {"average_precision": precisions, **scores}),
-        "confusion_matrix": np.stack(cells, axis=1).tolist(),
+        "per_class": label_rows(names, support, scores),
+        "confusion_matrix": counts.tolist(),
         "thresholds": thresholds.tolist(),
         "labels_without_images": int((~truth.any(axis=0)).sum()),
     }
@@ -151,8 +155,5 @@ def label_scores(true_positives: np.ndarray, support: np.ndarray, predicted: np.
 
 def label_rows(names: list[str], support: np.ndarray, scores: dict[str, np.ndarray]) -> list[dict]:
     """A row a label: its name, images and scores, None for NaN."""
-    values = {key: [None if np.isnan(value) else float(value) for value in column] for key, column in scores.items()}
-    return [
-        {"label": label, "images": int(images), **{key: column[index] for key, column in values.items()}}
-        for index, (label, images) in enumerate(zip(names, support, strict=True))
-    ]
+    table = pd.DataFrame({"label": names, "images": support, **scores}).astype(object)
+    return table.where(table.notna(), None).to_dict("records")

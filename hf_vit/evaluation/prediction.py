@@ -6,11 +6,7 @@ import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import nn
 
-from hf_vit.data.image_dataset import ImageDataset
-from hf_vit.data.loader import data_loader
-from hf_vit.data.sampling import sequential_batches
 from hf_vit.system.errors import UserError
-from hf_vit.system.progress import progress_bar
 from hf_vit.system.text import counted
 
 
@@ -85,26 +81,6 @@ def predict(
     with batch_predictor(model, spec, accelerator, features) as predict_batch:
         answer = lambda batch: convert(predict_batch(batch["images"]))  # (b, K)
         return gather_rows(answer, batches, accelerator, count, stopped, split)
-
-
-def predict_images(
-    model, images: ImageDataset, spec, accelerator, batch_size: int, num_workers: int | None = None, **how
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """`predict` of a data set, which is shared out among the processes."""
-    share = sequential_batches(len(images), batch_size, accelerator.process_index, accelerator.num_processes)
-    with progress_bar("predicting", "images", sum(map(len, share))) as bar:
-
-        def counted(batch):
-            bar.update(len(batch["index"]))
-            return batch
-
-        try:
-            batches = map(counted, data_loader(images, share, num_workers))
-            return predict(model, batches, spec, accelerator, len(images), **how)
-        except UserError as error:
-            if len(images.skipped) < len(images):
-                raise
-            raise UserError(f"{error}; {next(iter(images.skipped))}") from error
 
 
 @torch.no_grad()

@@ -177,7 +177,7 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
     pooling: Literal["cls", "mean", "cls_mean", "cls_distillation", "map"] = "cls"
     pooler_act: str | None = None
     representation_size: int | None = within(None, most=MAX_WIDTH)
-    layerscale_value: float | int | None = None
+    layerscale_value: float | int | None = within(None, least=-MAX_WIDTH)  # NaN is outside
     drop_path_rate: float | int = within(0.0, least=0, below=1)
     patch_dropout_rate: float | int = within(0.0, least=0, below=1)
     hidden_dropout_prob: float | int = within(0.0, least=0, below=1)

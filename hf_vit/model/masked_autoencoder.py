@@ -68,6 +68,7 @@ class HFViTDecoder(nn.Module):
             qkv_bias=config.qkv_bias,
             hidden_dropout_prob=config.hidden_dropout_prob,
             layer_norm_eps=config.layer_norm_eps,
+            position_embedding="sincos2d",  # which the width must fit
         )
         self.decoder_embed = nn.Linear(config.hidden_size, width)
         self.mask_token = nn.Parameter(torch.empty(1, 1, width))

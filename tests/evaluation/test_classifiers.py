@@ -1,6 +1,5 @@
 """Claims about the classifiers that scripts load, and their image processors."""
 
-import json
 import math
 
 import pytest
@@ -17,16 +16,6 @@ from hf_vit import HFViTForImageClassification
 from hf_vit.evaluation import classifiers
 from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
 from hf_vit.system.errors import UserError
-
-
-def test_the_processor_of_a_timm_repo_is_what_its_config_says(tmp_path):
-    cfg = {"input_size": [3, 32, 48], "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "interpolation": "bilinear"}
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_tiny_patch16_224", "pretrained_cfg": cfg}))
-    processor = load_processor(str(tmp_path))
-    assert dict(processor.size) == {"height": 32, "width": 48}
-    assert list(processor.image_mean) == [0.1, 0.2, 0.3]
-    assert list(processor.image_std) == [0.4, 0.5, 0.6]
-    assert int(processor.resample) == 2  # PIL's bilinear
 
 
 def test_a_checkpoint_without_a_processor_is_warned_about(tiny_config, tmp_path, caplog, monkeypatch):

@@ -190,8 +190,8 @@ def native(tiny_fields, randomize, tmp_path_factory):
     return folder
 
 
-def test_an_earlier_export_is_replaced_as_a_whole_or_not_at_all(native, tmp_path, monkeypatch, pixels, capsys):
-    """And a native model without data gives no int8 file, which one line says."""
+def test_an_earlier_export_is_replaced_as_a_whole_or_not_at_all(native, tmp_path, monkeypatch):
+    """And a native model without data gives no int8 file."""
     output = tmp_path / "out"
     (output / "onnx").mkdir(parents=True)
     for name in ("export.json", "onnx/model_quantized.onnx"):
@@ -204,12 +204,7 @@ def test_an_earlier_export_is_replaced_as_a_whole_or_not_at_all(native, tmp_path
     assert files == {"out/export.json": "earlier", "out/onnx/model_quantized.onnx": "earlier"}
 
     monkeypatch.setattr(exporting, "MAX_DIFFERENCE", 1e-4)
-    capsys.readouterr()
     export.main(args)
-    assert capsys.readouterr().out.count("no int8 file is written") == 1
-    report = json.loads((output / "export.json").read_text())
-    assert set(report["files"]) == {"onnx/model.onnx", "model.pt2"}
-    assert report["data"] is None
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert files == {"out/export.json", "out/onnx/model.onnx", "out/model.pt2"}
 

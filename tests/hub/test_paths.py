@@ -65,17 +65,6 @@ def test_no_byte_that_is_pushed_holds_a_path_of_the_owner(private, pushed):
         assert [name for name, data in pushed.items() if secret.encode() in data] == [], secret
 
 
-def test_names_stand_where_the_paths_were(pushed):
-    config = yaml.safe_load(pushed["model/training/config.yaml"])
-    named = {key: config[key] for key in ("dataset_name", "model_name_or_path", "label_names", "output_dir")}
-    assert named == dict(dataset_name="photos", model_name_or_path="base", label_names="names.txt", output_dir="run")
-    results = json.loads(pushed["model/training/results.json"])
-    assert (results["data"]["name"], results["preset"]) == ("photos", "base")
-    card = pushed["model/README.md"].decode()
-    assert "fine-tuned from base on\nphotos with hf_vit" in card
-    assert "train.py --config=short.yaml --dataset_name=photos --model_name_or_path=base" in card
-
-
 def test_the_run_folder_keeps_the_paths_and_repeats_the_run(private):
     home, run = private
     config = yaml.safe_load((run / "config.yaml").read_text())

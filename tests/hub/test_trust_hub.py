@@ -254,11 +254,3 @@ def test_no_script_asks_the_hub_for_a_mistyped_path(tmp_path):
             assert "runs/mime" in said, line
             assert "Traceback" not in said, line
         assert hub.requests == []
-
-
-@pytest.mark.parametrize("selected", [False, True])
-def test_the_card_says_that_an_interval_ignores_the_selection(selected, run):
-    results, config = read_run(run)
-    results.metrics_of = f"{'validation, the best' if selected else 'test, the last'} scoring, in model/"
-    write_card(run / "model", TEMPLATE, results, config)
-    assert ("ignore that selection" in (run / "model" / "README.md").read_text()) is selected

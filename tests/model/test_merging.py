@@ -1,23 +1,16 @@
 """Token merging in evaluation: what is merged into what, and that the rest of the model takes it into account."""
 
 import copy
-import json
 import pickle
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
-import forked
 import pytest
 import torch
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_vit import HFViTBackbone, HFViTForPreTraining
 from hf_vit.model.token_merging import bipartite_soft_matching
 
 
-HOUSE = Path(__file__).parents[2]
 ARCHITECTURES = [
     {},
     dict(pooling="mean", num_register_tokens=2),
@@ -110,14 +103,10 @@ def test_tokens_before_the_patches_are_not_merged_even_where_all_keys_are_the_sa
 
 
 @pytest.mark.parametrize(("r", "lengths"), [([0, 3, 1], [17, 14, 13]), (99, [9, 5, 3])])
-@pytest.mark.parametrize("asked_before", [False, True])
-def test_each_mlp_sees_r_tokens_fewer_and_in_the_end_every_patch_has_a_token(
-    tiny_model, pixels, r, lengths, asked_before
-):
+def test_each_mlp_sees_r_tokens_fewer_and_in_the_end_every_patch_has_a_token(tiny_model, pixels, r, lengths):
     vit, seen = tiny_model(num_hidden_layers=3).vit, []
     asked = dict(output_hidden_states=True, output_attentions=True)
-    if asked_before:
-        vit(pixels(), **asked)  # transformers' hooks are then there first
+    vit(pixels(), **asked)  # transformers' hooks are then there first
     for layer in vit.layers:
         layer.mlp.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[1]))
     vit.set_token_merging(r)
@@ -153,22 +142,6 @@ def test_threads_that_share_a_model_merge_each_their_own_images(tiny_model, pixe
     assert wrong == []
 
 
-def test_a_backend_that_takes_no_mask_computes_only_what_comes_before_the_first_merge(tiny_model, pixels, monkeypatch):
-    masks, sdpa = [], ALL_ATTENTION_FUNCTIONS["sdpa"]
-
-    def no_mask(module, query, key, value, attention_mask, **kwargs):
-        masks.append(attention_mask)
-        return sdpa(module, query, key, value, None, **kwargs)
-
-    model, images = tiny_model(num_hidden_layers=3), pixels()
-    model.set_token_merging([0, 4, 4])
-    expected = model(images).logits
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "no_mask", no_mask)
-    model.config._attn_implementation = "no_mask"
-    torch.testing.assert_close(model(images).logits, expected)
-    assert masks == [None, None]
-
-
 @pytest.mark.parametrize("fields", ARCHITECTURES[:2])
 def test_compiled_as_one_graph_equals_eager_and_sees_a_later_change(tiny_model, pixels, fields):
     torch.compiler.reset()
@@ -180,17 +153,16 @@ def test_compiled_as_one_graph_equals_eager_and_sees_a_later_change(tiny_model, 
             torch.testing.assert_close(compiled(images).logits, model(images).logits, rtol=1e-5, atol=1e-5)
 
 
-def test_a_copy_merges_too_in_another_process_as_well_and_a_saved_model_does_not(tiny_model, pixels, tmp_path):
+def test_a_copy_merges_too_pickled_as_well_and_a_saved_model_does_not(tiny_model, pixels, tmp_path):
     model, images = tiny_model(pooling="mean"), pixels()
     before = model(images).logits
     model.set_token_merging(4)
     twin = copy.deepcopy(model)
-    merged = twin(images).logits
+    merged = model(images).logits
     model.set_token_merging(0)
     assert torch.equal(model(images).logits, before)
-    (tmp_path / "pickled").write_bytes(pickle.dumps((twin, images, merged)))
-    code = "import pickle, sys, torch; m, x, y = pickle.load(open(sys.argv[1], 'rb')); assert torch.allclose(m(x).logits, y)"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code, tmp_path / "pickled"], check=True)
+    for one in (twin, pickle.loads(pickle.dumps(twin))):
+        torch.testing.assert_close(one(images).logits, merged)
     twin.save_pretrained(tmp_path / "saved")
     assert torch.equal(type(model).from_pretrained(tmp_path / "saved")(images).logits, before)
 
@@ -211,21 +183,3 @@ def test_models_that_need_the_place_of_each_patch_are_an_error(tiny_model, tiny_
     ):  # fmt: skip
         with pytest.raises(ValueError, match=type(model).__name__):
             model.set_token_merging(2)
-
-
-def test_eval_merges_tokens(demo_run, tmp_path):
-    found = []
-    flags = ["--dataset_name", "fashion-mnist-mini", "--split", "test", "--num_workers", "0", "--token_merging"]
-    for r in ("0", "6"):
-        line = [
-            sys.executable,
-            "-W",
-            "ignore",
-            HOUSE / "recipes" / "eval.py",
-            "--model_name_or_path",
-            demo_run / "model",
-        ]
-        forked.run([*line, *flags, r, "--output_file", tmp_path / r], cwd=tmp_path, check=True)
-        found.append(json.loads((tmp_path / r).read_text()))
-    assert found[0]["images"] == found[1]["images"]
-    assert found[0]["loss"] != found[1]["loss"]

@@ -97,14 +97,6 @@ def test_whoever_looks_at_the_last_layer_or_behind_it_sees_all_tokens(tiny_model
     assert taken(mlp_tokens) == [17, 1]
 
 
-def test_who_looks_at_an_earlier_layer_or_the_head_keeps_nobody_from_it(tiny_model, pixels, mlp_tokens):
-    model = tiny_model()
-    for module in (model.vit.layers[0], model.classifier, model.vit.embeddings):
-        module.register_forward_hook(lambda *_: None)
-    model(pixels())
-    assert taken(mlp_tokens) == [17, 1]
-
-
 @pytest.mark.parametrize("fields", [{}, TWO])
 @pytest.mark.parametrize("by_config", [False, True])
 def test_hidden_states_and_attentions_are_of_all_tokens(tiny_model, pixels, fields, by_config):
@@ -115,17 +107,6 @@ def test_hidden_states_and_attentions_are_of_all_tokens(tiny_model, pixels, fiel
     assert [state.shape for state in outputs.hidden_states] == [(FEW, T, CHANNELS)] * 3
     assert [weights.shape for weights in outputs.attentions] == [(FEW, 4, T, T)] * 2
     torch.testing.assert_close(outputs.logits, logits, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [dict(pooling="mean"), dict(pooling="cls_mean"), dict(pooling="map"), dict(pooling="mean", use_class_token=False)],
-)
-def test_pooling_that_reads_patches_computes_all_of_them(tiny_model, pixels, mlp_tokens, fields):
-    model = tiny_model(**fields)
-    model(pixels())
-    T = model.config.num_prefix_tokens + 16
-    assert taken(mlp_tokens)[:2] == [T, T]  # the pooling by attention has an MLP of its own
 
 
 # ----------------------------------------------------------------------------------------------------------------------

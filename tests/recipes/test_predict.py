@@ -108,8 +108,8 @@ def test_all_probabilities_are_a_column_each_and_a_model_needs_no_names(tmp_path
     assert sum(map(float, values)) == pytest.approx(1, abs=1e-4)
 
 
-def test_embeddings_are_the_same_as_parquet_and_as_npy_of_two_processes(model, photos, tmp_path):
-    run(model, photos, "out.npy", *EMBED, cwd=tmp_path, launcher=TWO)
+def test_embeddings_are_the_same_as_parquet_and_as_npy(model, photos, tmp_path):
+    run(model, photos, "out.npy", *EMBED, cwd=tmp_path)
     run(model, photos, "out.parquet", *EMBED, cwd=tmp_path)
     table, names = pd.read_parquet(tmp_path / "out.parquet"), pd.read_csv(tmp_path / "out.npy.rows.csv")
     assert table["file"].tolist() == [name.lstrip("'") for name in names["file"]]

@@ -40,7 +40,9 @@ COMMANDS = {
     ]
     for name, page in PAGES.items()
 }
-LONG_PAGES = {f"recipes/docs/{name}.md" for name in ("pretraining", "sharing", "your-own-images")}
+LONG_PAGES = {
+    f"recipes/docs/{name}.md" for name in ("predicting", "pretraining", "regression", "sharing", "your-own-images")
+}
 
 
 @pytest.fixture(scope="module")

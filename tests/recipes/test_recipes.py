@@ -151,16 +151,6 @@ def test_fine_tuning_starts_from_the_checkpoint_and_config_yaml_repeats_a_run(ru
     assert results_of(photos.parent / "runs" / "again")["weights_sha256"] == results_of(tuned)["weights_sha256"]
 
 
-def test_skipped_photos_are_counted_and_named(photos, tmp_path):
-    shutil.copytree(photos, tmp_path / "photos")
-    (tmp_path / "photos" / "red" / "bad.jpg").write_bytes((photos / "red" / "1.jpg").read_bytes()[:100])
-    (tmp_path / "photos" / "blue" / "empty.png").touch()
-    data = train(tmp_path / "photos", tmp_path / "run", max_train_steps=2, on_bad_image="skip").data
-    assert data["skipped_images"] == 2
-    assert all(name in str(data["skipped_first"]) for name in ("bad.jpg", "empty.png"))
-    assert data["train_images"] + data["scored_images"] == 60
-
-
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """A native checkpoint of five labels that know nothing of colours."""
@@ -172,21 +162,6 @@ def base(tmp_path_factory):
     ViTForImageClassification(config).save_pretrained(folder)
     ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(folder)
     return folder
-
-
-def test_lora_trains_little_and_what_it_saves_loads(base, photos, tmp_path):
-    recipe(
-        "train.py", "--dataset_name", photos, "--model_name_or_path", base, "--image_size", 16, "--lora_rank", 2, "--lora_save", "adapter",
-        "--output_dir", "run", "--max_train_steps", 30, "--per_device_train_batch_size", 16, cwd=tmp_path,
-    )  # fmt: skip
-    results = results_of(tmp_path / "run")
-    assert results["trained_parameters"] < 0.3 * results["parameters"]
-    assert results["metrics"]["accuracy"] >= 0.8
-    assert not (tmp_path / "run" / "model" / "model.safetensors").exists()
-    flags = ["--dataset_name", photos, "--split", "train", "--output_file", "scores.json"]
-    recipe("eval.py", "--model_name_or_path", "run/model", *flags, cwd=tmp_path)
-    assert json.loads((tmp_path / "scores.json").read_text())["accuracy"] >= 0.8
-    assert "4.png: red" in recipe("classify.py", "run/model", photos / "red" / "4.png", cwd=tmp_path)
 
 
 COUNTED = """

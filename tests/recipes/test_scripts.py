@@ -52,15 +52,6 @@ def test_flags_are_answered_before_the_imports_that_take_seconds(script, flag, t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_gpu_tests_are_found_where_the_extras_export_and_app_are_not_installed(tmp_path):
-    hidden = ("onnx", "onnxruntime", "onnxscript", "onnx_ir", "gradio")
-    words = ["-m", "gpu", "--collect-only", "-p", "no:cacheprovider", "--rootdir", str(HOUSE), str(HOUSE / "tests")]
-    program = f"import sys, pytest; sys.modules |= dict.fromkeys({hidden!r}); sys.exit(pytest.main({words!r}))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=HOUSE)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "test_gpu" in done.stdout
-
-
 def test_a_script_is_not_called_as_a_library_is():
     """A script's folder comes first on the path of those beside it, and would hide the library."""
     libraries = {"accelerate", "datasets", "evaluate", "torch", "transformers", *sys.stdlib_module_names}

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import shutil
 
 import pytest
 from runs import recipe
@@ -42,16 +41,6 @@ def test_a_run_says_scores_and_thresholds_of_each_label(trained):
     assert "confusion" not in figures
     with open(trained / "run" / "predictions.csv") as file:
         assert next(csv.reader(file)) == ["row", "file", "label", "predicted", "loss", "correct"]
-
-
-def test_a_run_that_is_stopped_before_its_report_goes_on_to_the_same_one(trained, tmp_path):
-    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
-    before = json.loads((tmp_path / "run" / "results.json").read_text())
-    (tmp_path / "run" / "results.json").unlink()
-    assert "continuing after step 3" in recipe("train.py", *FLAGS, cwd=tmp_path)
-    after = json.loads((tmp_path / "run" / "results.json").read_text())
-    for name in ("metrics", "thresholds", "per_class", "weights_sha256"):
-        assert after[name] == before[name]
 
 
 def test_eval_repeats_the_scores_of_the_run(trained):

@@ -21,9 +21,9 @@ from hf_vit.training.model import shard_by_layer
 
 
 LAUNCHERS = HOUSE / "recipes" / "accelerate"
-STEPS, TOGETHER = 24, 32
+STEPS, TOGETHER = 16, 32
 FLAGS = dict(
-    preset="tiny-patch16-224", config_overrides=TINY, max_train_steps=STEPS, eval_steps=12, log_steps=1, checkpointing_steps=8,
+    preset="tiny-patch16-224", config_overrides=TINY, max_train_steps=STEPS, eval_steps=8, log_steps=1, checkpointing_steps=4,
     ema_decay=0.9, mixup=0.2, optimizer="muon", mixed_precision="no", num_workers=0, auto_find_batch_size="false",
 )  # fmt: skip
 # Notes in the folder NOTES, a file a process and a line a step, the ids of its images, how many numbers of the layers the process
@@ -213,7 +213,7 @@ def test_two_processes_train_as_one_does_and_go_on_alone_or_as_two_in_every_prec
     """The masks of pre-training and its targets would differ if a launcher rounded them."""
     flags = {
         **{name: FLAGS[name] for name in ("preset", "config_overrides", "log_steps", "num_workers")},
-        **dict(max_train_steps=8, eval_steps=8, checkpointing_steps=4, mixed_precision=precision),
+        **dict(max_train_steps=4, eval_steps=4, checkpointing_steps=2, mixed_precision=precision),
     }
     (tmp_path / "photos").symlink_to(runs / "photos")
     shutil.copy(runs / "watched.py", tmp_path)
@@ -224,7 +224,7 @@ def test_two_processes_train_as_one_does_and_go_on_alone_or_as_two_in_every_prec
     wanted, rounding = logged(tmp_path / "alone", "loss"), 1e-3 if precision == "bf16" else 1e-5
     assert logged(tmp_path / "together", "loss")[1] == pytest.approx(wanted[1], rel=0, abs=1e-6)
     assert logged(tmp_path / "together", "loss") == pytest.approx(wanted, rel=0, abs=rounding)
-    resumed = interrupted(tmp_path / "together", 4, tmp_path / "resumed")
+    resumed = interrupted(tmp_path / "together", 2, tmp_path / "resumed")
     shutil.copytree(resumed, tmp_path / "alone-again")
     two(resumed, **how, **of_two)
     assert logged(resumed, "loss") == logged(tmp_path / "together", "loss")
@@ -246,22 +246,22 @@ def test_one_process_goes_on_where_two_sharded_ones_stopped(alone, sharded, runs
 
 
 def test_two_sharded_processes_go_on_where_one_stopped(alone, runs):
-    run = interrupted(alone, 16, runs / "one-then-sharded")
+    run = interrupted(alone, 12, runs / "one-then-sharded")
     two(run, **FSDP2)
-    assert seen(run) == seen(alone)[16:]
-    assert results_of(run)["resumed_at_steps"] == [16]
+    assert seen(run) == seen(alone)[12:]
+    assert results_of(run)["resumed_at_steps"] == [12]
     assert_same_course(run, alone)
 
 
 def test_two_processes_train_on_a_stream_as_one_does_and_one_goes_on_with_it(runs):
-    stream = dict(streaming="true", shuffle_buffer=16, max_train_steps=16, eval_steps=8)
+    stream = dict(streaming="true", shuffle_buffer=16, max_train_steps=8, eval_steps=4)
     one(runs / "stream", **stream)
     two(runs / "stream-of-two", **stream)
     assert seen(runs / "stream-of-two") == seen(runs / "stream")
     assert_same_course(runs / "stream-of-two", runs / "stream")
-    run = interrupted(runs / "stream-of-two", 8, runs / "stream-then-one")
+    run = interrupted(runs / "stream-of-two", 4, runs / "stream-then-one")
     one(run, **stream)
-    assert seen(run) == seen(runs / "stream")[8:]
+    assert seen(run) == seen(runs / "stream")[4:]
     assert_same_course(run, runs / "stream")
 
 

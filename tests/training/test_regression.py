@@ -59,7 +59,7 @@ def train(home, folder, *flags, code=0):
 @pytest.fixture(scope="module")
 def run(home):
     """A finished run of 100 steps with an average of the weights, and with its pictures."""
-    flags = ("--max_train_steps", "100", "--ema_decay", "0.9", "--output_dir", "run")
+    flags = ("--max_train_steps", "100", "--ema_decay", "0.9", "--checkpointing_steps", "50", "--output_dir", "run")
     recipe("train.py", *FLAGS, *SCRATCH, *RATE, *flags, cwd=home)
     return home / "run"
 
@@ -123,8 +123,9 @@ def test_the_card_tells_scores_with_intervals_and_shows_the_predictions(run):
 
 def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(home, run):
     again = [*SCRATCH, *RATE, "--max_train_steps", "100", "--ema_decay", "0.9", "--checkpointing_steps", "50"]
-    train(home, "halves", *again)
-    shutil.rmtree(home / "halves" / "checkpoints" / "step-000100")
+    shutil.copytree(run, home / "halves")
+    for name in ("model", "checkpoints/step-000100", "checkpoints/best-000100"):
+        shutil.rmtree(home / "halves" / name, ignore_errors=True)
     (home / "halves" / "results.json").unlink()
     train(home, "halves", *again)
     assert results_of(home / "halves")["resumed_at_steps"] == [50]
@@ -150,10 +151,9 @@ def test_a_checkpoint_is_fine_tuned_in_every_way_and_starts_from_a_new_head(home
         (lambda text: text, (), "--problem_type regression"),
         (lambda text: text.replace("1.png,1", "1.png,x1", 1), ("--problem_type", "regression"), "x1"),
         (lambda text: "\n".join(["file_name,angle,split", "2.png,nan,train", "3.png,5,train"]), ("--problem_type", "regression"), "nan"),
-        (lambda text: "\n".join(["file_name,angle,split", "2.png,5,train", "3.png,5,train"]), ("--problem_type", "regression"), "5"),
         (lambda text: text, ("--problem_type", "regression", "--shots", "3"), "--shots"),
     ],
-    ids=["decimals without the flag", "text with it", "not a number", "one value", "shots"],
+    ids=["decimals without the flag", "text with it", "not a number", "shots"],
 )  # fmt: skip
 def test_labels_that_are_no_numbers_to_learn_end_in_one_line(home, change, flags, named):
     (home / "lines" / "other.csv").write_text(change((home / "lines" / "lines.csv").read_text()))
