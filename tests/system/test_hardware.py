@@ -9,6 +9,7 @@ import types
 
 import pytest
 import torch
+from image_data import augmented
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -127,7 +128,7 @@ def test_a_container_has_the_cores_of_its_quota(tmp_path):
 FORM = types.SimpleNamespace(height=32, width=32, mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.25], processor=None)
 RECIPES = {
     "demo": dict(shift=2, flip=True),
-    "simple": dict(crop="simple", flip=True, jitter=0.3),
+    "simple": dict(crop="simple", flip=True, color_jitter=0.3),
     "DeiT": dict(crop="resized", flip=True, auto_augment="rand", erase=0.25),
     "trivial": dict(crop="resized", auto_augment="trivial", erase=0.5),
 }
@@ -165,8 +166,8 @@ class Operations(TorchDispatchMode):
 def test_a_batch_is_augmented_and_mixed_without_waiting_for_the_device(recipe):
     images = torch.randint(0, 256, (64, 3, 40, 40), dtype=torch.uint8)
     index = torch.randint(0, 10**12, (64,))
-    augmented = augment.augment(images.to("meta"), index, 3, 5, FORM, **RECIPES[recipe])
-    mixed, targets = augment.mix(augmented, torch.rand(64, 10, device="meta"), 0.8, 1.0, 3, 5, 0)
+    batch = augmented(images.to("meta"), index, 3, 5, FORM, **RECIPES[recipe])
+    mixed, targets = augment.mix(batch, torch.rand(64, 10, device="meta"), 0.8, 1.0, 3, 5, 0)
     assert mixed.is_meta
     assert targets.is_meta
 
@@ -178,7 +179,7 @@ def test_augmentation_takes_few_kernels_and_erasing_no_more_for_more_images():
         images, index = torch.empty(size, 3, 40, 40, dtype=torch.uint8, device="meta"), torch.arange(size)
         for recipe in ("demo", "DeiT"):
             with Operations() as operations:
-                augment.augment(images, index, 3, 5, FORM, **RECIPES[recipe])
+                augmented(images, index, 3, 5, FORM, **RECIPES[recipe])
             count[recipe, size] = operations.count
     assert count["demo", 64] <= 15
     assert count["DeiT", 64] <= 350

@@ -11,7 +11,7 @@ import pretrain
 import pytest
 import torch
 from PIL import Image
-from runs import TINY, log_of, logged, results_of, write_photos
+from runs import TINY, log_of, logged, results_of, write_photos, write_shards
 from safetensors.torch import load_file
 from torch import nn
 from transformers import ViTImageProcessorPil
@@ -201,8 +201,9 @@ def test_images_in_no_class_folders_are_learned_from_too(run, capsys):
     assert results_of(folder)["data"]["labels"] == []
 
 
-def test_a_stream_is_learned_from_and_its_neighbours_are_not_asked(run):
-    folder = run("stream", "--streaming", "true")
+def test_a_stream_is_learned_from_and_its_neighbours_are_not_asked(run, home):
+    write_shards(home / "photos", home / "shards")
+    folder = run("stream", "--streaming", "true", data="shards")
     assert set(results_of(folder)["metrics"]) == {"loss", "step", "epoch"}
     assert len(logged(folder, "loss")) == 6
 
