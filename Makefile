@@ -32,7 +32,6 @@ torture: .venv/installed
 upstream: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --group upstream
 	$(BIN)/python tests/upstream/run.py
-	$(BIN)/python tests/upstream/trainer_example.py
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps --upgrade --target .venv/upstream/packages torchao
 	PYTHONPATH=.venv/upstream/packages $(BIN)/python tests/upstream/quantizers.py
 

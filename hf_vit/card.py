@@ -13,16 +13,16 @@ from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_NAME
 
 from hf_vit.evaluation.results import Results
 from hf_vit.model.configuration_hf_vit import HFViTConfig
-from hf_vit.system.escapes import as_license, inline, inline_all, printable
 from hf_vit.system.files import checksum
 from hf_vit.system.hub_names import name_of_path
 from hf_vit.system.recipes_folder import EMBEDDED
 from hf_vit.system.run_files import NUM_SAMPLES
+from hf_vit.system.text import as_license, counted, inline, inline_all, printable
 
 
 TRANSFORMERS_JS_MODELS = ("vit", "deit", "ijepa", "dinov2", "dinov2_with_registers")  # classifiers of version 4
 FIGURES = (
-    "predictions", "mistakes", "attention", "confusion", "scatter", "average_precision", "calibration", "curves", "augmentations", "inside",
+    "predictions", "mistakes", "attention", "confusion", "scatter", "average_precision", "calibration", "curves", "inside",
     "reconstructions",
 )  # fmt: skip
 METRICS = {  # key of results.json: name in the card, metric of the Hub, format
@@ -70,23 +70,15 @@ def write_card(
     results, config = without_paths(results, config)
     data, has_labels = results.data, results.intervals is not None
     name = printable(Path(data["name"]).name) or "images"
-    kind, task = ("for regression ", None) if "r2" in results.metrics else ("", "image-classification")
-    title = f"Vision Transformer {kind if has_labels else 'pre-trained '}on {name}"
+    kind = "" if has_labels else "pre-trained "
+    title = f"Vision Transformer {'for regression ' if 'r2' in results.metrics else kind}on {name}"
     metrics, evaluations = _metrics(results, name) if has_labels else ([], None)
     recalls = [row for row in results.per_class or () if row.get("recall") is not None]
     card = ModelCard.from_template(
-        ModelCardData(
-            library_name="transformers",
-            pipeline_tag=task if has_labels else "image-feature-extraction",
-            tags=["hf_vit", "vision"],
-            license=as_license(license),
-            base_model=results.base_model_hub_id,
-            datasets=[data["hub_id"]] if data.get("hub_id") else None,
-            model_name=title if has_labels else None,
-            eval_results=evaluations,
-        ),
+        _metadata(results, title, license, evaluations),
         template_path=str(template),
         **_loading(folder, model_path, repo, revision, export),
+        counted=counted,
         title=inline(title),
         results=inline_all(results.as_dict()),
         metrics=metrics,
@@ -108,6 +100,22 @@ def write_card(
         fence="`" * max(3, 1 + max(map(len, re.findall("`+", config)), default=0)),  # longer than any in the config
     )
     (folder / "README.md").write_text(re.sub(r"\n{3,}", "\n\n", card.content), encoding="utf-8")
+
+
+def _metadata(results: Results, title: str, license: str | None, evaluations) -> ModelCardData:
+    """What the Hub reads of a card; `evaluations` as `_metrics` gives them, None of a model without labels."""
+    hub_id, is_classifier = results.data.get("hub_id"), evaluations is not None and "r2" not in results.metrics
+    task = "image-classification" if is_classifier else None if evaluations else "image-feature-extraction"
+    return ModelCardData(
+        library_name="transformers",
+        pipeline_tag=task,
+        tags=["hf_vit", "vision"],
+        license=as_license(license),
+        base_model=results.base_model_hub_id,
+        datasets=[hub_id] if hub_id else None,
+        model_name=title if evaluations else None,
+        eval_results=evaluations,
+    )
 
 
 def _loading(

@@ -5,9 +5,11 @@ which colour-blind readers tell apart ("Color Universal Design", 2008); pictures
 """
 
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from matplotlib import rc_context, rcParams
 from matplotlib.colors import to_rgb
@@ -17,7 +19,7 @@ from matplotlib.ticker import PercentFormatter
 
 from hf_vit.evaluation.scores import format_prediction, judge
 from hf_vit.evaluation.tables import label_texts
-from hf_vit.system.escapes import printable
+from hf_vit.system.text import printable
 
 
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#999999"
@@ -44,25 +46,21 @@ STYLE = {
     "image.interpolation": "nearest",
 }
 styled = rc_context(STYLE)
+PERCENT = PercentFormatter(1.0, decimals=0)
 SMOOTHED, DOTTED = 100, 20  # points of a curve: above, its running mean is drawn; up to which, each has a dot
 NAMED, COUNTED, MOST_BARS = 40, 12, 30  # classes up to which a confusion matrix is drawn, and has counts in its cells
-# A map whose numbers differ by less, relative to the largest, says nothing. More maps beside an image go into further lines.
-FLAT, BESIDE = 0.01, 6
+FLAT = 0.01  # a map whose numbers differ by less, relative to the largest, says nothing
+BESIDE = 7  # pictures in a line
 METHODS = {  # those of `attention_maps` with one map an image
     "mean": "attention, last layer",
     "rollout": "rollout",
     "gradient_rollout": "rollout, predicted class",
     "grad_cam": "Grad-CAM, predicted class",
 }
-CURVES = (  # title, unit of its axis, keys of training and of evaluation in metrics.jsonl
-    ("loss", None, "loss", "eval_loss"),
-    ("accuracy", "share", "accuracy", "eval_accuracy"),
-    ("k-NN accuracy", "share", None, "eval_knn_accuracy"),
-    ("mean average precision", "share", None, "eval_mean_average_precision"),
-    ("learning rate", "learning rate", "learning_rate", None),
-    ("gradient norm", "norm before clipping", "gradient_norm", None),
-    ("speed", "images / s", "images_per_second", None),
-)
+CURVES = (  # keys of metrics.jsonl; those of an evaluation begin with eval_
+    "loss", "accuracy", "knn_accuracy", "mean_average_precision", "learning_rate", "gradient_norm", "images_per_second",
+)  # fmt: skip
+IMAGES = {"training images, augmented": ("", BLUE), "evaluated images": ("eval_", ORANGE)}
 
 
 @styled  # some of the texts are made while it is drawn
@@ -87,37 +85,28 @@ def curves(lines: list[dict], unit: str = "nats") -> Figure:
         lines: of metrics.jsonl: `step` and any of `loss`, `accuracy`, `learning_rate`, `gradient_norm`, `images_per_second`, and
             in the lines of an evaluation `eval_loss`, `eval_accuracy`. Accuracies in [0, 1].
     """
-
-    def points(key):  # (n, 2) steps and finite values
-        found = [(line["step"], line[key]) for line in lines if line.get(key) is not None]
-        return np.array([point for point in found if np.isfinite(point[1])])
-
-    shown = [panel for panel in CURVES if any(len(points(key)) for key in panel[2:])]
+    table = pd.DataFrame(lines).set_index("step").replace([np.inf, -np.inf], np.nan).dropna(axis=1, how="all")
+    shown = [name for name in CURVES if {name, f"eval_{name}"} & {*table}]
     rows, handles = -(-len(shown) // 2), {}
     figure = Figure(figsize=(WIDTH, 0.5 + 2 * rows))
     panels = figure.subplots(max(rows, 1), 2, squeeze=False).ravel()
     for panel in panels[len(shown) :]:
         panel.axis("off")
-    for panel, (title, label, *keys) in zip(panels, shown, strict=False):
-        of_images = ("training images, augmented", "evaluated images")
-        for key, colour, images in zip(keys, (BLUE, ORANGE), of_images, strict=True):
-            if len(found := points(key)) == 0:
+    for panel, name in zip(panels, shown, strict=False):
+        for images, (prefix, colour) in IMAGES.items():
+            if prefix + name not in table:
                 continue
-            steps, values = found.T
-            if len(values) > SMOOTHED and key != "learning_rate":  # the values themselves behind their running mean
-                panel.plot(steps, values, color=colour, linewidth=0.5, alpha=0.25)
-                width = len(values) // 50
-                values = np.convolve(values, np.full(width, 1 / width), mode="valid")
-                steps = steps[(width - 1) // 2 :][: len(values)]
+            values = table[prefix + name].dropna()
             dot = "o" if len(values) <= DOTTED else ""
-            (handles[images],) = panel.plot(steps, values, color=colour, marker=dot, markersize=4, linewidth=1.3)
-        panel.set(title=title, xlabel="optimizer step", ylabel=label or unit)
+            if len(values) > SMOOTHED:  # the values themselves behind their running mean
+                panel.plot(values, color=colour, linewidth=0.5, alpha=0.25)
+                values = values.rolling(len(values) // 50, center=True).mean()
+            (handles[images],) = panel.plot(values, color=colour, marker=dot, markersize=4, linewidth=1.3)
+        panel.set(title=name.replace("_", " "), xlabel="optimizer step", ylabel=unit if name == "loss" else None)
         panel.grid()
         panel.set_xlim(left=0)
         panel.locator_params(axis="x", nbins=5, integer=True, min_n_ticks=1)
-        if title in ("learning rate", "speed"):
-            panel.set_ylim(bottom=0)
-        if label == "share":
+        if "accuracy" in name or "precision" in name:
             panel.yaxis.set_major_formatter(PercentFormatter(1.0))
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=2)
     return figure
@@ -135,8 +124,8 @@ def confusion(matrix: np.ndarray, names: list[str]) -> Figure:
     counts, classes, texts = np.asarray(matrix, dtype=float), len(names), [shorten(name) for name in names]
     shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))  # (L, L)
     if classes > NAMED:
-        wrong = shares - np.diag(shares.diagonal())
-        worst = [divmod(int(place), classes) for place in np.argsort(-wrong, axis=None, kind="stable")[:MOST_BARS]]
+        wrong = shares * (1 - np.eye(classes))
+        worst = [divmod(place, classes) for place in np.argsort(-wrong, axis=None, kind="stable")[:MOST_BARS]]
         said = {f"{texts[row]} as {texts[column]}": wrong[row, column] for row, column in worst if wrong[row, column]}
         return bars(said or {"none": 0.0}, "most frequent mistakes: share of the true class")
     figure = Figure(figsize=(WIDTH, min(6.0, 2.4 + 0.36 * classes)))
@@ -149,7 +138,7 @@ def confusion(matrix: np.ndarray, names: list[str]) -> Figure:
     for row, column in np.argwhere(counts > 0) if classes <= COUNTED else ():
         colour = "white" if shares[row, column] > 0.55 else "black"
         panel.text(column, row, f"{counts[row, column]:.0f}", ha="center", va="center", fontsize=size, color=colour)
-    figure.colorbar(image, shrink=0.7, format=PercentFormatter(1.0), label="share of the true class")
+    figure.colorbar(image, shrink=0.7, format=PERCENT, label="share of the true class")
     return figure
 
 
@@ -160,7 +149,7 @@ def bars(values: dict[str, float], label: str) -> Figure:
     panel = figure.subplots()
     panel.barh(list(values), list(values.values()), color=BLUE)
     panel.set(xlabel=label, ylim=(len(values) - 0.4, -0.6), xlim=(0, 1))
-    panel.xaxis.set_major_formatter(PercentFormatter(1.0))
+    panel.xaxis.set_major_formatter(PERCENT)
     return figure
 
 
@@ -176,13 +165,12 @@ def average_precision(per_class: list[dict]) -> Figure:
 
 
 @styled
-def scatter(labels, predicted) -> Figure:
+def scatter(labels: pd.Series, predicted: pd.Series) -> Figure:
     """A point an image: its label, and the number that was predicted; on the line, both are the same."""
     figure = Figure(figsize=(4.5, 4.5))
     panel = figure.subplots()
     panel.scatter(labels, predicted, s=6, alpha=min(1.0, 30 / len(labels) ** 0.5), color=BLUE, linewidth=0)
-    ends = [min(*labels, *predicted), max(*labels, *predicted)]
-    panel.plot(ends, ends, color=GREY, linewidth=1)
+    panel.axline((labels.mean(), labels.mean()), slope=1, color=GREY, linewidth=1)
     panel.set(xlabel="label", ylabel="predicted", aspect="equal")
     return figure
 
@@ -194,40 +182,38 @@ def calibration(bins: list[dict]) -> Figure:
     Args:
         bins: as `hf_vit.evaluation.scores.calibration_bins` makes them.
     """
+    table = pd.DataFrame(bins).query("images > 0")
     figure = Figure(figsize=(WIDTH * 0.6, 4.6))
     panel, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    width, filled = 1 / len(bins), [row for row in bins if row["images"]]
-    middles, confidences = [row["up_to"] - width / 2 for row in filled], [row["confidence"] for row in filled]
-    total = sum(row["images"] for row in filled)
-    panel.bar(middles, [row["accuracy"] for row in filled], width * 0.92, color=BLUE, label="share that is right")
-    panel.plot(confidences, confidences, color=ORANGE, marker="o", markersize=3.5, label="what the model claims")
-    counts.bar(middles, [row["images"] / total for row in filled], width * 0.92, color=GREY)
+    width = 1 / len(bins)
+    middles, claimed = table["up_to"] - width / 2, table["confidence"]
+    panel.bar(middles, table["accuracy"], width * 0.92, color=BLUE, label="share that is right")
+    panel.plot(claimed, claimed, color=ORANGE, marker="o", markersize=3.5, label="what the model claims")
+    counts.bar(middles, table["images"] / table["images"].sum(), width * 0.92, color=GREY)
     panel.set(xlim=(0, 1), ylim=(0, 1), ylabel="accuracy")
     counts.set(ylabel="images", xlabel="confidence: probability of the predicted class")
     figure.legend(loc="outside upper center", ncols=2)
     for axes in (panel, counts):
         axes.grid()
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.xaxis.set_major_formatter(PERCENT)
+        axes.yaxis.set_major_formatter(PERCENT)
     return figure
 
 
 @styled
-def grid(
-    pictures: list[np.ndarray | None], captions: list[str], columns: int, colours: list[str] | None = None
-) -> Figure:
-    """Pictures (H, W, 3), row by row, each under its caption; None leaves a place free."""
+def grid(pictures: list[np.ndarray], captions: list[str], columns: int, colours: list[str] | None = None) -> Figure:
+    """Pictures (H, W, 3), row by row, each under its caption."""
     rows, lines = -(-len(pictures) // columns), 1 + max(caption.count("\n") for caption in captions)
-    ratio = max(picture.shape[0] / picture.shape[1] for picture in pictures if picture is not None)
+    ratio = max(picture.shape[0] / picture.shape[1] for picture in pictures)
     figure = Figure(figsize=(WIDTH, rows * (ratio * WIDTH / columns + 0.12 * lines + 0.08) + 0.1))
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     for panel in panels:
         panel.axis("off")
-    for number, (panel, picture, caption) in enumerate(zip(panels, pictures, captions, strict=False)):
-        if picture is not None:
-            panel.imshow(picture)
-            panel.set_anchor("S")  # what is left of its height is the caption's
-            panel.set_title(caption, color=colours[number] if colours else "black")
+    colours = colours or ["black"] * len(pictures)
+    for panel, picture, caption, colour in zip(panels, pictures, captions, colours, strict=False):
+        panel.imshow(picture)
+        panel.set_anchor("S")  # what is left of its height is the caption's
+        panel.set_title(caption, color=colour)
     return figure
 
 
@@ -244,15 +230,10 @@ def predictions(
         thresholds: (L,) where an image has several labels, else None.
     """
     captions, correct = [], judge(logits, labels, thresholds)[2].tolist()
-    for row, truth, right in zip(logits, label_texts(labels, names), correct, strict=True):
-        captions.append(shorten(format_prediction(row, names, thresholds), 26))
-        if not right:
-            captions[-1] += f"\nis {shorten(truth or 'none', 23)}"
-    captions = (
-        ["\n".join(each) for each in zip(captions, (shorten(name, 26) for name in sources), strict=True)]
-        if sources
-        else captions
-    )
+    for number, truth in enumerate(label_texts(labels, names)):
+        said = [format_prediction(logits[number], names, thresholds)]
+        said += [] if correct[number] else [f"is {truth or 'none'}"]
+        captions.append("\n".join(shorten(line, 26) for line in [*said, *sources[number : number + 1]]))
     return grid([as_picture(image) for image in images], captions, 4, [GREEN if right else RED for right in correct])
 
 
@@ -265,40 +246,15 @@ def attention(images: torch.Tensor, maps: torch.Tensor, columns: list[str], rows
         columns: k titles.
         rows: n captions of the images.
     """
-    lines = -(-len(columns) // BESIDE)  # an image
-    beside = -(-len(columns) // lines)
-    pictures, captions = [], []
+    count = 1 + len(columns)
+    lines = -(-count // BESIDE)  # an image
+    beside, pictures, captions = -(-count // lines), [], []
     for image, of_image, caption in zip(images, maps, rows, strict=True):
-        for start in range(0, lines * beside, beside):
-            pictures.append(None if start else as_picture(image))
-            captions.append(shorten(caption, 105 // (beside + 1)))
-            for kind in range(start, start + beside):
-                there = kind < len(columns)
-                pictures.append(overlay(image, of_image[kind]) if there else None)
-                captions.append(columns[kind] + "\nflat" * is_flat(of_image[kind]) if there else "")
-    return grid(pictures, captions, beside + 1)
-
-
-def augmentations(images: torch.Tensor, versions: list[torch.Tensor], titles: list[list[str]]) -> Figure:
-    """What the model is shown of some training images: each image, and in its row what became of it in one epoch after another.
-
-    Args:
-        images: uint8 (n, C, H', W'), C 1 or 3.
-        versions: uint8 (n, C, H, W) of each epoch.
-        titles: n texts for the images, and for each epoch: what the model was asked to say.
-    """
-    cells = [cell for row in zip(images, *versions, strict=True) for cell in row]
-    captions = [text for row in zip(*titles, strict=True) for text in row]
-    return grid([as_picture(cell) for cell in cells], captions, 1 + len(versions))
-
-
-def target_captions(targets: torch.Tensor, names: list[str]) -> list[str]:
-    """The target of each image, (n, L), such as "70% Coat" and "30% Bag" in two lines; what label smoothing leaves is left out."""
-    texts = []
-    for target in targets:
-        best = zip(*target.topk(min(2, len(target))), strict=True)
-        texts.append("\n".join(f"{value:.0%} {shorten(names[index], 14)}" for value, index in best if value > 0.05))
-    return texts
+        picture, free = as_picture(image), lines * beside - count  # places at the end of the last line
+        pictures += [picture, *(overlay(image, heat) for heat in of_image), *[np.full_like(picture, 255)] * free]
+        titles = [title + "\nflat" * is_flat(heat) for title, heat in zip(columns, of_image, strict=True)]
+        captions += [shorten(caption, 105 // beside), *titles, *[""] * free]
+    return grid(pictures, captions, beside)
 
 
 def as_picture(image: torch.Tensor) -> np.ndarray:
@@ -312,7 +268,7 @@ def overlay(image: torch.Tensor, heat: torch.Tensor, smallest: int = 224) -> np.
 
     Args:
         image: uint8 (C, H, W), C 1 or 3.
-        heat: (h, w); each number covers its patch.
+        heat: (h, w), a number for each patch, resampled smoothly (bicubic).
         smallest: pixels that the shorter side is enlarged to, by whole factors.
 
     Returns:
@@ -321,10 +277,9 @@ def overlay(image: torch.Tensor, heat: torch.Tensor, smallest: int = 224) -> np.
     heat = torch.zeros_like(heat) if is_flat(heat) else (heat - heat.min()) / (heat.max() - heat.min())
     factor = max(1, -(-smallest // min(image.shape[1:])))
     size = (image.shape[1] * factor, image.shape[2] * factor)
-    enlarge = lambda values: torch.nn.functional.interpolate(  # "nearest" errs by a pixel
-        values[None, None].float(), size=size, mode="nearest-exact"
-    )[0, 0].unsqueeze(2)
-    grey, share = enlarge(image.float().mean(dim=0)), 0.85 * enlarge(heat)  # (H', W', 1) each
+    enlarge = partial(torch.nn.functional.interpolate, size=size)
+    grey = enlarge(image.float().mean(dim=0)[None, None], mode="nearest-exact")[0, 0].unsqueeze(2)  # (H', W', 1)
+    share = 0.85 * enlarge(heat[None, None].float(), mode="bicubic")[0, 0].clamp(0, 1).unsqueeze(2)  # (H', W', 1)
     orange = torch.tensor(to_rgb(ORANGE)) * 255
     return ((1 - share) * grey + share * orange).round().byte().numpy()  # (H', W', 3)
 
@@ -335,13 +290,11 @@ def is_flat(heat: torch.Tensor) -> bool:
 
 
 def _tiles(pictures: np.ndarray, columns: int) -> np.ndarray:
-    """Pictures (n, h, w, ...) in rows of `columns`, a pixel of NaN after each."""
-    count, height, width = pictures.shape[:3]
-    laid = np.full((-(-count // columns) * (height + 1), columns * (width + 1), *pictures.shape[3:]), np.nan)
-    for number, picture in enumerate(pictures):
-        top, left = number // columns * (height + 1), number % columns * (width + 1)
-        laid[top : top + height, left : left + width] = picture
-    return laid
+    """Pictures (n, h, w, C) in rows of `columns`, a pixel of NaN after each."""
+    edges = ((0, -len(pictures) % columns), (0, 1), (0, 1), (0, 0))
+    padded = np.pad(pictures, edges, constant_values=np.nan)
+    height, width, channels = padded.shape[1:]
+    return padded.reshape(-1, columns, height, width, channels).swapaxes(1, 2).reshape(-1, columns * width, channels)
 
 
 def filters(kernel: torch.Tensor, count: int = 28) -> np.ndarray:
@@ -370,31 +323,25 @@ def inside(
     figure = Figure(figsize=(WIDTH, 2.9))
     *panels, last = figure.subplots(1, 1 + (kernel is not None) + (positions is not None), squeeze=False)[0]
     if kernel is not None:
-        pictures, panel = filters(kernel), panels.pop(0)
-        panel.imshow(np.nan_to_num(_tiles(pictures, 7), nan=1.0))
-        panel.set_title(f"patch filters: the first {len(pictures)}\nprincipal components")
-        panel.axis("off")
+        pictures = filters(kernel)
+        panels[0].imshow(np.nan_to_num(_tiles(pictures, 7), nan=1.0))
+        panels[0].set_title(f"patch filters: the first {len(pictures)}\nprincipal components")
+        panels[0].axis("off")
     if positions is not None:
-        panel, (height, width) = panels[0], grid
-        rows, columns = (np.unique(np.linspace(0, side - 1, min(side, 7)).round().astype(int)) for side in grid)
+        panel = panels[-1]
+        rows, columns = chosen = [np.unique(np.linspace(0, side - 1, 7).round().astype(int)) for side in grid]
         unit = torch.nn.functional.normalize(positions.detach().float().cpu(), dim=1)
-        alike = (unit @ unit.T).view(*grid, *grid)[rows][:, columns].flatten(0, 1).numpy()  # (chosen, h, w)
-        image = panel.imshow(_tiles(alike, len(columns)), vmax=1, cmap="cividis")
-        panel.set_xticks([(width + 1) * place + (width - 1) / 2 for place in range(len(columns))], columns + 1)
-        panel.set_yticks([(height + 1) * place + (height - 1) / 2 for place in range(len(rows))], rows + 1)
-        panel.set(
-            xlabel="column of the patch",
-            ylabel="row of the patch",
-            title="position embeddings:\nsimilarity to all others",
-        )
+        alike = (unit @ unit.T).view(*grid, *grid)[rows][:, columns].flatten(0, 1)  # (chosen, h, w)
+        image = panel.imshow(_tiles(alike.unsqueeze(3).numpy(), len(columns)), vmax=1, cmap="cividis")
+        for axis, side, places in zip((panel.yaxis, panel.xaxis), grid, chosen, strict=True):
+            axis.set_ticks((side + 1) * (np.arange(len(places)) + 0.5) - 1, places + 1)
+        panel.set(xlabel="column of the patch", ylabel="row of the patch")
+        panel.set_title("position embeddings:\nsimilarity to all others")
         figure.colorbar(image, ax=panel, shrink=0.8, location="bottom", label="cosine similarity")
     layers, heads = distances.shape
-    depths = torch.arange(1, layers + 1).unsqueeze(1).expand(-1, heads)
-    last.scatter(depths, distances.cpu(), s=14, color=BLUE, alpha=0.7, linewidths=0)
-    last.set(
-        xlabel="layer", ylabel="mean attention distance (pixels)", title=f"how far heads look,\n{heads} in each layer"
-    )
-    last.set(xlim=(0.5, layers + 0.5), ylim=(0, None))
+    last.plot(range(1, layers + 1), distances.cpu(), "o", color=BLUE, alpha=0.7, markersize=3.5, markeredgewidth=0)
+    last.set(xlabel="layer", ylabel="mean attention distance (pixels)", xlim=(0.5, layers + 0.5), ylim=(0, None))
+    last.set_title(f"how far heads look,\n{heads} in each layer")
     last.locator_params(axis="x", integer=True, min_n_ticks=1)
     last.grid()
     return figure

@@ -8,13 +8,13 @@ from matplotlib.figure import Figure
 from hf_vit import figures
 from hf_vit.data.normalization import denormalize, normalize
 from hf_vit.evaluation.scores import format_prediction
-from hf_vit.evaluation.tables import label_texts
 from hf_vit.model.attention_maps import GRADIENT_METHODS
 
 
-def draw_run(
-    folder: Path, log: list[dict], scores: dict, samples: dict, labels: list[str], spec, model, examples=None
-):
+SHOWN = 4  # images in the pictures of attention
+
+
+def draw_run(folder: Path, log: list[dict], scores: dict, samples: dict, labels: list[str], spec, model):
     """Write `folder`/NAME.png for each picture of the run.
 
     Args:
@@ -23,27 +23,17 @@ def draw_run(
         samples: tensors of samples.safetensors.
         spec: the `ImageSpec` of the model's images.
         model: an `HFViTForImageClassification`.
-        examples: gives augmented training images, such as `TrainBatches.examples`, or None.
     """
-    folder.mkdir()
     thresholds = torch.tensor(scores["thresholds"]) if "thresholds" in scores else None  # of several labels an image
-    figures.save(figures.curves(log), folder / "curves.png")
-    drawn = report_figures(scores, labels)
+    drawn = {"curves": figures.curves(log), **report_figures(scores, labels)}
     if spec.channels in (1, 3):
         drawn["predictions"] = image_figure(samples, "", labels, spec, thresholds=thresholds)
         if "mistaken_images" in samples:
             sources = scores.get("mistakes", ())
             drawn["mistakes"] = image_figure(samples, "mistaken_", labels, spec, sources, thresholds)
-        if examples is not None:
-            images, classes, versions = examples()
-            titles = [[figures.shorten(text, 14) for text in label_texts(classes, labels)]]
-            titles += [figures.target_captions(targets, labels) for _, targets in versions]
-            shown = [denormalize(inputs, spec) for inputs, _ in versions]
-            drawn["augmentations"] = figures.augmentations(images, shown, titles)
-        captions = [format_prediction(row, labels, thresholds) for row in samples["logits"][:4]]
-        drawn |= model_figures(model, samples["images"][:4], spec, captions)
-    for name, figure in drawn.items():
-        figures.save(figure, folder / f"{name}.png")
+        captions = [format_prediction(row, labels, thresholds) for row in samples["logits"][:SHOWN]]
+        drawn |= model_figures(model, samples["images"][:SHOWN], spec, captions)
+    save_figures(folder, drawn)
 
 
 def draw_regression(folder: Path, log: list[dict], table, samples: dict, spec, model):
@@ -52,15 +42,18 @@ def draw_regression(folder: Path, log: list[dict], table, samples: dict, spec, m
     Args:
         table: a pandas table of all evaluated images, with the columns `label` and `predicted`.
     """
-    folder.mkdir()
-    drawn = {
-        "curves": figures.curves(log, "squared error, standardised"),
-        "scatter": figures.scatter(table["label"], table["predicted"]),
-    }
+    scatter = figures.scatter(table["label"], table["predicted"])
+    drawn = {"curves": figures.curves(log, "squared error, standardised"), "scatter": scatter}
     if spec.channels in (1, 3):
-        numbers = zip(samples["labels"][:4].tolist(), samples["logits"][:4, 0].tolist(), strict=True)
-        captions = [f"{predicted:.4g} is {label:.4g}" for label, predicted in numbers]
-        drawn |= model_figures(model, samples["images"][:4], spec, captions)
+        numbers = zip(samples["logits"][:SHOWN, 0].tolist(), samples["labels"].tolist(), strict=False)
+        captions = [f"{predicted:.4g} is {label:.4g}" for predicted, label in numbers]
+        drawn |= model_figures(model, samples["images"][:SHOWN], spec, captions)
+    save_figures(folder, drawn)
+
+
+def save_figures(folder: Path, drawn: dict[str, Figure]):
+    """Write `folder`/NAME.png for each figure."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name, figure in drawn.items():
         figures.save(figure, folder / f"{name}.png")
 
@@ -69,10 +62,8 @@ def report_figures(report: dict, labels: list[str]) -> dict[str, Figure]:
     """The confusion matrix and calibration of what `classification_report` makes, or of several labels their average precisions."""
     if "thresholds" in report:
         return {"average_precision": figures.average_precision(report["per_class"])}
-    return {
-        "confusion": figures.confusion(report["confusion_matrix"], labels),
-        "calibration": figures.calibration(report["calibration"]),
-    }
+    confusion = figures.confusion(report["confusion_matrix"], labels)
+    return {"confusion": confusion, "calibration": figures.calibration(report["calibration"])}
 
 
 def image_figure(
@@ -80,9 +71,9 @@ def image_figure(
 ) -> Figure:
     """Predictions for the images of samples.safetensors: those drawn at random, or the most confident mistakes ("mistaken_"); with
     `sources`, under the names of their files, which do not leave this machine."""
-    shown = {name: samples[f"{kind}{name}"] for name in ("images", "labels", "logits")}
-    shown["images"] = denormalize(normalize(shown["images"], spec), spec)
-    return figures.predictions(**shown, names=labels, sources=sources, thresholds=thresholds)
+    images, truth, logits = (samples[f"{kind}{name}"] for name in ("images", "labels", "logits"))
+    images = denormalize(normalize(images, spec), spec)
+    return figures.predictions(images, truth, logits, labels, sources, thresholds)
 
 
 def model_figures(model, images: torch.Tensor, spec, captions: list[str]) -> dict[str, Figure]:
@@ -96,19 +87,17 @@ def model_figures(model, images: torch.Tensor, spec, captions: list[str]) -> dic
         captions: n texts.
     """
     pixel_values = torch.as_tensor(normalize(images, spec))
-    shown, pixel_values = denormalize(pixel_values, spec), pixel_values.to(next(model.parameters()).device)
-    has_gradient = bool(model.classifier.weight.any())
-    methods = [method for method in figures.METHODS if has_gradient or method not in GRADIENT_METHODS]
-    maps = [model.attention_maps(pixel_values, -1, method).cpu() for method in methods]  # each (n, h, w)
+    shown, pixel_values = denormalize(pixel_values, spec), pixel_values.to(model.device)
+    left_out = () if model.classifier.weight.any() else GRADIENT_METHODS
+    titles = {method: title for method, title in figures.METHODS.items() if method not in left_out}
+    maps = [model.attention_maps(pixel_values, -1, method).cpu() for method in titles]  # each (n, h, w)
     embeddings, config = model.vit.embeddings, model.config
     is_conv, with_table = config.patch_projection == "conv", config.position_embedding not in ("rotary", "none")
-    titles = [figures.METHODS[method] for method in methods]
-    return {
-        "attention": figures.attention(shown, torch.stack(maps, dim=1), titles, captions),
-        "inside": figures.inside(
-            embeddings.patch_embeddings.projection.weight if is_conv else None,
-            embeddings.positions_on_grid(config.grid_size)[1][0] if with_table else None,
-            config.grid_size,
-            model.attention_distances(pixel_values),
-        ),
-    }
+    inside = figures.inside(
+        embeddings.patch_embeddings.projection.weight if is_conv else None,
+        embeddings.positions_on_grid(config.grid_size)[1][0] if with_table else None,
+        config.grid_size,
+        model.attention_distances(pixel_values),
+    )
+    attention = figures.attention(shown, torch.stack(maps, dim=1), [*titles.values()], captions)
+    return {"attention": attention, "inside": inside}

@@ -43,20 +43,18 @@ try:
 except ImportError:
     sys.exit("error: the page needs Gradio: pip install 'hf_vit[app]'")
 import torch
-from transformers.utils import logging
 
-from hf_vit import HFViTForImageClassification, figures
+from hf_vit import figures
 from hf_vit.data.decoding import decode_image, stack_images
 from hf_vit.data.image_files import read_file
-from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.normalization import denormalize, normalize
-from hf_vit.evaluation.classifiers import load_processor, model_folder
-from hf_vit.evaluation.multi_label import thresholds_of
+from hf_vit.evaluation.classifiers import SavedClassifier
 from hf_vit.hub.finished_run import write_examples
-from hf_vit.system.errors import UserError, as_user_errors, run_script
-from hf_vit.system.escapes import inline, printable
+from hf_vit.system.errors import UserError, run_script
 from hf_vit.system.hub_names import name_of_path
 from hf_vit.system.run_files import SAMPLES
+from hf_vit.system.text import inline, printable
+from hf_vit.training.setup import set_up_evaluation
 
 
 METHODS = {title: method for method, title in figures.METHODS.items()}
@@ -76,39 +74,35 @@ class Viewer:
     """A model that answers to images."""
 
     def __init__(self, source: str):
-        folder = model_folder(source)
-        self.name = name_of_path(folder) if Path(folder).exists() else folder
-        with as_user_errors():
-            self.model = HFViTForImageClassification.from_pretrained(folder).eval()
-        self.config, self.lock = self.model.config, threading.Lock()
-        if self.config.num_channels not in (1, 3):
-            raise UserError(f"{source} takes {self.config.num_channels} channels; the page shows images of 1 or 3")
-        self.spec = image_spec_of(load_processor(folder), self.config)
+        self.classifier, self.lock = SavedClassifier(source, set_up_evaluation("no"), ours=True), threading.Lock()
+        self.name = name_of_path(folder) if Path(folder := self.classifier.folder).exists() else folder
+        if (channels := self.classifier.spec.channels) not in (1, 3):
+            raise UserError(f"{source} takes {channels} channels; the page shows images of 1 or 3")
 
     def look(self, file: str | None, title: str):
         """{class: probability}, the image under its attention map, uint8 (H, W, 3), and what to know of the map; empty, None and a
         sentence without an image."""
         if file is None:
             return {}, None, COLOURS
+        classifier, spec, model = self.classifier, self.classifier.spec, self.classifier.model
         try:
-            pixels = stack_images([decode_image({"bytes": read_file(file), "path": file}, self.spec)])
+            pixels = stack_images([decode_image({"bytes": read_file(file), "path": file}, spec)])
         except Exception as error:  # a file may hold anything
             return {}, None, f"**This file cannot be read as an image:** {inline(error)}"
-        pixel_values = normalize(pixels, self.spec)  # (1, C, H, W)
+        pixel_values = torch.as_tensor(normalize(pixels, spec)).to(model.device)  # (1, C, H, W)
         with self.lock:  # the hooks that record attention would also see another visitor's image
-            heat = self.model.attention_maps(pixel_values, -1, METHODS[title])[0]  # (h, w)
+            heat = model.attention_maps(pixel_values, -1, METHODS[title])[0].cpu()  # (h, w)
             with torch.no_grad():
-                logits = self.model(pixel_values).logits[0]
-        probabilities = logits.softmax(dim=0) if thresholds_of(self.config) is None else logits.sigmoid()
-        classes = {printable(self.config.id2label[index]): value for index, value in enumerate(probabilities.tolist())}
-        seen = figures.overlay(denormalize(pixel_values, self.spec)[0], heat, smallest=384)
+                logits = model(pixel_values).logits
+        (values,) = classifier.probabilities(logits.cpu()).tolist()
+        classes = dict(zip(map(printable, classifier.names), values, strict=True))
+        seen = figures.overlay(denormalize(pixel_values, spec)[0].cpu(), heat, smallest=384)
         return classes, seen, FLAT if figures.is_flat(heat) else COLOURS
 
 
-def example_files(source: str, folder: Path) -> list[str]:
+def example_files(run: Path, folder: Path) -> list[str]:
     """Images that the model was evaluated on: those in `examples/` of a Space, else samples of its run, written to `folder`."""
     files = sorted(Path(__file__).resolve().parent.glob("examples/*.png"))
-    run = Path(model_folder(source)).parent
     if not files and (run / SAMPLES).is_file():
         files = write_examples(run, folder)
     return list(map(str, files))
@@ -137,17 +131,16 @@ def build_page(viewer: Viewer, examples: list[str]) -> gradio.Blocks:
                 )
                 words = gradio.Markdown(about)
                 title = gradio.Dropdown(list(METHODS), value=DEFAULT, label="method")
-                gradio.Markdown(f"Attention maps are those of {viewer.model.attention_query}.")
+                gradio.Markdown(f"Attention maps are those of {viewer.classifier.model.attention_query}.")
         for changed in (photo, title):
             changed.change(viewer.look, [photo, title], [label, picture, words], show_progress="minimal")
     return blocks
 
 
 def main(args: argparse.Namespace):
-    logging.disable_progress_bar()
     viewer = Viewer(args.model)
     with tempfile.TemporaryDirectory(prefix="hf_vit-") as folder:
-        page = build_page(viewer, example_files(args.model, Path(folder)))
+        page = build_page(viewer, example_files(Path(viewer.classifier.folder).parent, Path(folder)))
         page.launch(
             server_port=args.port, allowed_paths=[folder], show_error=True, footer_links=[], max_file_size=MAX_UPLOAD
         )

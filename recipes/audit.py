@@ -14,7 +14,7 @@ from command_line import COLUMNS, DATA, Parser, bad_images, hardware, output
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = Parser(__doc__, "--dataset_name DATA --output_file FILE [--flag value ...]", accelerated=True)
+    parser = Parser(__doc__, "--dataset_name DATA --output_file FILE [--flag value ...]")
     splits = "splits to look at, such as train,validation; by default all"
     parser.add_group("data", **DATA, splits=splits, **COLUMNS, **bad_images("skip"))
     model = "run, model folder or Hub id, whose features tell which labels are suspect; by default none are looked for"
@@ -39,26 +39,23 @@ import pandas as pd
 import torch
 from jinja2 import Environment
 
-from hf_vit.data.columns import column_arguments, count_labels, has_several_labels
+from hf_vit.data.columns import column_arguments, has_several_labels
 from hf_vit.data.decoding import open_image
 from hf_vit.data.duplicates import ThumbnailDataset, duplicate_groups, thumbnail_vectors
-from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_files import read_image_bytes
-from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import sequential_batches
 from hf_vit.data.sources import open_source
 from hf_vit.data.splits import select_and_encode
 from hf_vit.data.summary import summary
 from hf_vit.data.unlabelled import as_one_class, find_files
-from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
+from hf_vit.evaluation.classifiers import SavedClassifier
 from hf_vit.evaluation.label_errors import contradicted_labels, out_of_fold_probabilities
-from hf_vit.evaluation.prediction import predict_images
-from hf_vit.evaluation.tables import image_names, label_texts
+from hf_vit.evaluation.tables import LABEL_SEPARATOR, image_names, label_texts
 from hf_vit.system.errors import UserError, run_script
-from hf_vit.system.escapes import counted, csv_text, printable
 from hf_vit.system.files import write_text
 from hf_vit.system.progress import progress_bar
+from hf_vit.system.text import counted, csv_text, printable
 from hf_vit.training.setup import set_up_evaluation
 
 
@@ -97,71 +94,67 @@ def read_rows(args) -> tuple[datasets.Dataset, list[str]]:
 
 def read_images(images: ThumbnailDataset, labels: list[str], num_workers: int) -> tuple[pd.DataFrame, torch.Tensor]:
     """A table of the n images that can be read, by their places in `images`, and their thumbnails, see `thumbnail_vectors`."""
-    read = {"index": [], "vectors": [], "sizes": [], "digests": []}
-    with progress_bar("reading", "images", len(images)) as bar:
-        for batch in data_loader(images, sequential_batches(len(images), 256, 0, 1), num_workers):
-            batch["vectors"] = thumbnail_vectors(batch.pop("images"))
-            for key, values in read.items():
-                values.append(batch[key])
-            bar.update(len(batch["index"]))
-    if not read["index"]:
-        raise UserError(f"none of the {len(images)} images can be read; {next(iter(images.skipped))}")
-    index = torch.cat(read["index"])
-    given = images.labels[index]
-    table = (
-        images.rows.select_columns(["split", "row", "file"])
-        .to_pandas()
-        .iloc[index.tolist()]
-        .assign(label=label_texts(given, labels))
+    parts, vectors = [], []
+    batches = sequential_batches(len(images), 256, 0, 1)
+    for batch in progress_bar("reading", "batches", len(batches), data_loader(images, batches, num_workers)):
+        vectors.append(thumbnail_vectors(batch["images"]))
+        sizes = pd.DataFrame(batch["sizes"].numpy(), batch["index"].tolist(), ["width", "height"])
+        parts.append(sizes.assign(digest=batch["digests"]))
+    if not parts:
+        raise UserError(f"none of {counted(len(images), 'image')} can be read; {next(iter(images.skipped))}")
+    table = images.rows.select_columns(["split", "row", "file"]).to_pandas()
+    return table.assign(label=label_texts(images.labels, labels)).join(pd.concat(parts), how="inner"), torch.cat(
+        vectors
     )
-    table[["width", "height"]] = torch.cat(read["sizes"]).numpy()
-    table["digest"] = [digest for digests in read["digests"] for digest in digests]
-    return table, torch.cat(read["vectors"])
 
 
-def find_duplicates(table: pd.DataFrame, vectors: torch.Tensor) -> list[list[pd.DataFrame]]:
-    """Groups of duplicates, as parts of the table, for each kind of `DUPLICATES`."""
-    of_kind = [[] for _ in DUPLICATES]
+def find_duplicates(table: pd.DataFrame, vectors: torch.Tensor) -> pd.DataFrame:
+    """The part of the table that has duplicates, with their `kind`, a place in `DUPLICATES`, and the number of their `group`."""
+    groups = []
     for places in duplicate_groups(vectors, list(table["digest"])):
         group = table.iloc[places]
-        of_kind[2 * (group["split"].nunique() == 1) + (group["label"].nunique() == 1)].append(group)
-    return of_kind
+        kind = 2 * (group["split"].nunique() == 1) + (group["label"].nunique() == 1)
+        groups.append((kind, group.assign(kind=kind)))
+    groups = [group for _, group in sorted(groups, key=lambda pair: pair[0])]
+    numbered = [group.assign(group=number) for number, group in enumerate(groups, 1)]
+    return pd.concat([table[:0].assign(kind=0, group=0), *numbered])
 
 
 def find_suspects(args, images: ThumbnailDataset, table: pd.DataFrame, labels: list[str], accelerator) -> pd.DataFrame:
     """The part of the table whose labels are contradicted, the most contradicted first, with `predicted` and
     `label_probability`."""
-    folder = model_folder(args.model_name_or_path)
-    model, processor = load_classifier(folder).to(accelerator.device), load_processor(folder)
-    spec = image_spec_of(processor, model.config)
-    readable = ImageDataset(images.rows.select(table.index), spec, args.on_bad_image, decode_first=False)
-    how = {"batch_size": args.per_device_eval_batch_size, "num_workers": args.num_workers}
-    features, seen = predict_images(model, readable, spec, accelerator, features=True, **how)
+    classifier = SavedClassifier(args.model_name_or_path, accelerator)
+    how = (args.on_bad_image, args.per_device_eval_batch_size, args.num_workers)
+    readable, features, seen = classifier.predict(images.rows.select(table.index), *how, features=True)
     truth = readable.labels[seen]
     places, classes, given = contradicted_labels(out_of_fold_probabilities(features, truth, len(labels)), truth)
     predicted = [labels[index] for index in classes]
     return table.iloc[seen[places].tolist()].assign(predicted=predicted, label_probability=given.numpy())
 
 
-def summarize(images: ThumbnailDataset, duplicates: list, suspects: pd.DataFrame | None) -> list[str]:
-    """What was found, a phrase a line.
+def summarize(
+    images: ThumbnailDataset, duplicates: pd.DataFrame, suspects: pd.DataFrame | None
+) -> tuple[list[str], list[tuple[str, int, list[pd.DataFrame]]]]:
+    """What was found: a phrase a line; and what the page shows of it: a title, how many there are, and tables of their images.
 
     Args:
         duplicates: from `find_duplicates`.
         suspects: from `find_suspects`; None without a model.
     """
     counts = pd.Series(images.rows["split"][:]).value_counts(sort=False)
-    lines = [f"images in {split}: {count:,}" for split, count in counts.items()]
+    lines, shown = [f"images in {split}: {count:,}" for split, count in counts.items()], []
     if images.skipped:
         lines.append(f"images that cannot be read: {len(images.skipped):,}")
-    for title, groups in zip(DUPLICATES, duplicates, strict=True):
-        if groups:
-            lines.append(f"{title}: {len(groups):,} ({counted(sum(map(len, groups)), 'image')})")
-    if not any(duplicates):
+    for kind, rows in duplicates.groupby("kind"):
+        groups = [group for _, group in rows.groupby("group")]
+        lines.append(f"{DUPLICATES[kind]}: {len(groups):,} ({counted(len(rows), 'image')})")
+        shown.append((DUPLICATES[kind], len(groups), groups[:SHOWN]))
+    if not shown:
         lines.append("no duplicates")
     if suspects is not None:
         lines.append(f"labels that predictions contradict: {len(suspects):,}")
-    return lines
+        shown.append(("Labels that predictions contradict, the most contradicted first", len(suspects), [suspects]))
+    return lines, shown
 
 
 def gallery(images: ThumbnailDataset, table: pd.DataFrame) -> list[dict]:
@@ -178,22 +171,11 @@ def gallery(images: ThumbnailDataset, table: pd.DataFrame) -> list[dict]:
     return shown
 
 
-def render_page(name: str, summary: list[str], images, labels: list[str], table, duplicates, suspects) -> str:
-    """The page as HTML; arguments as of `summarize` and `find_duplicates`."""
-    splits = pd.Series(images.rows["split"][:])
-    counts = {
-        split: count_labels(images.labels[rows], len(labels))
-        for split, rows in splits.groupby(splits, sort=False).indices.items()
-    }
-    counts = pd.DataFrame(counts, [printable(label) for label in labels])
+def render_page(name: str, summary: list[str], shown, images: ThumbnailDataset, table: pd.DataFrame) -> str:
+    """The page as HTML; `summary` and `shown` are from `summarize`."""
+    each = table.assign(label=table["label"].str.split(LABEL_SEPARATOR)).explode("label")
+    counts = pd.crosstab(each["label"].map(printable), each["split"])[table["split"].unique()]
     sizes = table.groupby("split", sort=False)[["width", "height"]].agg(["min", "median", "max"])
-    galleries = [
-        (title, len(groups), [gallery(images, group[:SHOWN]) for group in groups[:SHOWN]])
-        for title, groups in zip(DUPLICATES, duplicates, strict=True)
-    ]
-    if suspects is not None:
-        title = "Labels that predictions contradict, the most contradicted first"
-        galleries.append((title, len(suspects), [gallery(images, suspects[:SHOWN])]))
     return (
         Environment(autoescape=True)
         .from_string(PAGE.read_text(encoding="utf-8"))
@@ -204,16 +186,12 @@ def render_page(name: str, summary: list[str], images, labels: list[str], table,
                 ("Images of each class", counts.to_html()),
                 ("Sizes in pixels", sizes.to_html(float_format="%.0f")),
             ],
-            unreadable=[printable(message) for message in images.skipped],
-            galleries=galleries,
+            unreadable=map(printable, images.skipped),
+            galleries=[
+                (title, count, [gallery(images, part[:SHOWN]) for part in parts]) for title, count, parts in shown
+            ],
         )
     )
-
-
-def write_csv(file: Path, table: pd.DataFrame):
-    """A table without what only the page needs."""
-    table = table.drop(columns=["digest", "width", "height"])
-    write_text(file, csv_text(table, float_format="%.6f"))
 
 
 def main(args: argparse.Namespace):
@@ -226,17 +204,14 @@ def main(args: argparse.Namespace):
     images = ThumbnailDataset(rows, args.on_bad_image)
     table, vectors = read_images(images, labels, args.num_workers)
     duplicates, suspects = find_duplicates(table, vectors), None
+    tables = {"duplicates": duplicates.drop(columns="kind")}
     if args.model_name_or_path is not None:
-        suspects = find_suspects(args, images, table, labels, accelerator)
-    summary = summarize(images, duplicates, suspects)
-    write_text(args.output_file, render_page(args.dataset_name, summary, images, labels, table, duplicates, suspects))
-    groups = [group for groups in duplicates for group in groups]
-    numbered = [group.assign(group=number) for number, group in enumerate(groups, 1)]
-    write_csv(
-        args.output_file.with_suffix(".duplicates.csv"), pd.concat(numbered) if groups else table[:0].assign(group=0)
-    )
-    if suspects is not None:
-        write_csv(args.output_file.with_suffix(".labels.csv"), suspects)
+        tables["labels"] = suspects = find_suspects(args, images, table, labels, accelerator)
+    for name, found in tables.items():
+        found = found.drop(columns=["digest", "width", "height"])  # of the page alone
+        write_text(args.output_file.with_suffix(f".{name}.csv"), csv_text(found, float_format="%.6f"))
+    summary, shown = summarize(images, duplicates, suspects)
+    write_text(args.output_file, render_page(args.dataset_name, summary, shown, images, table))
     print("\n".join([*map(printable, summary), f"the page: {args.output_file}"]))
 
 

@@ -22,28 +22,20 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     args = parser.parse_args(argv)
     parser.refuse_mistyped_paths(MODEL=args.model)
-    parser.check_images(args.images, or_data=True)
     return args
 
 
 if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds
     ARGUMENTS = parse_args()
 
-import datasets
-from transformers.utils import logging
-
-from hf_vit.data.image_dataset import ImageDataset
-from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.sources import load_splits
 from hf_vit.data.splits import default_split, prepare_splits
 from hf_vit.data.unlabelled import named_files
-from hf_vit.evaluation.classifiers import class_names, load_classifier, load_processor, model_folder
-from hf_vit.evaluation.multi_label import thresholds_of
-from hf_vit.evaluation.prediction import predict_images
+from hf_vit.evaluation.classifiers import SavedClassifier
 from hf_vit.evaluation.tables import label_texts
-from hf_vit.system.errors import run_script
-from hf_vit.system.escapes import printable
+from hf_vit.system.errors import UserError, run_script
 from hf_vit.system.recipes_folder import EMBEDDED
+from hf_vit.system.text import printable
 from hf_vit.training.setup import set_up_evaluation
 
 
@@ -51,27 +43,24 @@ NUM_SAMPLES = 6  # images shown of a data set
 
 
 def main(args: argparse.Namespace):
-    logging.disable_progress_bar()
-    datasets.disable_progress_bars()
-    folder = model_folder(args.model)
-    model, accelerator = load_classifier(folder), set_up_evaluation("no")
-    spec, (name, *others), labels = image_spec_of(load_processor(folder), model.config), args.images, []
+    accelerator, (name, *others), labels = set_up_evaluation("no"), args.images, []
     if not others and (name in EMBEDDED or Path(name).is_dir()):
         splits = load_splits(name)
         splits, labels, _ = prepare_splits(splits, train_split=None, eval_split=default_split(splits))
         rows = splits["eval"].shuffle(seed=1).select(range(min(NUM_SAMPLES, len(splits["eval"]))))
     else:
         rows = named_files(Path(name), Path(), args.images).rows
-    images = ImageDataset(rows, spec, "stop", decode_first=False)
-    logits, _ = predict_images(model.to(accelerator.device), images, spec, accelerator, batch_size=32, num_workers=0)
+    classifier = SavedClassifier(args.model, accelerator)
+    images, logits, seen = classifier.predict(rows, "skip")
     known = [Path(file).name for file in args.images]
     if labels:
         known = [f"{text or 'no label'} (true)" for text in label_texts(images.labels, labels)]
-    probabilities = logits.softmax(dim=1) if thresholds_of(model.config) is None else logits.sigmoid()
-    names, best = class_names(model.config), probabilities.topk(min(3, logits.shape[1]), dim=1)
-    for text, values, indices in zip(known, best.values, best.indices, strict=True):
-        answers = [f"{names[index]} {value:.0%}" for value, index in zip(values, indices, strict=True)]
-        print(printable(f"{text}: {', '.join(answers)}"))
+    best = classifier.probabilities(logits).topk(min(3, logits.shape[1]), dim=1)
+    for place, values, indices in zip(seen.tolist(), best.values, best.indices, strict=True):
+        answers = [f"{classifier.names[index]} {value:.0%}" for value, index in zip(values, indices, strict=True)]
+        print(printable(f"{known[place]}: {', '.join(answers)}"))
+    if images.skipped:
+        raise UserError("; ".join(images.skipped))
 
 
 if __name__ == "__main__":

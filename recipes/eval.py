@@ -15,7 +15,7 @@ from command_line import COLUMNS, DATA, SWITCH, Parser, at_least, bad_images, ha
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = Parser(__doc__, "--model_name_or_path MODEL --dataset_name DATA [--flag value ...]", accelerated=True)
+    parser = Parser(__doc__, "--model_name_or_path MODEL --dataset_name DATA [--flag value ...]")
     model = dict(required=True, help="Hub id, model folder or run of an image classifier")
     merged = "patches merged in each layer: faster, a little less accurate (arXiv 2210.09461)"
     merging = dict(type=at_least(0), default=0, metavar="R", help=merged)
@@ -44,25 +44,23 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds
     ARGUMENTS = parse_args()
 
+import pandas as pd
+
 from hf_vit import HFViTForImageClassification
-from hf_vit.data.columns import column_arguments, has_several_labels, match_labels
-from hf_vit.data.image_dataset import ImageDataset
-from hf_vit.data.image_spec import image_spec_of
+from hf_vit.data.columns import column_arguments, has_several_labels
 from hf_vit.data.sources import open_source
 from hf_vit.data.splits import prepare_splits
 from hf_vit.data.summary import summary
-from hf_vit.evaluation.classifiers import class_names, is_regression, load_classifier, load_processor, model_folder
+from hf_vit.evaluation.classifiers import SavedClassifier, is_regression
 from hf_vit.evaluation.intervals import intervals
-from hf_vit.evaluation.multi_label import check_task, thresholds_of
-from hf_vit.evaluation.prediction import predict_images
 from hf_vit.evaluation.probes import probe
 from hf_vit.evaluation.regression import regression_intervals, regression_metrics
 from hf_vit.evaluation.scores import classification_report, compute_metrics
 from hf_vit.evaluation.tables import prediction_table
 from hf_vit.system.errors import UserError, as_user_errors, run_script
-from hf_vit.system.escapes import printable
 from hf_vit.system.files import write_text
 from hf_vit.system.progress import is_main_process
+from hf_vit.system.text import printable
 from hf_vit.training.setup import set_up_evaluation
 
 
@@ -80,57 +78,43 @@ def read_splits(args, regression: bool) -> tuple[dict, list[str], str]:
     return splits, labels, eval_split
 
 
-def load_model(args):
-    model = load_classifier(args.model_name_or_path, regression=args.probe_split is None)
+def load_model(args, accelerator) -> SavedClassifier:
+    classifier = SavedClassifier(args.model_name_or_path, accelerator, regression=args.probe_split is None)
     if args.token_merging != 0:
-        if not isinstance(model, HFViTForImageClassification):
-            raise UserError(
-                f"--token_merging is for models of hf_vit, not a {type(model).__name__}: leave it out, or evaluate our copy"
-            )
+        kind = type(classifier.model)
+        if not issubclass(kind, HFViTForImageClassification):
+            raise UserError(f"--token_merging is for models of hf_vit, not a {kind.__name__}: leave it out")
         with as_user_errors():
-            model.set_token_merging(args.token_merging)
-    return model
+            classifier.model.set_token_merging(args.token_merging)
+    return classifier
 
 
 def print_details(details: dict):
     """The scores of each class as a table, and the 95% intervals."""
-    percent = lambda value: "-" if value is None else f"{value:.1%}"
-    several = "thresholds" in details  # labels an image
     if "per_class" in details:
-        print(f"{'class':<24} {'images':>7} {'precision':>9} {'recall':>7} {'F1':>7}{'  average precision' * several}")
-    for row in details.get("per_class", ()):
-        precision, recall, f1 = (percent(row[name]) for name in ("precision", "recall", "f1"))
-        average = f"{percent(row['average_precision']):>19}" if several else ""
-        print(f"{printable(row['label'])[:24]:<24} {row['images']:>7} {precision:>9} {recall:>7} {f1:>7}{average}")
+        table = pd.DataFrame(details["per_class"]).rename(columns={"label": "class", "f1": "F1"}).set_index("class")
+        print(
+            table.rename(index=lambda name: printable(name)[:24]).to_string(float_format="{:.1%}".format, na_rep="-")
+        )
     intervals = {name: [round(bound, 4) for bound in bounds] for name, bounds in details["intervals"].items()}
     print(f"95% intervals: {json.dumps(intervals)}")
 
 
 def main(args: argparse.Namespace):
-    args.model_name_or_path = model_folder(args.model_name_or_path)
     accelerator = set_up_evaluation(args.mixed_precision)
-    model = load_model(args).to(accelerator.device)
+    classifier = load_model(args, accelerator)
+    regression, names, thresholds = is_regression(classifier.model.config), classifier.names, classifier.thresholds
     with accelerator.main_process_first():
-        splits, labels, eval_split = read_splits(args, is_regression(model.config))
-    image_spec = image_spec_of(load_processor(args.model_name_or_path), model.config)
-
-    def predict_rows(rows, split: str, features: bool = False):
-        """The images, which of them are readable (n,), and the logits (n, L) or features (n, D) of these."""
-        images = ImageDataset(rows, image_spec, args.on_bad_image)
-        how = {"batch_size": args.per_device_eval_batch_size, "num_workers": args.num_workers, "split": split}
-        values, seen = predict_images(model, images, image_spec, accelerator, features=features, **how)
-        return images, seen, values
-
-    images, seen, logits = predict_rows(splits["eval"], eval_split)
-    truth, names = images.labels[seen], class_names(model.config)
-    metrics, details, thresholds = {}, {}, thresholds_of(model.config)
+        splits, labels, eval_split = read_splits(args, regression)
+    how = (args.on_bad_image, args.per_device_eval_batch_size, args.num_workers)
+    images, logits, seen = classifier.predict(splits["eval"], *how, split=eval_split)
+    truth, metrics, details = images.labels[seen], {}, {}
     try:
-        if is_regression(model.config):
+        if regression:
             metrics = regression_metrics(logits[:, 0], truth)
             details = {"intervals": regression_intervals(logits[:, 0], truth)}
         else:
-            check_task(truth, thresholds)
-            matched = match_labels(truth, labels, model.config.id2label)  # labels of the model (n,) or (n, L)
+            matched = classifier.match_labels(truth, labels)
             metrics = compute_metrics(logits, matched, thresholds)
             details = {"intervals": intervals(logits, matched, thresholds)}
             details |= classification_report(logits, matched, names, thresholds)
@@ -139,9 +123,9 @@ def main(args: argparse.Namespace):
             raise
         accelerator.print(f"the head is not evaluated: {printable(error)}")
     if args.probe_split is not None:
-        _, _, features = predict_rows(splits["eval"], eval_split, features=True)
-        train_images, train_seen, train_features = predict_rows(splits["train"], args.probe_split, features=True)
-        metrics |= probe(train_features, train_images.labels[train_seen], features, truth)
+        _, features, _ = classifier.predict(splits["eval"], *how, split=eval_split, features=True)
+        known, train_features, read = classifier.predict(splits["train"], *how, split=args.probe_split, features=True)
+        metrics |= probe(train_features, known.labels[read], features, truth)
 
     skipped = len(splits["eval"]) - len(seen)
     metrics |= {"images": len(truth), "skipped_images": skipped, "split": eval_split}
@@ -150,7 +134,7 @@ def main(args: argparse.Namespace):
             print_details(details)
         print(json.dumps(metrics, indent=2))
         if args.output_file:
-            results = {**metrics, "model": args.model_name_or_path, "data": args.dataset_name, **details}
+            results = {**metrics, "model": classifier.folder, "data": args.dataset_name, **details}
             write_text(args.output_file, json.dumps(results, indent=2))
         if args.output_file and "per_class" in details:
             table = prediction_table(*images.sources(seen), matched, logits, names, thresholds)

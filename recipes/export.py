@@ -14,7 +14,7 @@ of an image classifier. Config and image processor stay in the model folder. The
 
 The batch may have any size. So may height and width of a model with rotary or no positions: a multiple of the patch, in model.pt2
 at least two patches a side (model.onnx ignores rows and columns of pixels that fill no patch). Nothing is written unless both
-float32 files give torch's logits, on the first images of the data or on random ones.
+float32 files give torch's logits for random pixels.
 """
 
 import argparse
@@ -65,12 +65,12 @@ from hf_vit.data.sources import open_source
 from hf_vit.data.splits import prepare_splits
 from hf_vit.evaluation.classifiers import load_processor, model_folder
 from hf_vit.evaluation.intervals import intervals
-from hf_vit.evaluation.multi_label import check_task, given_labels, thresholds_of
-from hf_vit.evaluation.scores import compute_metrics, headline
+from hf_vit.evaluation.multi_label import check_task, thresholds_of
+from hf_vit.evaluation.scores import compute_metrics, headline, judge
 from hf_vit.system import environment
 from hf_vit.system.errors import UserError, run_script
-from hf_vit.system.escapes import listed
 from hf_vit.system.files import atomic_dir, checksum
+from hf_vit.system.text import counted, listed
 from hf_vit.training import arguments
 from hf_vit.training.inputs import load_rows
 
@@ -122,53 +122,51 @@ def megabytes(file: Path) -> float:
     return round(sum(part.stat().st_size for part in file.parent.glob(f"{file.name}*")) / 1e6, 3)
 
 
+def evaluate(files: list[Path], images: ImageDataset, labels: list[str], config) -> tuple[list[dict], int]:
+    """The scores of each ONNX file, and the number of images that can be read."""
+    thresholds, found, answers = thresholds_of(config), [], []
+    for file in files:
+        logits, truth = predict(file, images)
+        check_task(truth, thresholds)
+        truth = match_labels(truth, labels, config.id2label)
+        metric, value = headline(compute_metrics(logits, truth, thresholds))
+        answers.append(judge(logits, truth, thresholds)[0])
+        agreement = (answers[0] == answers[-1]).float().mean().item()
+        interval = intervals(logits, truth, thresholds)[metric]
+        found.append({metric: value, "interval": interval, "answers_as_float32": agreement})
+    return found, len(truth)
+
+
 def export(checkpoint: str, folder: Path, evaluated) -> dict:
     """Write all files into `folder`, an int8 one only with images to evaluate it on; the content of export.json."""
     model = exporting.load_for_export(checkpoint)
-    config, images, pixel_values = model.config, None, None
-    if evaluated is not None:
-        rows, labels, source, on_bad_image = evaluated
-        match_labels(torch.zeros(0, dtype=torch.long), labels, config.id2label)  # before minutes are spent
-        images = ImageDataset(rows, image_spec_of(load_processor(checkpoint), config), on_bad_image)
-        first = next(data_loader(images, sequential_batches(len(images), 3), 0), None)
-        pixel_values = None if first is None else normalize(first["images"], images.spec)
-
     full, small, saved = folder / "onnx" / "model.onnx", folder / "onnx" / "model_quantized.onnx", folder / "model.pt2"
     full.parent.mkdir()
     program = exporting.trace(model)
     torch.export.save(program, saved)
-    exporting.to_onnx(program, config, full)
-    batches = exporting.comparison_batches(config, pixel_values)
+    exporting.to_onnx(program, model.config, full)
+    batches, data, weights = exporting.comparison_batches(model.config), None, weights_file(Path(checkpoint))
     files = {
         full: {"difference": exporting.logit_difference(model, exporting.onnx_model(full), batches)},
         saved: {"difference": exporting.logit_difference(model, exporting.torch_program(saved), batches)},
     }
+    if evaluated is not None:
+        rows, labels, source, on_bad_image = evaluated
+        images = ImageDataset(rows, image_spec_of(load_processor(checkpoint), model.config), on_bad_image)
+        exporting.quantize(full, small)
+        (of_full, of_small), count = evaluate([full, small], images, labels, model.config)
+        files[full] |= of_full
+        how = "dynamic; weights of MatMul int8, per channel, reduced range; the rest float32"
+        files[small] = {**of_small, "quantization": how}
+        data = {**source, "images": count, "skipped_images": len(rows) - count, "batch_size": BATCH_SIZE}
     report = {
         "model": checkpoint,
-        "weights_sha256": checksum(weights) if (weights := weights_file(Path(checkpoint))).is_file() else None,
+        "weights_sha256": checksum(weights) if weights.is_file() else None,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "data": None,
+        "data": data,
+        "files": {str(file.relative_to(folder)): {"megabytes": megabytes(file), **row} for file, row in files.items()},
+        **environment.environment_info("cpu", 1, "no"),
     }
-    if images is not None:
-        exporting.quantize(full, small)
-        thresholds = thresholds_of(config)
-        answers = {}
-        for file in (full, small):
-            logits, truth = predict(file, images)
-            check_task(truth, thresholds)
-            truth = match_labels(truth, labels, config.id2label)
-            metric, value = headline(compute_metrics(logits, truth, thresholds))
-            interval = intervals(logits, truth, thresholds)[metric]
-            files.setdefault(file, {}).update({metric: value, "interval": interval})
-            answers[file] = logits.argmax(dim=1) if thresholds is None else given_labels(logits, thresholds)
-        files[small]["answers_as_float32"] = (answers[full] == answers[small]).float().mean().item()
-        files[small]["quantization"] = "dynamic; weights of MatMul int8, per channel, reduced range; the rest float32"
-        counts = {"images": len(truth), "skipped_images": len(rows) - len(truth), "batch_size": BATCH_SIZE}
-        report["data"] = {**source, **counts}
-    report["files"] = {
-        str(file.relative_to(folder)): {"megabytes": megabytes(file), **measured} for file, measured in files.items()
-    }
-    report |= environment.environment_info("cpu", 1, "no")
     report["versions"] |= {name: version(name) for name in ("onnx", "onnxruntime", "onnxscript")}
     (folder / "export.json").write_text(json.dumps(report, indent=2) + "\n")
     return report
@@ -183,7 +181,7 @@ def lines(report: dict):
         if "interval" in row:
             (metric, value), (low, high), data = headline(row), row["interval"], report["data"]
             parts.append(
-                f"{metric.replace('_', ' ')} {value:.2%} ({low:.2%} to {high:.2%}) of {data['images']:,} images"
+                f"{metric.replace('_', ' ')} {value:.2%} ({low:.2%} to {high:.2%}) of {counted(data['images'], 'image')}"
             )
         yield ", ".join(parts)
 

@@ -18,8 +18,6 @@ from hf_vit.training import train as library
 from hf_vit.training.arguments import call_words, from_call
 from hf_vit.training.distributed import exit_with_error
 
-from .train import draw
-
 
 def train(**flags) -> Results | None:
     """Train, and return what results.json holds; see `hf_vit.training.train.train`.
@@ -35,7 +33,7 @@ def train(**flags) -> Results | None:
     several = ["--num_processes", str(processes)] if processes > 1 else []
     command = shlex.join(["hf-vit", "train", *several, *call_words(**flags)])
     try:
-        return library.train(args, draw=draw, command=command)
+        return library.train(args, command=command)
     except Exception as error:
         if dist.is_initialized():
             exit_with_error(error)

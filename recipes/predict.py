@@ -25,7 +25,7 @@ SUFFIXES = {"labels": (".csv", ".parquet"), "embeddings": (".parquet", ".npy")}
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     usage = "--model_name_or_path MODEL --dataset_name DATA --output_file FILE [--flag value ...]"
-    parser = Parser(__doc__, usage, accelerated=True)
+    parser = Parser(__doc__, usage)
     model = dict(required=True, help="run, model folder or Hub id of an image classifier")
     parser.add_group("model", model_name_or_path=model)
     name = "folder of images, image file, text file of image files, table, data file, Hub id, or fashion-mnist-mini"
@@ -64,16 +64,12 @@ import pyarrow.parquet as pq
 import torch
 from accelerate.utils import gather_object
 
-from hf_vit.data.image_dataset import ImageDataset
-from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.unlabelled import load_unlabelled
-from hf_vit.evaluation.classifiers import class_names, is_regression, load_classifier, load_processor, model_folder
-from hf_vit.evaluation.multi_label import thresholds_of
-from hf_vit.evaluation.prediction import predict_images
+from hf_vit.evaluation.classifiers import SavedClassifier, is_regression
 from hf_vit.evaluation.tables import best_labels, prediction_columns
 from hf_vit.system.errors import run_script
-from hf_vit.system.escapes import counted, csv_text, printable
 from hf_vit.system.files import atomic_file, write_text
+from hf_vit.system.text import counted, csv_text, printable
 from hf_vit.training.setup import set_up_evaluation
 
 
@@ -97,18 +93,16 @@ def write_embeddings(file: Path, names: dict, embeddings: torch.Tensor):
 
 
 def main(args: argparse.Namespace):
-    folder, embeds = model_folder(args.model_name_or_path), args.output == "embeddings"
-    accelerator = set_up_evaluation(args.mixed_precision)
+    embeds, accelerator = args.output == "embeddings", set_up_evaluation(args.mixed_precision)
     with accelerator.main_process_first():
         images = load_unlabelled(args.dataset_name, args.dataset_config, args.split, args.image_column)
-    model = load_classifier(folder, trained=not embeds, regression=True).to(accelerator.device)
-    spec, thresholds = image_spec_of(load_processor(folder), model.config), thresholds_of(model.config)
-    dataset = ImageDataset(images.rows, spec, args.on_bad_image, decode_first=False)
-    how = {"batch_size": args.per_device_eval_batch_size, "num_workers": args.num_workers, "features": embeds}
-    is_number = is_regression(model.config)
+    classifier = SavedClassifier(args.model_name_or_path, accelerator, trained=not embeds, regression=True)
+    is_number, thresholds, how = is_regression(classifier.model.config), classifier.thresholds, {}
     if not (embeds or is_number):
         how["convert"] = lambda logits: best_labels(logits, args.top_k, thresholds)
-    values, rows = predict_images(model, dataset, spec, accelerator, **how)
+    dataset, values, rows = classifier.predict(
+        images.rows, args.on_bad_image, args.per_device_eval_batch_size, args.num_workers, features=embeds, **how
+    )
     unreadable = [printable(message) for message in gather_object([*dataset.skipped])]
     if accelerator.is_main_process:
         names, listed = {images.key: images.names(rows.tolist())}, beside(args.output_file)[0]
@@ -117,8 +111,8 @@ def main(args: argparse.Namespace):
         elif is_number:
             write_labels(args.output_file, names | {"prediction": values[:, 0].numpy()})
         else:
-            several, labels = thresholds is not None, class_names(model.config)
-            columns = prediction_columns(values, labels, args.top_k, several, images.key)
+            several = thresholds is not None
+            columns = prediction_columns(values, classifier.names, args.top_k, several, images.key)
             write_labels(args.output_file, names | columns)
         print(f"{counted(len(rows), 'image')} in {args.output_file}")
         listed.unlink(missing_ok=True)  # of an output file that is replaced

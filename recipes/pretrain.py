@@ -13,9 +13,6 @@ neighbours by the encoder's features. model/ opens as `HFViTForPreTraining`, and
 `HFViTBackbone`; its card shows a few images, what the encoder sees of them, and the decoder's answer.
 """
 
-from pathlib import Path
-
-
 if __name__ == "__main__":  # the imports take seconds
     from command_line import training_arguments
 
@@ -23,31 +20,7 @@ if __name__ == "__main__":  # the imports take seconds
 
     ARGUMENTS = training_arguments(__doc__, PretrainArguments)
 
-import torch
+    from hf_vit.training.pretraining import PreTraining
+    from hf_vit.training.train import train_as_script
 
-from hf_vit import figures
-from hf_vit.model.masked_autoencoder import HFViTForPreTraining
-from hf_vit.training.pretraining import PreTraining, reconstruction_pictures
-from hf_vit.training.train import train_as_script
-
-
-SHOWN = 6  # images
-
-
-def draw(folder: Path, run, log: list[dict], _scores: dict, samples: dict):
-    """The curves and, of a masked autoencoder as it was saved, a few reconstructions."""
-    folder.mkdir()
-    figures.save(figures.curves(log, "mean squared error"), folder / "curves.png")
-    spec = run.data.spec
-    if run.task.teacher is not None or spec.channels not in (1, 3):
-        return
-    pixel_values = spec.normalize(samples["images"][:SHOWN])
-    noise = run.task.noise(pixel_values, torch.arange(len(pixel_values)), 0)
-    model = HFViTForPreTraining.from_pretrained(folder.parent)
-    image, seen, answer = reconstruction_pictures(model, pixel_values, noise, spec)
-    titles = [[title] * len(image) for title in ("image", "seen", "answer")]
-    figures.save(figures.augmentations(image, [seen, answer], titles), folder / "reconstructions.png")
-
-
-if __name__ == "__main__":
-    train_as_script(ARGUMENTS, PreTraining, draw)
+    train_as_script(ARGUMENTS, PreTraining)

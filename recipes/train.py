@@ -30,9 +30,6 @@ Exit codes: 0 finished, 75 stopped by SIGTERM, SIGINT or SIGUSR1 and ready to co
 2 wrong flag. `accelerate launch` turns all but 0 into 1.
 """
 
-from pathlib import Path
-
-
 if __name__ == "__main__":  # the imports take seconds
     from command_line import training_arguments
 
@@ -40,27 +37,6 @@ if __name__ == "__main__":  # the imports take seconds
 
     ARGUMENTS = training_arguments(__doc__, TrainArguments)
 
-import pandas as pd
+    from hf_vit.training.train import train_as_script
 
-from hf_vit import run_figures
-from hf_vit.evaluation.classifiers import load_classifier
-from hf_vit.system.run_files import PREDICTIONS
-from hf_vit.training.train import train_as_script
-
-
-def draw(folder: Path, run, log: list[dict], scores: dict, samples: dict):
-    """The pictures of the card."""
-    data, args = run.data, run.plan.args
-    if args.problem_type == "regression":
-        model, table = load_classifier(str(folder.parent), regression=True), pd.read_csv(run.folder / PREDICTIONS)
-        run_figures.draw_regression(folder, log, table, samples, data.spec, model.to(run.accelerator.device))
-        return
-    has_examples = not (data.is_stream or args.cache_features or data.spec.processor is not None)
-    model, examples = load_classifier(str(folder.parent)), run.batches.examples if has_examples else None
-    run_figures.draw_run(
-        folder, log, scores, samples, data.labels, data.spec, model.to(run.accelerator.device), examples
-    )
-
-
-if __name__ == "__main__":
-    train_as_script(ARGUMENTS, None, draw)
+    train_as_script(ARGUMENTS)

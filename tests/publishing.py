@@ -1,8 +1,7 @@
-"""Helpers of tests that publish: the command, a process that talks to the loopback Hub, and runs with another model."""
+"""Helpers of tests that publish: the command, and a process that talks to the loopback Hub."""
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -10,14 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 from huggingface_hub import constants, set_client_factory
 from huggingface_hub.utils import _http
-from safetensors.torch import load_file, save_file
-from transformers import AutoImageProcessor
+from loopback_hub import TOKEN
 
-from hf_vit import HFViTConfig, HFViTForImageClassification
 from hf_vit.hub.retry import set_http_timeout
+from hf_vit.system.errors import UserError
 
 
 HOUSE = Path(__file__).parents[1]
@@ -25,7 +22,7 @@ sys.path.insert(0, str(HOUSE / "recipes"))  # publish.py takes it out again
 import publish  # noqa: E402
 
 
-TOKEN, FOR_EVER = "hf_loopback_token", 1_000_000
+FOR_EVER = 1_000_000
 
 
 def command(*flags, cwd, **environment):
@@ -69,24 +66,11 @@ def content(folder):
 
 
 @contextmanager
-def one_line(error, match):
-    """What is done here raises this error, whose sentence is one line, without traceback and token."""
-    with pytest.raises(error, match=match) as caught:
+def one_line(match):
+    """What is done here raises a UserError that names this: one line, without traceback and token."""
+    with pytest.raises(UserError, match=match) as caught:
         yield caught
     assert not re.search(f"\n|Traceback|{TOKEN}", str(caught.value))
-
-
-def with_model(run, folder, fill, **overrides):
-    """A copy of a run with another model."""
-    shutil.copytree(run, folder, ignore=shutil.ignore_patterns("checkpoints"))
-    model = fill(HFViTForImageClassification(HFViTConfig.from_pretrained(run / "model", **overrides)))
-    model.save_pretrained(folder / "model")
-    samples = load_file(folder / "samples.safetensors")
-    inputs = AutoImageProcessor.from_pretrained(folder / "model")(list(samples["images"]), return_tensors="pt")
-    with torch.no_grad():
-        samples["logits"] = model(**inputs).logits
-    save_file(samples, folder / "samples.safetensors")
-    return folder
 
 
 def recipe(*flags):

@@ -21,6 +21,13 @@ HOUSE = Path(__file__).parents[1]
 TRAIN = HOUSE / "recipes" / "train.py"
 TINY = "image_size=16,patch_size=4,hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=64"
 
+# What recipes/accelerate/fsdp2.yaml says, for processes that no launcher starts.
+FSDP2 = {
+    "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_TRANSFORMER_CLS_TO_WRAP": "HFViTLayer", "FSDP_RESHARD_AFTER_FORWARD": "true", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
+}  # fmt: skip
+
 
 def write_photos(folder: Path, spread=60, **splits: int) -> Path:
     """Three classes of colour, as many noisy PNG files of 16 x 16 pixels of each in each split."""
@@ -40,6 +47,14 @@ def start(*flags, before="", recipe=TRAIN, cwd=".", launcher=(), **environment) 
     line += [] if launcher else ["-c", before + forked.THEN_THE_SCRIPT]
     own = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", **environment}
     return forked.Forked([*line, recipe, *flags], cwd, {**os.environ, **own}, together=True)
+
+
+def recipe(script, *flags, cwd, fails=False, launcher=(), **environment) -> str:
+    """Run a recipe as a user would; what it printed."""
+    line = [sys.executable, "-W", "ignore", *launcher, HOUSE / "recipes" / script, *flags]
+    done = forked.run(line, cwd=cwd, env={**os.environ, **environment})
+    assert (done.returncode != 0) is fails, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 def ended(*processes: forked.Forked, code=0, timeout=150) -> list[str]:
@@ -65,11 +80,12 @@ def write_shards(photos: Path, folder: Path) -> Path:
     return folder
 
 
-def train(photos: Path, run: Path, task=Classification, draw=None, **flags) -> Results:
-    """A run of a tiny model in this process."""
+def train(photos: Path, run: Path, task=Classification, draw=lambda *_: None, **flags) -> Results:
+    """A run of a tiny model in this process, without pictures."""
     network = {} if "model_name_or_path" in flags else dict(preset="tiny-patch16-224", config_overrides=TINY)
     flags = network | dict(per_device_train_batch_size=4, num_workers=0, auto_find_batch_size=False) | flags
-    return train_in_this_process(TrainArguments(dataset_name=str(photos), output_dir=str(run), **flags), task, draw)
+    task = type(task.__name__, (task,), {"draw": draw})
+    return train_in_this_process(TrainArguments(dataset_name=str(photos), output_dir=str(run), **flags), task)
 
 
 def as_flags(values: dict) -> list[str]:

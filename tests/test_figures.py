@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
@@ -22,7 +21,7 @@ from hf_vit.data.decoding import decode_image, stack_images
 from hf_vit.data.image_spec import ImageSpec, image_spec_of
 from hf_vit.data.normalization import denormalize, normalize
 from hf_vit.evaluation.classifiers import load_processor
-from hf_vit.evaluation.scores import calibration_bins, confusion_matrix, surest_mistakes
+from hf_vit.evaluation.scores import calibration_bins, confusion_matrix
 
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "visualize.py"
@@ -54,22 +53,16 @@ def faults(figure, monkeypatch):
     found = [f"cut off: {t.get_text()!r}" for t in texts if not all(page.contains(*p) for p in boxes[t].get_points())]
     found += [f"small: {text.get_text()!r}" for text in texts if text.get_fontsize() < 5]
 
-    def overlap(one, other, apart=0):  # by more than the border of a letter, or `apart` too little to tell words apart
+    def overlap(one, other):  # or too near to tell words apart
         low, high = np.maximum(one.min, other.min), np.minimum(one.max, other.max)
-        return high[0] - low[0] > 1 - apart and high[1] - low[1] > 1
+        return high[0] - low[0] > -2 and high[1] - low[1] > 1
 
     flat = [text for text in texts if text.get_rotation() in (0, 90)]  # the box of a slanted one is mostly empty
     for one, other in itertools.combinations(flat, 2):
-        if overlap(boxes[one], boxes[other], apart=3):
+        if overlap(boxes[one], boxes[other]):
             found.append(f"over each other: {one.get_text()!r} {other.get_text()!r}")
-    for axes in [axes for axes in figure.axes if axes.get_visible() and axes.get_label() != "<colorbar>"]:
-        area = axes.get_window_extent()
-        if axes.axison and not axes.has_data():
-            found.append(f"empty: {axes.get_title()!r}")
-        if axes.has_data():
-            others = [text for text in flat if text.axes is not axes]
-            found += [f"over a panel: {text.get_text()!r}" for text in others if overlap(boxes[text], area)]
-            found += [f"too small a panel: {axes.get_title()!r}"] * int(min(area.width, area.height) < 20)
+    panels = [axes for axes in figure.axes if axes.get_visible() and axes.axison and axes.get_label() != "<colorbar>"]
+    found += [f"empty: {axes.get_title()!r}" for axes in panels if not axes.has_data()]
     return found if texts else ["no text"]
 
 
@@ -118,28 +111,14 @@ def predictions(count, channels=3, sources=()):
     return figures.predictions(noise(count, channels, 28, 28), labels, logits, NAMES[:10], sources)
 
 
-def augmentations(count, channels=3):
-    first = torch.eye(10)[:count]
-    mixed = figures.target_captions(0.7 * first + 0.3 * first.roll(1, dims=1), NAMES[:10])
-    versions, captions = [noise(count, channels, 48, 80) for _ in range(5)], figures.target_captions(first, NAMES[:10])
-    return figures.augmentations(noise(count, channels, 60, 100), versions, [captions, *[mixed] * 5])
-
-
 MAKERS = {
-    attention: [(1, 1), (1, 6), (4, 4), (6, 4), (7, 2), (12, 1), (24, 2), (4, 2, 1, (4, 4), 7)],
-    inside: [
-        (), ((14, 14), 1, 16, 192, 12, 12), ((37, 37), 4, 14, 64, 48, 16), ((3, 5), 3, 2, 6, 1, 1),
-        *(((4, 4), 3, 7, 32, layers, 4, *there) for layers, there in ((4, (False, True)), (4, (True, False)), (1, (False, False)))),
-    ],
-    calibration: [(np.linspace(0.001, 1, 900),), ([0.95, 0.96, 0.97],), ([0.31],), ([0.31, 0.8, 0.9], 1)],
-    augmentations: [(4,), (1, 1)],
-    predictions: [(1,), (12,), (5, 1), (3, 3, ["cat/1.jpg"]), (12, 3, ["row 12,345", "Siberian husky/IMG_20190812_123456789.jpg", "$a$.png"])],
-    short_run: [(1,), (2,), (10,), (10, 1.0985, 10), (2, 0.0), (5, 1.0), (2, float("nan")), (5, 1e30)],
-    curves: [(1,), (40,), (101,), (5000,), (12, False), (12, True, LOGGED[:4]), (12, False, LOGGED[:1])],
-    confusion: [
-        *((classes,) for classes in (2, 10, 12, 13, 40, 41, 200)), (12, 20000), (41, 3, 1.0),
-        *((classes, 3000, 0.7, SHORT) for classes in (2, 3, 10)), (3, 2, 0.7, SHORT), (100,), (100, 1, 0.5), (1000, 1),
-    ],
+    attention: [(1, 1), (4, 4), (24, 2), (4, 2, 1, (4, 4), 7)],
+    inside: [(), ((37, 37), 4, 14, 64, 48, 16), ((3, 5), 3, 2, 6, 1, 1), ((4, 4), 3, 7, 32, 1, 4, False, False)],
+    calibration: [(np.linspace(0.001, 1, 900),), ([0.31],)],
+    predictions: [(12,), (5, 1), (12, 3, ["row 12,345", "Siberian husky/IMG_20190812_123456789.jpg", "$a$.png"])],
+    short_run: [(1,), (10,), (2, 0.0), (2, float("nan")), (5, 1e30)],
+    curves: [(101,), (5000,), (12, False), (12, False, LOGGED[:1])],
+    confusion: [(2,), (12, 20000), (13,), (41, 3, 1.0), (10, 3000, 0.7, SHORT), (3, 2, 0.7, SHORT), (100, 1, 0.5), (1000, 1)],
 }  # fmt: skip
 CASES = {f"{make.__name__} {number}": partial(make, *of) for make, each in MAKERS.items() for number, of in enumerate(each)}  # fmt: skip
 
@@ -149,28 +128,23 @@ def test_nothing_in_a_figure_is_cut_off_drawn_over_too_small_or_empty(name, monk
     assert faults(CASES[name](), monkeypatch) == []
 
 
-def labels_of(axis):
-    return [label.get_text() for label in axis.get_ticklabels()]
-
-
-@pytest.mark.parametrize("steps", [1, 2, 10])
+@pytest.mark.parametrize("steps", [1, 10])
 def test_curves_of_few_steps_show_each_step_and_whole_numbers_on_the_axes(steps):
     figure = short_run(steps)
     figure.draw_without_rendering()
-    loss = figure.axes[0]
-    assert [line.get_marker() for line in loss.lines] == ["o", "o"]
-    assert list(loss.lines[0].get_xdata()) == list(range(1, steps + 1))
+    assert list(figure.axes[0].lines[0].get_xdata()) == list(range(1, steps + 1))
     for panel in figure.axes[:5]:
+        labels = [label.get_text() for label in panel.yaxis.get_ticklabels()]
         assert panel.yaxis.get_offset_text().get_text() == ""
-        assert len(set(labels_of(panel.yaxis))) == len(labels_of(panel.yaxis))
+        assert len(set(labels)) == len(labels)
 
 
 def test_the_running_mean_of_a_long_curve_lies_over_its_steps():
     rising, mean = figures.curves([{"step": step, "loss": step} for step in range(1, 501)]).axes[0].lines
-    assert len(mean.get_xdata()) < len(rising.get_xdata())
-    np.testing.assert_allclose(
-        mean.get_ydata(), mean.get_xdata(), atol=0.5 + 1e-6
-    )  # between two steps, if as many are averaged
+    middle = slice(10, -10)  # at the ends, there is no mean
+    assert len(rising.get_xdata()) == 500
+    # between two steps, if as many are averaged
+    np.testing.assert_allclose(mean.get_ydata()[middle], mean.get_xdata()[middle], atol=0.5 + 1e-6)
 
 
 def test_a_confusion_is_shaded_by_the_share_of_the_true_class():
@@ -192,18 +166,6 @@ def test_bars_of_a_calibration_stand_in_their_bins():
     assert middles(counts) == middles(panel)
 
 
-def test_only_what_was_logged_has_a_panel():
-    figure = curves(12, True, ())
-    titles = [axes.get_title() for axes in figure.axes if axes.axison]
-    assert titles == ["loss", "accuracy"]
-
-
-def test_names_that_differ_at_their_ends_differ_when_they_are_cut():
-    names = [f"Siberian husky of the northern plains no. {number}" for number in range(100)]
-    assert len({figures.shorten(name) for name in names}) == 100
-    assert {len(figures.shorten(name)) for name in names} == {18}
-
-
 def test_a_name_that_no_font_can_write_is_drawn_and_saved_without_a_warning(tmp_path):
     figures.save(confusion(3, names=["cat", "猫\U0001f9ff", "dog"]), tmp_path / "confusion.png")
     assert (tmp_path / "confusion.png").stat().st_size > 1000
@@ -214,9 +176,9 @@ def test_a_name_that_no_font_can_write_is_drawn_and_saved_without_a_warning(tmp_
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("size", [(21, 35), (16, 22), (28, 28), (250, 333), (107, 109)])
-def test_orange_lies_over_its_patch_and_the_image_is_grey_elsewhere(size, channels):
-    image, orange = noise(channels, *size), 255 * np.array(to_rgb(figures.ORANGE))
+@pytest.mark.parametrize("size", [(21, 35), (16, 22), (250, 333)])
+def test_orange_is_strongest_on_its_patch_fades_smoothly_and_the_image_is_grey_further_away(size, channels):
+    image = noise(channels, *size)
     for row, column in ((0, 4), (1, 0), (2, 3)):
         heat = torch.zeros(3, 5)
         heat[row, column] = 7
@@ -224,11 +186,19 @@ def test_orange_lies_over_its_patch_and_the_image_is_grey_elsewhere(size, channe
         factor = len(drawn) // size[0]
         assert drawn.shape == (size[0] * factor, size[1] * factor, 3)
         assert min(size) * factor >= 224 > min(size) * (factor - 1)
-        y, x = (np.arange(side) + 0.5 for side in drawn.shape[:2])  # the middle of a pixel says in which patch it is
-        hot = (y * 3 // len(y) == row)[:, None] & (x * 5 // len(x) == column)  # (H', W')
-        grey = image.float().mean(dim=0).numpy().repeat(factor, 0).repeat(factor, 1)[:, :, None]
-        np.testing.assert_allclose(drawn[~hot], np.broadcast_to(grey, drawn.shape)[~hot], atol=0.51)
-        np.testing.assert_allclose(drawn[hot], (0.15 * grey + 0.85 * orange)[hot], atol=0.51)
+        y, x = (
+            np.arange(side) + 0.5 for side in drawn.shape[:2]
+        )  # the middle of a pixel, and its distance in patches
+        distance = np.hypot((y / len(y) * 3 - row - 0.5)[:, None], x / len(x) * 5 - column - 0.5)  # (H', W')
+        grey = np.broadcast_to(
+            image.float().mean(dim=0).numpy().repeat(factor, 0).repeat(factor, 1)[..., None], drawn.shape
+        )
+        np.testing.assert_allclose(drawn[distance > 2.9], grey[distance > 2.9], atol=0.51)
+        share = np.where(
+            grey[..., 2] > 20, (grey - drawn)[..., 2] / np.maximum(grey[..., 2], 1), np.nan
+        )  # orange has no blue
+        assert np.nanmax(share[distance < 0.2]) == pytest.approx(0.85, abs=0.06)
+        assert 0.2 < np.nanmean(share[(distance > 0.45) & (distance < 0.55)]) < 0.75
 
 
 def test_a_constant_map_has_no_orange():
@@ -256,8 +226,8 @@ def test_each_map_is_beside_its_image_under_its_title():
             np.testing.assert_array_equal(axes.images[0].get_array(), figures.overlay(image, heat))
 
 
-@pytest.mark.parametrize("grid", [(3, 5), (4, 4), (14, 9)])
-def test_the_similarity_of_a_position_is_largest_at_its_own_row_and_column(grid):
+def test_the_similarity_of_a_position_is_largest_at_its_own_row_and_column():
+    grid = (14, 9)
     table = torch.randn(grid[0] * grid[1], 64)
     panel = figures.inside(None, table, grid, torch.rand(2, 2)).axes[0]
     tiles, seen = np.array(panel.images[0].get_array().filled(np.nan)), 0
@@ -282,31 +252,12 @@ def test_the_first_component_of_filters_of_one_pattern_is_the_pattern(channels):
     assert min(abs(first - wanted).max(), abs(1 - first - wanted).max()) < 1e-3
 
 
-def test_mistakes_are_the_wrong_answers_surest_first():
-    labels, logits = torch.randint(5, (200,)), 3 * torch.randn(200, 5)
-    chances = logits.softmax(dim=1)
-    wrong = [row for row in range(200) if logits[row].argmax() != labels[row]]
-    wanted = sorted(wrong, key=lambda row: -chances[row].max().item())
-    assert surest_mistakes(labels, logits).tolist() == wanted[:12]
-    assert surest_mistakes(labels, logits, 10**6).tolist() == wanted
-    assert surest_mistakes(logits.argmax(dim=1), logits).tolist() == []
-
-
-def test_targets_in_words():
-    names = ["Coat", "Bag", "a very long name of a class", "$ or $"]
-    rows = [[1, 0, 0, 0], [0.94, 0.02, 0.02, 0.02], [0.3, 0.7, 0, 0], [0, 0, 0.5, 0.1], [0, 0, 0, 1]]
-    said = ["100% Coat", "94% Coat", "70% Bag\n30% Coat", "50% a very lo…lass\n10% $ or $", "100% $ or $"]
-    assert figures.target_captions(torch.tensor(rows), names) == said
-    assert figures.target_captions(torch.ones(1, 1), ["only"]) == ["100% only"]
-
-
-@pytest.mark.parametrize(("mean", "std"), [((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), ((0.5,), (0.5,)), ((0.286,), (0.353,))])  # fmt: skip
-def test_bytes_come_back_from_normalised_images(mean, std):
-    images = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).repeat(2, len(mean), 1, 1)
-    form = ImageSpec(16, 16, len(mean), 2, mean, std)
+def test_bytes_come_back_from_normalised_images():
+    images = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).repeat(2, 3, 1, 1)
+    form = ImageSpec(16, 16, 3, 2, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     assert torch.equal(denormalize(normalize(images, form), form), images)
-    assert denormalize(torch.full((1, len(mean), 1, 1), 9.0), form).unique().tolist() == [255]
-    assert denormalize(torch.full((1, len(mean), 1, 1), -9.0), form).unique().tolist() == [0]
+    for value, byte in ((9.0, 255), (-9.0, 0)):
+        assert denormalize(torch.full((1, 3, 1, 1), value), form).unique().tolist() == [byte]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -377,41 +328,29 @@ def test_visualize_follows_the_class_and_the_layers_asked_for(demo_run, photos, 
         np.testing.assert_array_equal(axes.images[0].get_array(), figures.overlay(image[0], heat))
 
 
-@pytest.fixture
-def saved(tmp_path):
-    """saved(model) -> its folder, with an image processor."""
-
-    def save(model):
-        model.save_pretrained(tmp_path)
-        ViTImageProcessorPil(size=dict(height=16, width=16)).save_pretrained(tmp_path)
-        return tmp_path
-
-    return save
-
-
-def test_visualize_of_a_model_without_a_head_leaves_out_what_follows_a_class(tiny_config, saved, visualize):
-    folder = saved(HFViTModel(tiny_config()))
-    drawn = visualize(folder, "--images", "rgb.png")
+def test_visualize_of_a_model_without_a_head_leaves_out_what_follows_a_class(tiny_config, visualize, tmp_path):
+    HFViTModel(tiny_config()).save_pretrained(tmp_path)
+    ViTImageProcessorPil(size=dict(height=16, width=16)).save_pretrained(tmp_path)
+    drawn = visualize(tmp_path, "--images", "rgb.png")
     assert titles(drawn["attention"])[1:] == ["attention, last layer", "rollout"]
-    with pytest.raises(SystemExit, match="error: the head of the model is all zero, so grad_cam has no gradient"):
-        visualize(folder, "--images", "rgb.png", "--method", "grad_cam")
+    with pytest.raises(SystemExit, match=r"error: .*grad_cam"):
+        visualize(tmp_path, "--images", "rgb.png", "--method", "grad_cam")
 
 
-def test_visualize_reads_a_native_vit(tiny_fields, randomize, saved, visualize, monkeypatch):
+def test_visualize_reads_a_native_vit(tiny_fields, randomize, visualize, monkeypatch, tmp_path):
     config = ViTConfig(**{**tiny_fields, "id2label": {0: "$a$ or $b$", 1: "$c$ with a long name", 2: "$d$"}})
-    drawn = visualize(saved(randomize(ViTForImageClassification(config))), "--images", "rgb.png", "grey.png")
+    randomize(ViTForImageClassification(config)).save_pretrained(tmp_path)
+    ViTImageProcessorPil(size=dict(height=16, width=16)).save_pretrained(tmp_path)
+    drawn = visualize(tmp_path, "--images", "rgb.png", "grey.png")
     assert set(drawn) == OF_IMAGES
     assert titles(drawn["attention"])[1:5] == list(figures.METHODS.values())
-    assert re.fullmatch(r"\$.* \(\d+%\)", titles(drawn["attention"])[0])
     assert faults(drawn["attention"], monkeypatch) == []
 
 
-WRONG = {  # what is asked of the demo, and the words that its one line names
+WRONG = {  # what is asked of the demo, and what its one line names
     "--images grey.png --method grad_cam --label Sock": "--label Sock",
-    "--images grey.png --label Bag": "mean",
     "--images grey.png --layers 2": "-2 to 1",
-    "--images grey.png broken.png": "broken.png",
-    "--images missing.png": "missing.png",
+    "--images grey.png broken.png missing.png": "missing.png",
 }
 
 
@@ -419,22 +358,3 @@ WRONG = {  # what is asked of the demo, and the words that its one line names
 def test_visualize_says_in_one_line_what_is_wrong(flags, demo_run, visualize):
     with pytest.raises(SystemExit, match=f"^error: .*{re.escape(WRONG[flags])}[^\n]*$"):
         visualize(demo_run, *flags.split())
-
-
-def test_visualize_shows_a_folder_without_splits(demo_run, visualize, photos, tmp_path):
-    for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
-        for number in range(2):
-            Image.open(photos / "rgb.png").save(tmp_path / name / f"{number}.png")
-    assert set(visualize(demo_run, "--dataset_name", tmp_path)) >= OF_IMAGES
-
-
-def test_visualize_wants_a_model_and_one_source_of_images(demo_run, visualize, photos, capsys):
-    with pytest.raises(SystemExit, match=r"^error: .*nowhere"):
-        visualize(photos / "nowhere", "--images", "grey.png")
-    with pytest.raises(SystemExit, match="2"):
-        visualize(demo_run, "--images", "grey.png", "--dataset_name", "fashion-mnist-mini")
-    assert "not allowed with argument --images" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        visualize(demo_run)
-    assert "one of the arguments --images --dataset_name is required" in capsys.readouterr().err

@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 
 HOUSE = Path(__file__).parents[1]
 FLOORS = [
@@ -75,24 +73,3 @@ def test_no_import_goes_up_a_floor():
 def test_every_room_has_a_floor():
     rooms = {room_of(file, HOUSE) for file in [*HOUSE.glob("hf_vit/**/*.py"), *HOUSE.glob("recipes/**/*.py")]}
     assert rooms - {"__init__"} == set(FLOOR)
-
-
-@pytest.mark.parametrize(
-    ("room", "line", "found"),
-    [
-        ("training", "from hf_vit.hub.cards import write_card", ["training -> hub"]),
-        ("training", "from hf_vit.hub import push", ["training -> hub"]),
-        ("data", "import hf_vit.evaluation.scores", ["data -> evaluation"]),
-        ("figures", "import hf_vit.training.run", ["figures -> training"]),
-        ("data", "from hf_vit import HFViTConfig", ["data -> model"]),
-        ("hub", "def push():\n    from ..training import resume", ["hub -> training"]),
-        ("formats", "import train", ["formats -> recipes"]),
-        ("system", "from .files import checksum", []),
-        ("training", "import torch\nfrom hf_vit.data import datasets\nfrom hf_vit import HFViTModel", []),
-    ],
-)
-def test_an_import_that_goes_up_is_found_wherever_it_stands(room, line, found, tmp_path):
-    for file in (tmp_path / "hf_vit" / room / "new.py", tmp_path / "recipes" / "train.py"):
-        file.parent.mkdir(parents=True)
-        file.write_text(line if file.name == "new.py" else "import hf_vit.hub")
-    assert [each.partition(" ")[2] for each in imports_going_up(tmp_path)] == found

@@ -1,12 +1,9 @@
 """Claims about the repository: what it requires, how it is tested, and that its pages list its files."""
 
-import importlib.metadata
 import re
-import subprocess
 import tomllib
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 
 
@@ -27,42 +24,12 @@ def test_torchvision_is_never_required():
     assert not [file for file in files if re.search(r"^\s*(import|from) torchvision", file.read_text(), re.MULTILINE)]
 
 
-def test_nothing_that_is_required_requires_torchvision():
-    waiting, seen = [requirement.name for requirement in requirements()], set()
-    while waiting:
-        name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        for line in importlib.metadata.requires(name) or []:
-            requirement = Requirement(line)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                waiting.append(requirement.name)
-    assert len(seen) > 20
-    assert "torchvision" not in seen
-
-
-def test_ranges_are_open_and_the_tested_set_is_one():
-    """The constraints pick a torch that has a CPU wheel; pyproject.toml leaves room."""
-    pinned = {
-        Requirement(line).name: Requirement(line).specifier
-        for line in (HOUSE / "constraints.txt").read_text().splitlines()
-        if line and not line.startswith("#")
-    }
-    assert str(pinned["torch"]) == "==2.13.0"
-    for requirement in requirements():
-        assert "==" not in str(requirement.specifier)
-        if requirement.name in pinned:
-            (pin,) = pinned[requirement.name]
-            assert pin.version in requirement.specifier
-
-
-def test_ci_runs_the_readmes_test_command():
-    assert "\nmake test\n" in README
-    assert [line for line in (HOUSE / ".ci" / "run").read_text().splitlines() if line.startswith("make")] == [
-        "make test"
-    ]
-    assert "- run: make test" in (HOUSE / ".github" / "workflows" / "test.yml").read_text()
+def test_the_tested_set_lies_in_the_ranges_that_are_required():
+    lines = (HOUSE / "constraints.txt").read_text().splitlines()
+    pinned = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    versions = {requirement.name: next(iter(requirement.specifier)).version for requirement in pinned}
+    known = [requirement for requirement in requirements() if requirement.name in versions]
+    assert [one.name for one in known if not one.specifier.contains(versions[one.name])] == []
 
 
 def test_the_list_of_files_names_every_room_and_script_and_nothing_else():
@@ -84,9 +51,3 @@ def test_every_page_of_the_handbook_is_linked_and_every_link_leads_to_a_file():
     }
     assert [str(target) for target in links if not target.exists()] == []
     assert [page.name for page in (HOUSE / "recipes" / "docs").glob("*.md") if page.resolve() not in links] == []
-
-
-@pytest.mark.parametrize("name", ["demo", "test"])
-def test_make_knows_the_readmes_commands(name):
-    result = subprocess.run(["make", "-n", name], cwd=HOUSE, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr

@@ -10,7 +10,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Image, LargeList, List, V
 
 from hf_vit.data.image_files import RestrictedImage
 from hf_vit.system.errors import UserError
-from hf_vit.system.escapes import listed
+from hf_vit.system.text import listed
 
 
 COLUMN_FLAGS = ("image_column", "label_column", "label_names", "label_separator", "label_columns")

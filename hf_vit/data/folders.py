@@ -12,8 +12,8 @@ from datasets import ClassLabel, Dataset, DatasetDict
 
 from hf_vit.data.image_files import IMAGE_SUFFIXES, UNREAD_SUFFIXES, AllowedFiles, rows_of_files
 from hf_vit.system.errors import UserError
-from hf_vit.system.escapes import listed, printable
 from hf_vit.system.progress import progress_bar
+from hf_vit.system.text import counted, listed, printable
 
 
 SPLIT_OF_WORD = {
@@ -118,7 +118,9 @@ def class_folders(found: Listing, class_level: int) -> tuple[DatasetDict, dict[s
             raise folder_error(found, what, "give both the same class folders")
     names = sorted(set().union(*classes.values()))
     splits = {split: to_dataset(found.path, sorted(rows[split]), names) for split in SPLITS if split in rows}
-    skipped = [f"{stray.total():,} images outside of class folders (--class_level {class_level}), in {listed(stray)}"]
+    skipped = [
+        f"{counted(stray.total(), 'image')} outside of class folders (--class_level {class_level}), in {listed(stray)}"
+    ]
     folders = {split: str(found.path / folder) for folder, split in split_of.items()}
     return DatasetDict(splits), folders, found.skipped() + skipped * bool(stray)
 

@@ -15,10 +15,10 @@ from hf_vit.data.image_files import allowed_files
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.sampling import EPOCH_STRIDE
 from hf_vit.system.errors import UserError
-from hf_vit.system.escapes import listed
 from hf_vit.system.hardware import own_cores
 from hf_vit.system.memory import available_memory
 from hf_vit.system.progress import progress_bar
+from hf_vit.system.text import counted, listed
 
 
 logger = logging.get_logger(__name__)
@@ -84,7 +84,7 @@ class ImageDataset(torch.utils.data.Dataset):
                             self.cache[row] = torch.from_numpy(image).permute(2, 0, 1)
         record_unreadable(errors, self.skipped, self.on_bad_image)
         if not readable:
-            raise UserError(f"none of the {count} images can be read; {errors[0]}")
+            raise UserError(f"none of {counted(count, 'image')} can be read; {errors[0]}")
         if errors:
             self._select(torch.tensor(readable), None if self.cache is None else self.cache[readable])
 
@@ -111,10 +111,6 @@ class ImageDataset(torch.utils.data.Dataset):
 
     def __len__(self):
         return len(self.rows)
-
-    def row_numbers(self, index: torch.Tensor) -> list[int]:
-        """Ids (b,) -> row numbers in the original split."""
-        return self.rows.select_columns("row")[(index % len(self)).tolist()]["row"]
 
     def sources(self, index: torch.Tensor) -> tuple[list[int], list[str]]:
         """Where images come from: their row numbers in the original split, and the files that their rows name, relative to the

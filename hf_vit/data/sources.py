@@ -31,9 +31,9 @@ from hf_vit.data.folders import (
 from hf_vit.data.image_files import AllowedFiles, hub_files, restrict_files
 from hf_vit.data.tables import divide_by_split, read_table
 from hf_vit.system.errors import UserError
-from hf_vit.system.escapes import as_license, listed
 from hf_vit.system.hub_names import refuse_mistyped_path
 from hf_vit.system.recipes_folder import EMBEDDED
+from hf_vit.system.text import as_license, listed
 
 
 FILE_FORMATS = (".parquet", ".arrow", ".tar")  # that `datasets` reads

@@ -14,7 +14,7 @@ from hf_vit.data.columns import (
 )
 from hf_vit.data.folders import SPLIT_OF_WORD
 from hf_vit.system.errors import UserError
-from hf_vit.system.escapes import listed
+from hf_vit.system.text import counted, listed
 
 
 EVAL_SPLITS = [word for word, split in SPLIT_OF_WORD.items() if split != "train"]  # the first of these is scored
@@ -66,7 +66,9 @@ def prepare_splits(
     labels = label_tensor(chosen["train"]).numpy()
     if len(np.unique(labels, axis=0)) < min_classes:
         same = listed(describe_label(chosen["train"][0]["label"], names))
-        raise UserError(f"the {len(labels):,} training images all have the same label ({same}); wanted two or more")
+        raise UserError(
+            f"{counted(len(labels), 'training image')} with a single label ({same}); wanted two or more labels"
+        )
     if eval_split is None:
         eval_split = f"part of {train_split}"
         held_out = stratified_holdout(np.zeros(len(labels), int) if regression else labels, eval_fraction, seed)
@@ -170,7 +172,7 @@ def stratified_holdout(labels: np.ndarray, fraction: float, seed: int) -> np.nda
     held_out = _sample_per_class(labels, wanted, np.random.default_rng(seed))
     if len(held_out) == 0:
         raise UserError(
-            f"no image can be held out to score: no class has more than one of the {len(labels)} training images; add images, or name "
+            f"no image can be held out to score: no class has more than one of {counted(len(labels), 'training image')}; add images, or name "
             "--eval_split"
         )
     return held_out

@@ -27,8 +27,8 @@ from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.sampling import EPOCH_STRIDE
 from hf_vit.data.splits import find_eval_split
 from hf_vit.system.errors import UserError
-from hf_vit.system.escapes import listed
 from hf_vit.system.hardware import own_cores
+from hf_vit.system.text import listed
 
 
 LANES = 4  # shards that are read at a time
@@ -150,10 +150,6 @@ class ImageStream:
         self.place_of = {name: place for place, name in enumerate(names)}
         self.skipped: dict[str, None] = {}  # an ordered set
         self.lengths: dict[int, int] = {}  # rows of each shard that was read to its end: a resumed run skips it unread
-
-    def row_numbers(self, index: torch.Tensor) -> list[int]:
-        """Ids (b,) -> positions in the unshuffled stream."""
-        return (index % EPOCH_STRIDE).tolist()
 
     def batches(
         self, step: int, batch_size: int, rank: int = 0, world: int = 1

@@ -4,7 +4,7 @@ from datasets import Dataset, IterableDataset, Value
 
 from hf_vit.data.columns import count_labels, label_tensor
 from hf_vit.data.sources import Source
-from hf_vit.system.escapes import listed, printable
+from hf_vit.system.text import counted, listed, printable
 
 
 CLASSES = 10  # that a line names
@@ -24,7 +24,7 @@ def summary(
     for key, rows in splits.items():
         name = split_names[key].removeprefix("part of ")
         used.add(name)
-        parts = ["a stream" if isinstance(rows, IterableDataset) else f"{len(rows):,} images"]
+        parts = ["a stream" if isinstance(rows, IterableDataset) else counted(len(rows), "image")]
         if labels:
             counts = [""] * len(labels)
             if not isinstance(rows, IterableDataset):

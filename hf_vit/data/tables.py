@@ -16,7 +16,7 @@ from hf_vit.data.columns import refuse_rows
 from hf_vit.data.folders import SPLIT_OF_WORD, SPLITS, suffix_of
 from hf_vit.data.image_files import AllowedFiles, rows_of_files
 from hf_vit.system.errors import UserError
-from hf_vit.system.escapes import listed
+from hf_vit.system.text import listed
 
 
 PATH_COLUMNS = ("image", "file_name", "filename", "file", "path")

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from hf_vit.system.errors import UserError
+from hf_vit.system.text import counted
 
 
 FOLDS = 5
@@ -30,7 +31,9 @@ def out_of_fold_probabilities(features: torch.Tensor, labels: torch.Tensor, num_
 
     counts = torch.bincount(labels, minlength=num_labels).numpy()
     if int((counts > 1).sum()) < 2:
-        raise UserError(f"{len(labels)} images tell nothing about wrong labels: need two classes with two images each")
+        raise UserError(
+            f"{counted(len(labels), 'image')} cannot tell wrong labels: need two classes with two images each"
+        )
     values = ((features - features.mean(dim=0)) / features.std(dim=0).clamp(min=1e-5)).numpy()
     folds = StratifiedKFold(min(FOLDS, counts.max()), shuffle=True, random_state=0)
     model = LogisticRegression(C=INVERSE_DECAY, max_iter=1000)

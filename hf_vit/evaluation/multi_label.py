@@ -5,16 +5,22 @@ are scikit-learn's, which is imported where it is needed: it takes a second, and
 """
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import nn
 
-from hf_vit.evaluation.classifiers import class_names
 from hf_vit.system.errors import UserError
+from hf_vit.system.text import counted
 
 
 MULTI_LABEL = "multi_label_classification"  # the `problem_type` of such a model, as transformers names it
 DEFAULT_THRESHOLD = 0.5
 FEWEST_POSITIVES = 5  # images with a label and without it, below which its threshold is not chosen
+
+
+def class_names(config) -> list[str]:
+    """The names of a model's classes, in the order of its logits."""
+    return [config.id2label[index] for index in range(config.num_labels)]
 
 
 def thresholds_of(config) -> torch.Tensor | None:
@@ -106,7 +112,7 @@ def multi_label_metrics(logits: torch.Tensor, labels: torch.Tensor, thresholds: 
     truth, given = labels.numpy().astype(int), given_labels(logits, thresholds).numpy().astype(int)
     present = np.flatnonzero(truth.any(axis=0))
     if len(present) == 0:
-        raise UserError(f"none of the {len(truth):,} images has a label: wanted images with labels to score")
+        raise UserError(f"none of {counted(len(truth), 'image')} has a label: wanted images with labels to score")
     return {
         "mean_average_precision": float(np.nanmean(average_precisions(logits.sigmoid().numpy(), truth))),
         "micro_f1": float(f1_score(truth, given, average="micro", zero_division=0)),
@@ -119,13 +125,16 @@ def multi_label_metrics(logits: torch.Tensor, labels: torch.Tensor, thresholds: 
 def multi_label_report(logits: torch.Tensor, labels: torch.Tensor, names: list[str], thresholds: torch.Tensor) -> dict:
     """What `multi_label_metrics` leaves out: {"per_class": [...], "thresholds": (L,), "confusion_matrix": (L, 4) true positives,
     false positives, false negatives and true negatives, "labels_without_images": count}."""
-    truth, given = labels.numpy().astype(bool), given_labels(logits, thresholds).numpy()
+    from sklearn.metrics import multilabel_confusion_matrix
+
+    truth, given = labels.numpy().astype(int), given_labels(logits, thresholds).numpy().astype(int)
     precisions = average_precisions(logits.sigmoid().numpy(), truth)
-    cells = [cell.sum(axis=0) for cell in (truth & given, ~truth & given, truth & ~given, ~truth & ~given)]
-    scores = label_scores(cells[0], truth.sum(axis=0), given.sum(axis=0))
+    counts = multilabel_confusion_matrix(truth, given).reshape(-1, 4)[:, [3, 1, 2, 0]]
+    support = truth.sum(axis=0)
+    scores = {"average_precision": precisions, **label_scores(counts[:, 0], support, given.sum(axis=0))}
     return {
-        "per_class": label_rows(names, truth.sum(axis=0), {"average_precision": precisions, **scores}),
-        "confusion_matrix": np.stack(cells, axis=1).tolist(),
+        "per_class": label_rows(names, support, scores),
+        "confusion_matrix": counts.tolist(),
         "thresholds": thresholds.tolist(),
         "labels_without_images": int((~truth.any(axis=0)).sum()),
     }
@@ -146,8 +155,5 @@ def label_scores(true_positives: np.ndarray, support: np.ndarray, predicted: np.
 
 def label_rows(names: list[str], support: np.ndarray, scores: dict[str, np.ndarray]) -> list[dict]:
     """A row a label: its name, images and scores, None for NaN."""
-    values = {key: [None if np.isnan(value) else float(value) for value in column] for key, column in scores.items()}
-    return [
-        {"label": label, "images": int(images), **{key: column[index] for key, column in values.items()}}
-        for index, (label, images) in enumerate(zip(names, support, strict=True))
-    ]
+    table = pd.DataFrame({"label": names, "images": support, **scores}).astype(object)
+    return table.where(table.notna(), None).to_dict("records")

@@ -6,11 +6,8 @@ import torch
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 from torch import nn
 
-from hf_vit.data.image_dataset import ImageDataset
-from hf_vit.data.loader import data_loader
-from hf_vit.data.sampling import sequential_batches
 from hf_vit.system.errors import UserError
-from hf_vit.system.progress import progress_bar
+from hf_vit.system.text import counted
 
 
 REDUCED_ROWS = 2**14  # that are added up over the processes at a time
@@ -86,26 +83,6 @@ def predict(
         return gather_rows(answer, batches, accelerator, count, stopped, split)
 
 
-def predict_images(
-    model, images: ImageDataset, spec, accelerator, batch_size: int, num_workers: int | None = None, **how
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """`predict` of a data set, which is shared out among the processes."""
-    share = sequential_batches(len(images), batch_size, accelerator.process_index, accelerator.num_processes)
-    with progress_bar("predicting", "images", sum(map(len, share))) as bar:
-
-        def counted(batch):
-            bar.update(len(batch["index"]))
-            return batch
-
-        try:
-            batches = map(counted, data_loader(images, share, num_workers))
-            return predict(model, batches, spec, accelerator, len(images), **how)
-        except UserError as error:
-            if len(images.skipped) < len(images):
-                raise
-            raise UserError(f"{error}; {next(iter(images.skipped))}") from error
-
-
 @torch.no_grad()
 def gather_rows(
     answer, batches, accelerator, count: int, stopped=lambda: False, split: str = ""
@@ -142,7 +119,7 @@ def gather_rows(
         for part in (*table.split(REDUCED_ROWS), *seen.split(REDUCED_ROWS)):
             part.copy_(accelerator.reduce(part.to(device), reduction="sum"))
     if not seen.any():
-        raise UserError(f"none of the {count} images can be read")
+        raise UserError(f"none of {counted(count, 'image')} can be read")
     rows = seen[:, 0].nonzero().flatten()
     values = table[rows]
     check_finite(values, split)
@@ -176,7 +153,7 @@ def check_finite(values: torch.Tensor, split: str = ""):
     if wrong := int((~values.isfinite().all(dim=1)).sum()):
         where = f" of {split}" if split else ""
         raise UserError(
-            f"the model gives NaN or infinity for {wrong:,} of {len(values):,} images{where}: try --mixed_precision no; if that does "
+            f"the model gives NaN or infinity for {wrong:,} of {counted(len(values), 'image')}{where}: try --mixed_precision no; if that does "
             "not help, look at these images, or use weights of an earlier step"
         )
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from hf_vit.system.errors import UserError
+from hf_vit.system.text import counted
 
 
 def knn_accuracy(train, train_labels, features, labels, neighbours: int = 20, temperature: float = 0.07) -> float:
@@ -43,7 +44,9 @@ def few_shot_accuracy(
     for label in train_labels.unique().tolist():
         of_class = rng.permutation((train_labels == label).nonzero().flatten().numpy())
         if len(of_class) < shots:
-            raise UserError(f"a class has only {len(of_class)} training images, fewer than the {shots} shots")
+            raise UserError(
+                f"a class has only {counted(len(of_class), 'training image')}, fewer than the {shots} shots"
+            )
         rows.append(of_class[:shots])
     x, y = train[np.concatenate(rows)].double(), train_labels[np.concatenate(rows)]
     mean, std = x.mean(dim=0), x.std(dim=0, correction=0) + 1e-5

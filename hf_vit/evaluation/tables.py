@@ -5,7 +5,7 @@ import torch
 
 from hf_vit.evaluation.multi_label import given_labels
 from hf_vit.evaluation.scores import judge
-from hf_vit.system.escapes import csv_text
+from hf_vit.system.text import csv_text
 
 
 LABEL_SEPARATOR = ";"

@@ -16,10 +16,10 @@ import torch
 from onnxruntime.quantization import quantize_dynamic
 from torch import nn
 
+from hf_vit.evaluation.classifiers import load_classifier
 from hf_vit.model.configuration_hf_vit import as_pair
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification
-from hf_vit.system.command_line import script_name
-from hf_vit.system.errors import UserError, as_user_errors
+from hf_vit.system.errors import UserError
 
 
 OPSET = 18
@@ -44,17 +44,13 @@ def ignore_treespec_warning():
         yield
 
 
-@as_user_errors()
 def load_for_export(checkpoint: str) -> HFViTForImageClassification:
     """Any image classifier that hf_vit reads, in float32 and eval mode; ValueError if it has no trained head."""
-    options = dict(dtype=torch.float32, output_loading_info=True)
-    model, info = HFViTForImageClassification.from_pretrained(checkpoint, **options)
-    reset = [*info["missing_keys"], *(mismatched[0] for mismatched in info["mismatched_keys"])]
-    if any(name.startswith("classifier.") for name in reset):
-        raise UserError(
-            f"{checkpoint} has no classifier; wanted one: fine-tune the model first, with {script_name('train')}"
-        )
-    return model.eval().requires_grad_(False)
+    return (
+        load_classifier(checkpoint, trained=True, regression=True, ours=True, dtype=torch.float32)
+        .eval()
+        .requires_grad_(False)
+    )
 
 
 def onnx_model(file: Path):
@@ -156,12 +152,11 @@ def logit_difference(model, exported, batches: list[torch.Tensor]) -> dict[str, 
     return {"absolute": absolute, "relative": relative}
 
 
-def comparison_batches(config, pixel_values: torch.Tensor | None = None) -> list[torch.Tensor]:
-    """A batch of 1, one of 3, and one of another size if the model takes it: of images (B, C, H, W), or random."""
-    if pixel_values is None:
-        size = (3, config.num_channels, *as_pair(config.image_size))
-        pixel_values = torch.randn(size, generator=torch.Generator().manual_seed(0))
-    batches = [pixel_values[:1], pixel_values[torch.arange(3) % len(pixel_values)]]
+def comparison_batches(config) -> list[torch.Tensor]:
+    """A batch of 1, one of 3, and one of another size if the model takes it, of random pixels."""
+    size = (3, config.num_channels, *as_pair(config.image_size))
+    pixel_values = torch.randn(size, generator=torch.Generator().manual_seed(0))
+    batches = [pixel_values[:1], pixel_values]
     if takes_any_size(config):
         height, width = as_pair(config.patch_size)
         larger = (3 * height, 2 * width + pixel_values.shape[3] // width * width)

@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from transformers import AutoImageProcessor
 
 from hf_vit.evaluation.results import Results
 from hf_vit.system.errors import UserError
@@ -14,7 +13,7 @@ from hf_vit.system.run_files import SAMPLES
 
 
 TRAINING_FILES = ("results.json", "config.yaml", "metrics.jsonl", "confusion_matrix.csv")
-FIGURES_WITH_IMAGES = ("predictions", "mistakes", "attention", "augmentations", "reconstructions")  # of the data set
+FIGURES_WITH_IMAGES = ("predictions", "mistakes", "attention", "reconstructions")  # of the data set
 
 
 def read_redacted(file: Path) -> str:
@@ -36,13 +35,6 @@ def read_samples(run: Path) -> dict[str, torch.Tensor]:
     if not (run / SAMPLES).is_file():
         raise UserError(f"{run} holds no {SAMPLES}: pass --without_images")
     return load_file(run / SAMPLES)
-
-
-def normalized_samples(run: Path) -> torch.Tensor:
-    """The sample images as the model takes them, (n, C, H, W)."""
-    processor, images = AutoImageProcessor.from_pretrained(run / "model"), read_samples(run)["images"]
-    mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (processor.image_mean, processor.image_std))
-    return (images.float() / 255 - mean) / std
 
 
 def write_examples(run: Path, folder: Path, count: int = 6) -> list[Path]:

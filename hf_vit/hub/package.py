@@ -14,7 +14,6 @@ from hf_vit.figures import save
 from hf_vit.hub.finished_run import (
     FIGURES_WITH_IMAGES,
     TRAINING_FILES,
-    normalized_samples,
     read_redacted,
     read_run,
     read_samples,
@@ -147,9 +146,9 @@ def _copy_images(run: Path, folder: Path, results, config, with_images: bool) ->
     if not with_images:
         size = (NUM_PROBES, num_channels(folder), *as_pair(config.image_size))
         return torch.randn(size, generator=torch.Generator().manual_seed(0))
-    samples, pixel_values = read_samples(run), normalized_samples(run)
+    samples, spec = read_samples(run), image_spec_of(load_processor(str(run / "model")), config)
+    pixel_values = spec.normalize(samples["images"])
     if (folder / "figures" / "mistakes.png").is_file():  # without the names of the owner's files
-        spec = image_spec_of(load_processor(str(run / "model")), config)
         thresholds = torch.tensor(results.thresholds) if results.thresholds else None
         figure = image_figure(samples, "mistaken_", results.data["labels"], spec, thresholds=thresholds)
         save(figure, folder / "figures" / "mistakes.png")

@@ -14,8 +14,8 @@ from hf_vit.hub.finished_run import read_run, write_examples
 from hf_vit.hub.push import check_card, commit_files, list_files, read_back, refuse_public_images, remote_files
 from hf_vit.hub.retry import retry
 from hf_vit.system.errors import UserError
-from hf_vit.system.escapes import as_license, inline
 from hf_vit.system.hub_names import name_of_path
+from hf_vit.system.text import as_license, inline
 
 
 MANAGED_FILES = re.compile(r"hf_vit/.*|examples/\d+\.png")  # what an earlier push may have left

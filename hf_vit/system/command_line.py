@@ -10,7 +10,6 @@ import math
 import os
 import re
 import shlex
-import shutil
 import sys
 from pathlib import Path
 from typing import Literal, get_args, get_origin
@@ -73,8 +72,8 @@ OTHER_NAMES = {
 DEVICE_NAMES = (
     "device", "devices", "gpu", "gpus", "num_gpus", "n_gpu", "gpu_ids", "cuda", "no_cuda", "mps", "cpu", "use_cpu",
 )  # fmt: skip
-ACCELERATED = (
-    "it takes the GPU if there is one; ACCELERATE_USE_CPU=1 before the command keeps it on the CPU, CUDA_VISIBLE_DEVICES=1 "
+DEVICE = (
+    ": a GPU is taken if there is one; ACCELERATE_USE_CPU=1 before the command keeps it on the CPU, CUDA_VISIBLE_DEVICES=1 "
     "picks a GPU, and several take `accelerate launch`"
 )
 command: str | None = None  # "hf-vit", if recipes/cli.py called the script
@@ -87,7 +86,7 @@ def number(text: str) -> float:
 
 
 def boolean(text: str) -> bool:
-    return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
+    return {"true": True, "false": False}[text.lower()]
 
 
 def checked(convert, wanted: str):
@@ -126,11 +125,11 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return action.dest.rpartition("_")[2].upper()
 
     def _get_help_string(self, action):
-        default = action.default
-        if default in (None, argparse.SUPPRESS) or not action.option_strings or action.nargs == 0:
-            return action.help  # of a default None, the help says what it means
-        shown = " ".join(map(str, default)) if isinstance(default, list) else default
-        return f"{action.help} (default: {str(shown).lower() if isinstance(shown, bool) else shown})"
+        if (
+            action.default in (None, argparse.SUPPRESS) or action.nargs == 0
+        ):  # of a default None, the help says what it means
+            return action.help
+        return f"{action.help} (default: {action.default})"
 
 
 class Parser(argparse.ArgumentParser):
@@ -139,21 +138,20 @@ class Parser(argparse.ArgumentParser):
     Args:
         text: the docstring of the script, which --help shows.
         usage: what goes behind the script's name.
-        accelerated: whether the script computes on a GPU where there is one, through Accelerate.
         raises: whether an error is a ValueError, for a call from Python, and not the end of the process.
     """
 
-    def __init__(self, text: str | None, usage: str, accelerated: bool = False, raises: bool = False):
+    def __init__(self, text: str | None, usage: str, raises: bool = False):
         if command and text:
             text = re.sub(r"python recipes/(\w+)\.py", rf"{command} \1", text)
         super().__init__(
             prog=command and f"{command} {Path(sys.argv[0]).stem}",
             usage=f"%(prog)s {usage}",
-            description=text and text.strip(),
+            description=text,
             formatter_class=HelpFormatter,
             allow_abbrev=False,
         )
-        self.accelerated, self.raises = accelerated, raises
+        self.raises = raises
         for kind, convert in TYPES.items():
             self.register("type", kind, convert)
 
@@ -192,25 +190,25 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"unknown argument {flag}{self.meant_by(flag) or '; --help lists them'}")
         found, extra = super().parse_known_args(words, namespace)
         if extra:
-            self.error(f"{extra[0]!r} belongs to no flag; usage: {self.format_usage().partition(': ')[2].strip()}")
+            self.error(f"{extra[0]!r} belongs to no flag")
         return found, extra
 
     def normalized(self, word: str) -> str:
         """`--num-workers=2` -> `--num_workers=2`, `--no-flip` -> `--flip=false`."""
         flag, equals, value = word.partition("=")
-        name = flag[2:].replace("-", "_")
-        if flag.startswith("--") and f"--{name}" in self._option_string_actions:
-            return f"--{name}{equals}{value}"
+        name = flag.removeprefix("--").replace("-", "_")
         negated = self.flags.get(name.removeprefix("no_"))
-        if flag.startswith("--no") and negated is not None and negated.type is bool:
-            return f"--{negated.dest}=false"
-        return word
+        if name == flag or negated is None:
+            return word
+        if name != negated.dest:
+            return f"--{negated.dest}=false" if negated.type is bool else word
+        return f"--{name}{equals}{value}"
 
     def meant_by(self, flag: str) -> str:
         """`: did you mean --learning_rate?` for `--lr`, as the end of a sentence; "" for what is like no flag."""
         name, flags = flag.lstrip("-").replace("-", "_").lower(), self.flags
         if name in DEVICE_NAMES:
-            return f": {ACCELERATED if self.accelerated else 'it computes on the CPU'}"
+            return DEVICE
         names = {other: dest for dest in reversed(OTHER_NAMES) for other in OTHER_NAMES[dest].split() if dest in flags}
         names |= {dest: dest for dest in flags}
         close = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
@@ -219,8 +217,7 @@ class Parser(argparse.ArgumentParser):
         action = flags[names[close[0]]]
         if not action.option_strings:
             return f": {action.metavar} goes without a flag"
-        value = f" {name}" if action.dest == "mixed_precision" and name in ("bf16", "fp16") else ""
-        return f": did you mean {action.option_strings[0]}{value}?"
+        return f": did you mean {action.option_strings[0]}?"
 
     def error(self, message):
         if self.raises:
@@ -251,39 +248,22 @@ class Parser(argparse.ArgumentParser):
         if there := [str(file) for file in files if file.exists() and not overwrite]:
             sys.exit(f"error: {' and '.join(there)} exists: name another --output_file, or pass --overwrite true")
 
-    @staticmethod
-    def check_images(names: list[str], or_data: bool = False):
-        """End with exit code 1 and a sentence if a name is not that of a file.
 
-        Args:
-            or_data: a single name may also be that of a data set.
-        """
-        for name in names:
-            if not (Path(name).is_file() or (or_data and len(names) == 1 and "://" not in name)):
-                sys.exit(f"error: {name}: no such image file here ({Path.cwd()})")
-
-
-def read_yaml(parser: Parser, name: str, presets: Path, retired: dict) -> list[str]:
-    """A flat YAML mapping, of a file or a preset, as flags; null leaves the default.
-
-    Args:
-        retired: flags that earlier versions had, with their defaults, as which alone a file may hold them.
-    """
+def read_yaml(parser: Parser, name: str, presets: Path) -> list[str]:
+    """A flat YAML mapping, of a file or a preset, as flags; null leaves the default."""
     file = Path(name)
     if not file.is_file() and name in (file.stem, f"{file.stem}.yaml"):
         file = presets / f"{file.stem}.yaml"
-    if not file.is_file():
-        known = [path.stem for path in sorted(presets.glob("*.yaml"))]
-        close = difflib.get_close_matches(Path(name).stem, known, n=1)
-        meant = f"did you mean --config {close[0]}?" if close else f"presets are {', '.join(known)}"
-        parser.error(f"--config {name}: no such file or preset; {meant}")
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    except OSError:
+        known = [path.stem for path in sorted(presets.glob("*.yaml"))]
+        close = difflib.get_close_matches(file.stem, known, n=1) or known
+        parser.error(f"--config {name}: no such file or preset; did you mean --config {', '.join(close)}?")
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         parser.error(f"--config {file} is not YAML: {error}")
-    if not isinstance(values, dict) or any(isinstance(value, dict | list) for value in values.values()):
+    if not isinstance(values, dict):
         parser.error(f"--config {file}: must hold flat `key: value` lines, got {values!r}")
-    values = {key: value for key, value in values.items() if key not in retired or value != retired[key]}
     for key in map(str, values):
         if key.replace("-", "_") not in parser.flags:
             parser.error(f"--config {file}: unknown key {key!r}{parser.meant_by(key)}")
@@ -296,12 +276,12 @@ def parse_fields(kind: type, argv: list[str], text: str | None, presets: Path, r
     Raises:
         SystemExit, or ValueError if it `raises`: with a message that names the flag or key, for an unknown or ill-typed one.
     """
-    parser = Parser(text, "[--config PRESET] [--flag value ...]; --help lists the flags", True, raises)
+    parser = Parser(text, "[--config PRESET] [--flag value ...]; --help lists the flags", raises)
     parser.add_argument("--config", metavar="PRESET", help="preset of recipes/configs, or YAML file of flags")
     parser.add_fields(kind)
     config = parser.parse_args(argv).config
     given = {word.partition("=")[0].removeprefix("--") for word in map(parser.normalized, argv)}
-    words = [] if config is None else read_yaml(parser, config, presets, kind.retired)
+    words = [] if config is None else read_yaml(parser, config, presets)
     values = vars(parser.parse_args([*words, *argv]))
     del values["config"]
     try:
@@ -312,30 +292,19 @@ def parse_fields(kind: type, argv: list[str], text: str | None, presets: Path, r
 
 def shell_line(script: Path, *words) -> str:
     """What runs a script of recipes/ if it is typed in the working directory."""
-    if command is not None:
-        return shlex.join([command, script.stem, *map(str, words)])
-    python = "python" if shutil.which("python") == sys.executable else from_here(sys.executable)
-    return shlex.join([python, from_here(script), *map(str, words)])
+    start = [command, script.stem] if command else ["python", os.path.relpath(script)]
+    return shlex.join([*start, *map(str, words)])
 
 
 def own_line(processes: int, launch_file: str) -> str:
     """What runs this script again in as many processes: `hf-vit train ...`, `python recipes/train.py ...` or `accelerate launch`."""
-    script, *flags = sys.argv
-    if command is not None:
-        several = ["--num_processes", str(processes)] if processes > 1 else []
-        return shlex.join([command, Path(script).stem, *several, *flags])
-    if processes > 1:
-        launch = f"accelerate launch --config_file recipes/accelerate/{launch_file}.yaml --num_processes {processes}"
-        return f"{launch} {shlex.join(sys.argv)}"
-    return f"python {shlex.join(sys.argv)}"
+    several = ["--num_processes", str(processes)] if processes > 1 else []
+    if command:
+        return shlex.join([command, Path(sys.argv[0]).stem, *several, *sys.argv[1:]])
+    launch = ["accelerate", "launch", "--config_file", f"recipes/accelerate/{launch_file}.yaml", *several]
+    return shlex.join([*(launch if several else ["python"]), *sys.argv])
 
 
 def script_name(name: str) -> str:
     """What a user calls the script recipes/NAME.py: `hf-vit NAME` where that command called this one."""
     return f"{command} {name}" if command else f"{name}.py"
-
-
-def from_here(path: str | Path) -> str:
-    """A path as one would type it: relative, if it is below the working directory."""
-    here = Path.cwd()
-    return str(Path(path).relative_to(here) if Path(path).is_relative_to(here) else path)

@@ -4,7 +4,7 @@ import contextlib
 import sys
 from collections.abc import Callable
 
-from hf_vit.system.escapes import printable, printable_lines
+from hf_vit.system.text import printable, printable_lines
 
 
 class UserError(ValueError):

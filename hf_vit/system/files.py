@@ -11,8 +11,8 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from hf_vit.system.errors import UserError
-from hf_vit.system.escapes import printable
 from hf_vit.system.run_files import listed_files
+from hf_vit.system.text import printable
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -1,5 +1,6 @@
 """Names of the Hub and paths on this machine: which of them is meant, and what a path is called elsewhere."""
 
+import re
 from pathlib import Path
 
 from huggingface_hub.errors import HFValidationError
@@ -9,11 +10,13 @@ from hf_vit.system.errors import UserError
 from hf_vit.system.recipes_folder import EMBEDDED
 
 
-FOLDERS = ("checkpoints", "data", "dataset", "datasets", "models", "recipes", "runs")  # as people call their own
-SUFFIXES = (
-    ".arrow", ".bin", ".ckpt", ".csv", ".json", ".jsonl", ".npz", ".onnx", ".parquet", ".pt", ".pth", ".safetensors", ".tar",
-    ".tsv", ".txt", ".yaml", ".zip", ".gz", ".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".heic", ".avif",
-)  # fmt: skip
+# Names that the Hub would take for its own: folders as people call theirs, and files.
+LIKE_A_PATH = re.compile(
+    r"(checkpoints|data|datasets?|models|recipes|runs)/.*"
+    r"|.*\.(arrow|bin|ckpt|csv|gz|jsonl?|npz|onnx|parquet|pth?|safetensors|tar|tsv|txt|ya?ml|zip)"
+    r"|.*\.(avif|bmp|gif|heic|jpe?g|png|tiff?|webp)",
+    re.IGNORECASE,
+)
 
 
 def name_of_path(path: str) -> str:
@@ -38,30 +41,14 @@ def refuse_mistyped_path(name: str | None, what: str) -> str | None:
     """
     if name is None or name in EMBEDDED or Path(name).expanduser().exists():
         return name
-    first = name.partition("/")[0]
-    looks_like_path = (
-        name.startswith((".", "/", "~"))
-        or name.count("/") != 1
-        or name.endswith("/")
-        or "\\" in name
-        or first.lower() in FOLDERS
-        or Path(first).is_dir()
-        or name.lower().endswith(SUFFIXES)
-        or not _is_repo_id(name)
-    )
-    if looks_like_path:
-        above = Path(name).expanduser().parent
-        beside = f", while {above} is" if above != Path() and above.is_dir() else ""
-        raise UserError(
-            f"{what} {name}: there is no such folder or file here ({Path.cwd()}){beside}; the Hub was not asked, for this is "
-            "no USER/NAME or looks like a path: name what is there, or USER/NAME on the Hub"
-        )
-    return name
-
-
-def _is_repo_id(name: str) -> bool:
     try:
         validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return True
+        is_repo_id = name.count("/") == 1
+    except HFValidationError:  # of what begins with . or ~, has a \, or more than one slash
+        is_repo_id = False
+    if not is_repo_id or LIKE_A_PATH.fullmatch(name) or Path(name).parent.is_dir():
+        raise UserError(
+            f"{what} {name}: there is no such folder or file here ({Path.cwd()}); the Hub was not asked, for this is no USER/NAME "
+            "or looks like a path: name what is there, or USER/NAME on the Hub"
+        )
+    return name

@@ -21,13 +21,15 @@ def warn(sentence: str):
         logger.warning(sentence)
 
 
-def progress_bar(what: str, unit: str, total: int | None = None) -> tqdm:
+def progress_bar(what: str, unit: str, total: int | None = None, items=None) -> tqdm:
     """A bar on stderr that appears after two seconds and goes away at the end.
 
     Args:
         total: None if it is not known.
+        items: what is iterated over, instead of calls of `update`.
     """
     return tqdm(
+        items,
         desc=what,
         unit=f" {unit}",
         total=total,

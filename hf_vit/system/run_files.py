@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from hf_vit.system.errors import UserError
-from hf_vit.system.escapes import printable
+from hf_vit.system.text import printable
 
 
 MANIFEST = "manifest.json"

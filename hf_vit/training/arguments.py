@@ -46,11 +46,6 @@ class TrainArguments:
     """
 
     hidden: ClassVar[tuple[str, ...]] = ()  # fields that are no flags of a script
-    retired: ClassVar[dict] = {  # see `read_yaml`
-        "first_stage": 0.8, "stream_lanes": 4, "augment_repeats": 1, "train_fraction": 1.0, "lora_alpha": 16.0, "lora_dropout": 0.0,
-        "distillation_alpha": 0.5, "distillation_temperature": 1.0, "checkpoints_total_limit": 2, "max_skipped_steps": 10,
-        "adam_beta1": 0.9, "lr_decay_ratio": 0.2, "lr_stages": 2, "calibrate": True, "loss": "cross_entropy",
-    }  # fmt: skip
 
     dataset_name: str | None = argument(
         None, "Hub id, folder, table file, or `fashion-mnist-mini` (embedded)", group="data"
@@ -276,7 +271,9 @@ CONFLICTS = {  # a flag, and those that do not go with it
     "preset": "model_name_or_path freeze_backbone freeze_layers lora_rank",
     "lora_rank": "freeze_backbone freeze_layers",
     "cache_features": "shift color_jitter erase mixup cutmix auto_augment streaming teacher_name_or_path",  # each image is seen once
-    "streaming": "shots balance",  # which need the whole data set at hand
+    "streaming": "shots balance eval_epochs",  # which need the whole data set at hand
+    "teacher_name_or_path": "mask_ratio norm_pix_loss decoder_hidden_size decoder_num_hidden_layers "
+    "decoder_num_attention_heads decoder_intermediate_size",  # of a masked autoencoder
     "overwrite": "resume",
 }
 

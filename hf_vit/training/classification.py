@@ -10,13 +10,13 @@ import pandas as pd
 import torch
 from PIL import Image
 
-from hf_vit.card import write_card
+from hf_vit import run_figures
 from hf_vit.data.augment import mix
 from hf_vit.data.columns import has_several_labels
 from hf_vit.data.sampling import class_balanced_ids
 from hf_vit.data.splits import class_weights
 from hf_vit.evaluation.calibration import fit_temperature
-from hf_vit.evaluation.classifiers import load_classifier, model_folder
+from hf_vit.evaluation.classifiers import load_classifier
 from hf_vit.evaluation.intervals import intervals
 from hf_vit.evaluation.multi_label import DEFAULT_THRESHOLD, choose_thresholds
 from hf_vit.evaluation.prediction import LOGITS_TOLERANCE, logits_difference
@@ -31,11 +31,10 @@ from hf_vit.evaluation.scores import (
 from hf_vit.evaluation.tables import image_names, prediction_table
 from hf_vit.system.command_line import shell_line
 from hf_vit.system.errors import UserError
-from hf_vit.system.escapes import csv_text
 from hf_vit.system.files import write_text
 from hf_vit.system.recipes_folder import RECIPES
 from hf_vit.system.run_files import NUM_SAMPLES, PREDICTIONS
-from hf_vit.training.arguments import parse_overrides
+from hf_vit.system.text import counted, csv_text
 from hf_vit.training.inputs import Batch, RunData
 from hf_vit.training.losses import (
     Teacher,
@@ -73,9 +72,7 @@ class Classification(Task):
             raise UserError(
                 "several labels an image do not go with --balance sampling or --teacher_name_or_path: leave it out"
             )
-        overrides = parse_overrides(args.config_overrides)
-        checkpoint = args.model_name_or_path and model_folder(args.model_name_or_path)
-        return build_model(labels, checkpoint, args.preset, args.image_size, overrides, args.eval_crop, multi_label)
+        return build_model(labels, *self.source(), multi_label)
 
     def set_up(self, data: RunData, backbone, accelerator):
         """The class weights (L,) and the teacher, if they are asked for."""
@@ -136,22 +133,22 @@ class Classification(Task):
     def count_correct(self, logits, batch: Batch) -> torch.Tensor:
         return count_correct(logits, batch.rows["labels"])
 
-    def trial_batch(self, pixel_values) -> Batch:
-        """A batch to measure memory with."""
-        num_labels = len(self.data.labels)
-        targets = torch.full((len(pixel_values), num_labels), 1 / num_labels, device=pixel_values.device)
-        return Batch(0, pixel_values, targets, {})
-
     def evaluate(self, model, predictor: SplitPredictor) -> Evaluation | None:
         """An evaluation; None if a signal interrupted it."""
         images = self.data.eval_images
         predictions = predictor.predict(model, images, self.data.spec, self.data.scored)
         if predictions is None:
             return None
-        logits, rows = predictions  # (n, L), (n,)
-        labels = images.labels[rows]
-        metrics = compute_metrics(logits, labels, self.choose_thresholds(logits, labels))
-        return Evaluation(metrics, rows, logits, labels)
+        rows = predictions[1]  # (n,)
+        logits, labels = self.in_units(predictions[0]), images.labels[rows]  # (n, L), and (n,) or (n, L)
+        return Evaluation(self.metrics(logits, labels), rows, logits, labels)
+
+    def in_units(self, logits) -> torch.Tensor:
+        """What the network gives, (n, L), in units of the labels."""
+        return logits
+
+    def metrics(self, logits, labels) -> dict[str, float]:
+        return compute_metrics(logits, labels, self.choose_thresholds(logits, labels))
 
     def selection_score(self, metrics: dict) -> tuple[float, float]:
         """By accuracy, or mean average precision; if equal by loss."""
@@ -242,12 +239,13 @@ class Classification(Task):
         if low <= chance:
             found.append(
                 f"No better than chance: {name.replace('_', ' ')} {value:.2%}, at least {low:.2%} with 95% confidence, and chance "
-                f"gives {chance:.2%} of {evaluated:,} images. Train for longer, on more images, or evaluate more (--eval_fraction)."
+                f"gives {chance:.2%} of {counted(evaluated, 'image')}. Train for longer, on more images, or evaluate more (--eval_fraction)."
             )
         return found + differing_logits(results)
 
-    def write_card(self, folder: Path, results: Results, config: str):
-        write_card(folder, RECIPES / "model_card.md", results, config)
+    def draw(self, folder: Path, log: list[dict], scores: dict, samples: dict):
+        model = load_classifier(str(folder.parent)).to(self.device)
+        run_figures.draw_run(folder, log, scores, samples, self.data.labels, self.data.spec, model)
 
     def next_command(self, run_folder: Path) -> str:
         """Classify an image of the data; evaluate, where there is no image file to classify."""

@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +23,8 @@ from hf_vit.data.streaming import ImageStream, prepare_stream
 from hf_vit.data.summary import summary
 from hf_vit.system.command_line import script_name
 from hf_vit.system.errors import UserError
-from hf_vit.system.escapes import as_license
 from hf_vit.system.recipes_folder import EMBEDDED
+from hf_vit.system.text import as_license, counted
 from hf_vit.training.arguments import TrainArguments
 from hf_vit.training.log import print_main
 
@@ -137,7 +137,7 @@ def read_data(args: TrainArguments, task, accelerator):
     seconds = time.monotonic() - began
     if labels and not count_labels(eval_images.labels, len(labels)).any():
         raise UserError(
-            f"none of the {len(eval_images):,} images of {scored} has a label: wanted images with labels to score"
+            f"none of {counted(len(eval_images), 'image')} of {scored} has a label: wanted images with labels to score"
         )
     fingerprints = {name: part._fingerprint for name, part in splits.items() if stream is None}
     data = RunData(labels, scored, train_images, eval_images, spec, train_spec, fingerprints, data_license, seconds)
@@ -158,7 +158,7 @@ def count_scored_duplicates(data: RunData) -> int | None:
         return None
     if count := int(also_in(thumbnail_vectors(scored), thumbnail_vectors(trained.cache)).sum()):
         print_main(
-            f"{count:,} of the {len(scored):,} images to score are trained on too ({script_name('audit')} shows them)"
+            f"{count:,} of {counted(len(scored), 'image')} to score are trained on too ({script_name('audit')} shows them)"
         )
     return count
 
@@ -221,20 +221,6 @@ class TrainBatches:
             inputs, targets = self.augmented(rows, epoch, first_step + number // self.accumulation)
             del rows["images"]
             yield Batch(epoch, inputs, targets, rows)
-
-    def examples(self, num_images: int = 4, num_epochs: int = 5):
-        """A few training images, (n, C, H, W) uint8, their labels, and what they become in the first epochs.
-
-        Returns:
-            (images, labels, [(inputs, targets) of each epoch])
-        """
-        images, versions = self.data.train_images, []
-        places = range(0, len(images), -(-len(images) // num_images))
-        for epoch in reversed(range(num_epochs)):
-            rows = images.__getitems__([epoch * EPOCH_STRIDE + place for place in places])
-            versions.insert(0, self.augmented(rows, epoch, epoch * self.plan.steps_per_epoch))
-        shown = images.rows.select((rows["index"] % len(images)).tolist())
-        return ImageDataset(shown, replace(self.data.train_spec, crop_scale=None)).cache, rows["labels"], versions
 
 
 def read_while(values: torch.Tensor, work) -> list:

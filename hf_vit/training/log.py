@@ -7,9 +7,9 @@ import sys
 import torch
 from tqdm.auto import tqdm
 
-from hf_vit.system.escapes import printable_lines
 from hf_vit.system.hardware import peak_memory
 from hf_vit.system.progress import is_main_process
+from hf_vit.system.text import printable_lines
 from hf_vit.training.run_folder import LOG
 
 

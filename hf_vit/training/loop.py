@@ -3,7 +3,6 @@
 import time
 
 import torch
-from accelerate.utils import gather_object
 
 from hf_vit.system.errors import UserError
 from hf_vit.training.evaluate import evaluate
@@ -59,10 +58,10 @@ def train_step(run: Run, batches: Prefetcher, saved_at: float) -> tuple[bool, bo
     began = time.monotonic()
     rate = learning_rate(state.step, plan.total_steps, plan.warmup_steps, args.learning_rate, args.lr_scheduler_type)
     set_learning_rate(state.optimizers, rate)
-    sums, norm, ids = forward_backward(run, batches)
+    sums, norm = forward_backward(run, batches)
     finite, stopped, checkpoint_is_due = sync_flags(run, sums, norm, saved_at, batches)
     if not finite:
-        skip_step(run, rate, ids)
+        skip_step(run, rate)
     state.is_consistent = False
     optimizer_step(run, sums, finite)
     state.step += 1
@@ -73,16 +72,15 @@ def train_step(run: Run, batches: Prefetcher, saved_at: float) -> tuple[bool, bo
 
 
 def forward_backward(run: Run, batches: Prefetcher):
-    """The micro-batches of one step: (loss, correct images and images, (3,), gradient norm, (), ids of the images)."""
+    """The micro-batches of one step: (loss, correct images and images, (3,), gradient norm, ())."""
     args, state, accelerator, task = run.plan.args, run.state, run.accelerator, run.task
     run.model.train()
     for module in run.frozen_modules:
         module.eval()  # no dropout and no drop path in what is frozen
-    sums, ids = torch.zeros(3, device=accelerator.device), []
+    sums = torch.zeros(3, device=accelerator.device)
     for number in range(run.batches.accumulation):
         batch = state.timed("input", batches.__next__)
         state.epoch = batch.epoch
-        ids.append(batch.rows["index"])
         seed_micro_batch(args.seed, state.step, number, accelerator.process_index)
         with accelerator.accumulate(run.model):
             loss, outputs = task.loss(run.model, batch)
@@ -91,7 +89,7 @@ def forward_backward(run: Run, batches: Prefetcher):
             correct = task.count_correct(outputs, batch)
             count = torch.full_like(correct, len(batch.inputs))
             sums += torch.stack([loss.detach().float() * len(batch.inputs), correct, count])
-    return sums, clip_gradients(accelerator, run.model, args.max_grad_norm), torch.cat(ids)
+    return sums, clip_gradients(accelerator, run.model, args.max_grad_norm)
 
 
 def sync_flags(run: Run, sums, norm, saved_at: float, batches: Prefetcher) -> tuple[bool, bool, bool]:
@@ -111,20 +109,18 @@ def sync_flags(run: Run, sums, norm, saved_at: float, batches: Prefetcher) -> tu
     return counts[0] == 0, counts[1] > 0, counts[2] > 0
 
 
-def skip_step(run: Run, rate: float, ids: torch.Tensor):
+def skip_step(run: Run, rate: float):
     """Log a step that is not finite; UserError after too many."""
     state = run.state
-    rows = gather_object(run.data.train_images.row_numbers(ids))
-    if len(state.skipped_steps) >= MOST_SKIPPED:
-        before = ", ".join(map(str, state.skipped_steps))
+    steps = [*state.skipped_steps, state.step + 1]
+    if len(steps) > MOST_SKIPPED:
         raise UserError(
-            f"the loss or its gradient was not finite in step {state.step + 1:,}, and before in {before}: learning rate {rate:.3g}, "
-            f"training images {', '.join(map(str, rows[:64]))}{' ...' * (len(rows) > 64)}. Look at these, or begin a new run with a "
-            "smaller --learning_rate"
+            f"the loss or its gradient was not finite in steps {', '.join(map(str, steps))}, at a learning rate of {rate:.3g}: "
+            "start a new run with a smaller --learning_rate"
         )
-    state.skipped_steps.append(state.step + 1)
+    state.skipped_steps = steps
     print_main(f"step {state.step + 1:,} is skipped: its loss or gradient is not finite")
-    run.log.write(step=state.step + 1, epoch=state.epoch + 1, skipped=True, learning_rate=rate, rows=rows)
+    run.log.write(step=state.step + 1, epoch=state.epoch + 1, skipped=True, learning_rate=rate)
 
 
 def optimizer_step(run: Run, sums: torch.Tensor, finite: bool):

@@ -4,7 +4,7 @@ import copy
 from pathlib import Path
 
 import torch
-from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+from accelerate.utils.memory import clear_device_cache, find_executable_batch_size
 from torch import nn
 from transformers import ViTImageProcessorPil
 
@@ -199,28 +199,24 @@ def find_batch_size(model, compute_loss, spec: ImageSpec, batch_size: int, devic
         RuntimeError: if one image is too many.
     """
 
-    def fits(size: int) -> bool:
+    divisors = [size for size in range(batch_size - 1, 0, -1) if batch_size % size == 0]
+    # Only even ones of an even number: pairs are mixed.
+    smaller = iter([size for size in divisors if size % 2 == batch_size % 2 or size == 1])
+
+    @find_executable_batch_size(starting_batch_size=batch_size, reduce_batch_size_fn=lambda: next(smaller, 0))
+    def try_step(size: int) -> int:
         try:
             beside = [torch.empty_like(p) for p in model.parameters() if p.requires_grad for _ in range(copies)]
             pixel_values = torch.zeros(size, spec.channels, spec.height, spec.width, device=device)
             beside += [torch.empty_like(pixel_values) for _ in range(3)]
             compute_loss(pixel_values).backward()
-            return True
-        except Exception as error:
-            if size == 1 or not should_reduce_batch_size(error):
-                raise
-            return False
         finally:
             model.zero_grad(set_to_none=True)
+        return size
 
-    odd = batch_size % 2  # else only even ones: pairs are mixed
-    for size in (
-        size for size in range(batch_size, 0, -1) if batch_size % size == 0 and (size % 2 == odd or size == 1)
-    ):
-        fitting = fits(size)
-        clear_device_cache(garbage_collection=True)
-        if fitting:
-            return size
+    fitting = try_step()
+    clear_device_cache(garbage_collection=True)
+    return fitting
 
 
 def compile_model(model: nn.Module, sharded: bool):

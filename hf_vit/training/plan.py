@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hf_vit.system.errors import UserError
+from hf_vit.system.text import counted
 from hf_vit.training.arguments import TrainArguments, to_yaml
 from hf_vit.training.pretrain_arguments import PretrainArguments
 
@@ -109,7 +110,7 @@ class Plan:
         head = f", of the head {args.head_learning_rate:g}" if args.head_learning_rate is not None else ""
         evaluations = sum(map(self.is_evaluation_step, range(self.total_steps + 1)))
         return (
-            f"{METHODS[self.method]}: {self.total_steps:,} steps of {self.images_per_step:,} images{epochs}, learning rate "
+            f"{METHODS[self.method]}: {self.total_steps:,} steps of {counted(self.images_per_step, 'image')}{epochs}, learning rate "
             f"{args.learning_rate:g}{decay}{head}\n"
             f"{evaluations:,} evaluations, every {self.eval_every:,} steps and at the end (--eval_epochs, --eval_steps)"
         )

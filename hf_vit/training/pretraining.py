@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from datasets import DatasetDict
 
-from hf_vit.card import write_card
+from hf_vit import figures
 from hf_vit.data.columns import has_several_labels
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
@@ -15,7 +15,6 @@ from hf_vit.data.sources import Source
 from hf_vit.data.splits import prepare_splits
 from hf_vit.data.summary import summary
 from hf_vit.data.unlabelled import as_one_class, load_unlabelled
-from hf_vit.evaluation.classifiers import model_folder
 from hf_vit.evaluation.probes import knn_accuracy
 from hf_vit.evaluation.results import Results
 from hf_vit.model.configuration_hf_vit import as_pair
@@ -24,7 +23,6 @@ from hf_vit.model.modeling_hf_vit import HFViTModel
 from hf_vit.system.command_line import shell_line
 from hf_vit.system.errors import UserError
 from hf_vit.system.recipes_folder import RECIPES
-from hf_vit.training.arguments import parse_overrides
 from hf_vit.training.classification import draw_samples
 from hf_vit.training.feature_distillation import FeatureDistillation, FeatureTeacher
 from hf_vit.training.inputs import Batch, RunData
@@ -33,10 +31,12 @@ from hf_vit.training.predictor import SplitPredictor
 from hf_vit.training.task import Evaluation, Task
 
 
-DECODER_FLAGS = (
-    "decoder_hidden_size", "decoder_num_hidden_layers", "decoder_num_attention_heads", "decoder_intermediate_size",
+AUTOENCODER = (  # flags that are fields of the config
+    "mask_ratio", "norm_pix_loss", "decoder_hidden_size", "decoder_num_hidden_layers", "decoder_num_attention_heads",
+    "decoder_intermediate_size",
 )  # fmt: skip
 OF_LABELS = ("label_column", "label_names", "class_level", "eval_split")
+SHOWN = 6  # images of the reconstructions
 MOST_VOTERS = 2000  # training images that vote for the nearest class
 MASKING_STREAM = 1024  # of the first patch; above all that `augment` draws
 
@@ -47,13 +47,17 @@ class PreTraining(Task):
     Labels teach nothing. Where each image has one, they say how good the encoder's pooled features are, by k nearest neighbours.
     """
 
+    card = "pretraining_card.md"
+    is_labelled = False
     voters = None  # training images whose features vote
 
     def load_rows(self, print_main):
         """Images with their labels; what cannot be read so is read without, unless a flag names labels or a split to evaluate."""
         args = self.args
         try:
-            return super().load_rows(print_main)
+            read = super().load_rows(print_main)
+            self.is_labelled = not args.streaming and not has_several_labels(read[0]["eval"])
+            return read
         except UserError as error:
             named = args.train_split != "train" or any(getattr(args, flag) is not None for flag in OF_LABELS)
             if args.streaming or named:
@@ -69,29 +73,22 @@ class PreTraining(Task):
         print_main("\n".join(summary(splits, {"train": args.train_split, "eval": part}, [], source)))
         return splits, None, [], part
 
-    def build_model(self, labels: list[str], eval_rows):
+    def build_model(self, _labels: list[str], _eval_rows):
         """(model, image processor), and the teacher.
 
         Raises:
             ValueError: for a mask ratio that leaves no patch visible or none masked, an image size that the patch does not
                 divide, or a teacher that sees images of another shape.
         """
-        args = self.args
-        self.is_labelled = bool(labels) and not has_several_labels(eval_rows) and not args.streaming
-        checkpoint = args.model_name_or_path and model_folder(args.model_name_or_path)
-        source = (checkpoint, args.preset, args.image_size)
-        overrides = parse_overrides(args.config_overrides)
-        if overrides.get("patch_dropout_rate"):
-            raise UserError(
-                f"--config_overrides patch_dropout_rate={overrides['patch_dropout_rate']}: pre-training itself chooses the patches "
-                "that the encoder sees; leave it out"
-            )
-        overrides["patch_dropout_rate"] = 0.0  # a checkpoint may have another
+        args, fields = self.args, {"patch_dropout_rate": 0.0}  # a checkpoint may have another
         if args.teacher_name_or_path is None:
-            decoder = {name: getattr(args, name) for name in DECODER_FLAGS if getattr(args, name) is not None}
-            fields = {"mask_ratio": args.mask_ratio, "norm_pix_loss": args.norm_pix_loss, **decoder, **overrides}
-            return build_encoder(HFViTForPreTraining, *source, fields, args.eval_crop)
-        student, processor = build_encoder(HFViTModel, *source, overrides, args.eval_crop)
+            fields |= {name: getattr(args, name) for name in AUTOENCODER if getattr(args, name) is not None}
+        source = self.source(**fields)
+        if source[3]["patch_dropout_rate"] != 0:
+            raise UserError("--config_overrides patch_dropout_rate must be 0: pre-training itself chooses the patches")
+        if args.teacher_name_or_path is None:
+            return build_encoder(HFViTForPreTraining, *source)
+        student, processor = build_encoder(HFViTModel, *source)
         spec = image_spec_of(processor, student.config)
         self.teacher = FeatureTeacher(args.teacher_name_or_path, spec)
         of_teacher, grid = self.teacher.model.config, student.config.grid_size
@@ -113,8 +110,8 @@ class PreTraining(Task):
             drawn = torch.randperm(len(rows), generator=generator)[:MOST_VOTERS].sort().values
             self.voters = ImageDataset(rows.select(drawn.tolist()), data.spec, self.args.on_bad_image)
 
-    def evaluation_images(self) -> int:
-        return 2 * super().evaluation_images() + MOST_VOTERS if self.is_labelled else super().evaluation_images()
+    def evaluation_images(self, scored: int) -> int:
+        return 2 * scored + MOST_VOTERS if self.is_labelled else scored
 
     def noise(self, pixel_values, index, epoch: int) -> torch.Tensor:
         """Which patches of these images (B, C, H, W) are masked, (B, N). The ids of a stream's images differ in each epoch."""
@@ -130,9 +127,6 @@ class PreTraining(Task):
         with self.autocast():
             features = self.teacher(batch.inputs)
         return model(batch.inputs, *features), None
-
-    def trial_batch(self, pixel_values) -> Batch:
-        return Batch(0, pixel_values, None, {"index": torch.arange(len(pixel_values))})
 
     def evaluate(self, model, predictor: SplitPredictor) -> Evaluation | None:
         """The mean loss of the evaluated images, each with the same mask every time, and the k-NN accuracy of their features."""
@@ -192,8 +186,19 @@ class PreTraining(Task):
             "--learning_rate."
         ]
 
-    def write_card(self, folder: Path, results: Results, config: str):
-        write_card(folder, RECIPES / "pretraining_card.md", results, config)
+    def draw(self, folder: Path, log: list[dict], scores: dict, samples: dict):
+        """The curves and, of a masked autoencoder as it was saved, a few reconstructions."""
+        folder.mkdir()
+        figures.save(figures.curves(log, "mean squared error"), folder / "curves.png")
+        spec = self.data.spec
+        if self.teacher is not None or spec.channels not in (1, 3):
+            return
+        pixel_values = spec.normalize(samples["images"][:SHOWN])
+        noise = self.noise(pixel_values, torch.arange(len(pixel_values)), 0)
+        model = HFViTForPreTraining.from_pretrained(folder.parent)
+        rows = zip(*reconstruction_pictures(model, pixel_values, noise, spec), strict=True)
+        pictures, titles = [figures.as_picture(cell) for row in rows for cell in row], ["image", "seen", "answer"]
+        figures.save(figures.grid(pictures, titles * len(pixel_values), len(titles)), folder / "reconstructions.png")
 
     def next_command(self, run_folder: Path) -> str:
         """Fine-tune the model."""

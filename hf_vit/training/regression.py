@@ -6,21 +6,19 @@ import pandas as pd
 import torch
 from torch import nn
 
-from hf_vit.card import write_card
+from hf_vit import run_figures
 from hf_vit.evaluation.calibration import folded_head
-from hf_vit.evaluation.classifiers import model_folder
+from hf_vit.evaluation.classifiers import load_classifier
 from hf_vit.evaluation.regression import regression_intervals, regression_metrics
 from hf_vit.evaluation.results import Results
 from hf_vit.evaluation.tables import image_names
 from hf_vit.system.command_line import shell_line
-from hf_vit.system.escapes import csv_text
 from hf_vit.system.recipes_folder import RECIPES
 from hf_vit.system.run_files import PREDICTIONS
-from hf_vit.training.arguments import parse_overrides
+from hf_vit.system.text import csv_text
 from hf_vit.training.classification import DIVERGED, Classification, differing_logits, diverged
-from hf_vit.training.inputs import Batch, RunData
+from hf_vit.training.inputs import RunData
 from hf_vit.training.model import build_model
-from hf_vit.training.predictor import SplitPredictor
 from hf_vit.training.task import Evaluation, Task
 
 
@@ -35,17 +33,13 @@ class Regression(Classification):
     """
 
     has_accuracy = False
+    card = "regression_card.md"
 
     count_correct = Task.count_correct
 
     def build_model(self, _labels: list[str], _eval_rows):
         """(model with one output, image processor)."""
-        args = self.args
-        checkpoint = args.model_name_or_path and model_folder(args.model_name_or_path)
-        overrides = {**parse_overrides(args.config_overrides), "problem_type": "regression"}
-        return build_model(
-            [args.label_column or "label"], checkpoint, args.preset, args.image_size, overrides, args.eval_crop
-        )
+        return build_model([self.args.label_column or "label"], *self.source(problem_type="regression"))
 
     def set_up(self, data: RunData, backbone, accelerator):
         super().set_up(data, backbone, accelerator)
@@ -59,22 +53,16 @@ class Regression(Classification):
     def loss_of_logits(self, logits, targets) -> torch.Tensor:
         return nn.functional.mse_loss(logits.float(), targets)
 
-    def trial_batch(self, pixel_values) -> Batch:
-        return Batch(0, pixel_values, torch.zeros(len(pixel_values), 1, device=pixel_values.device), {})
-
     def as_saved(self, model):
         return folded_head(model, 1 / self.std, self.mean)
 
-    def evaluate(self, model, predictor: SplitPredictor) -> Evaluation | None:
-        """An evaluation, whose logits (n, 1) are in units of the labels; None if a signal interrupted it."""
-        images = self.data.eval_images
-        predictions = predictor.predict(model, images, self.data.spec, self.data.scored)
-        if predictions is None:
-            return None
-        logits, rows = predictions[0] * self.std + self.mean, predictions[1]
-        labels = images.labels[rows]
-        metrics = {"loss": self.loss_of_logits(predictions[0], self.targets_of(labels)).item()}
-        return Evaluation({**regression_metrics(logits[:, 0], labels), **metrics}, rows, logits, labels)
+    def in_units(self, logits) -> torch.Tensor:
+        return logits * self.std + self.mean
+
+    def metrics(self, logits, labels) -> dict[str, float]:
+        """With the loss of the network's own answers."""
+        loss = self.loss_of_logits((logits - self.mean) / self.std, self.targets_of(labels)).item()
+        return {**regression_metrics(logits[:, 0], labels), "loss": loss}
 
     def selection_score(self, metrics: dict) -> float:
         return -metrics["loss"]
@@ -118,8 +106,10 @@ class Regression(Classification):
             )
         return found + differing_logits(results)
 
-    def write_card(self, folder: Path, results: Results, config: str):
-        write_card(folder, RECIPES / "regression_card.md", results, config)
+    def draw(self, folder: Path, log: list[dict], scores: dict, samples: dict):
+        model = load_classifier(str(folder.parent), regression=True).to(self.device)
+        table = pd.read_csv(folder.parents[1] / PREDICTIONS)
+        run_figures.draw_regression(folder, log, table, samples, self.data.spec, model)
 
     def next_command(self, run_folder: Path) -> str:
         """Predict the number of an image."""

@@ -3,18 +3,20 @@
 import json
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from accelerate.utils import gather_object
 from safetensors.torch import load_file
 
+from hf_vit.card import write_card
 from hf_vit.data.splits import describe_scored
 from hf_vit.evaluation.results import Results
 from hf_vit.system.environment import environment_info
 from hf_vit.system.errors import UserError
 from hf_vit.system.files import atomic_dir, checksum, write_text
+from hf_vit.system.recipes_folder import RECIPES
 from hf_vit.system.run_files import EVALUATED, PREDICTIONS, SAMPLES, copy_listed
+from hf_vit.system.text import counted
 from hf_vit.training.checkpoints import load_best
 from hf_vit.training.inputs import on_hub
 from hf_vit.training.log import print_main
@@ -22,12 +24,8 @@ from hf_vit.training.run import Run
 from hf_vit.training.run_folder import FINISHED, LOG
 
 
-def report(run: Run, draw: Callable | None, command: str) -> Results | None:
-    """Publish the best model with its card and pictures, and write results.json; the `Results`, on the main process.
-
-    Args:
-        draw: writes pictures into a folder; called with it, the run, and its log, scores and samples.
-    """
+def report(run: Run, command: str) -> Results | None:
+    """Publish the best model with its card and pictures, and write results.json; the `Results`, on the main process."""
     began = time.monotonic()
     skipped = sorted(set(gather_object([*run.data.train_images.skipped, *run.data.eval_images.skipped])))
     save_last_weights(run)
@@ -37,14 +35,13 @@ def report(run: Run, draw: Callable | None, command: str) -> Results | None:
     samples = load_file(run.folder / SAMPLES)
     answers = run.task.report(folder, scores, samples, run.accelerator)
     try:
-        if draw is not None:
-            draw(folder / "figures", run, log, scores, samples)
+        run.task.draw(folder / "figures", log, scores, samples)
     except Exception as error:  # hours of training are worth more than their pictures
         print_main(f"not all pictures could be drawn ({type(error).__name__}: {error})")
     results = collect_results(run, scores, answers, skipped, command)
     results.seconds["report"] = round(time.monotonic() - began, 1)
     results.warnings = run.task.faults(results, log)
-    run.task.write_card(folder, results, run.plan.to_yaml())
+    write_card(folder, RECIPES / run.task.card, results, run.plan.to_yaml())
     write_text(run.folder / FINISHED, results.to_json())
     print_main(closing_lines(run, results, skipped))
     return results
@@ -55,6 +52,7 @@ def save_last_weights(run: Run):
     if run.data.selects_best and run.best["step"] != run.plan.total_steps:
         with run.whole_model() as model:
             if run.accelerator.is_main_process:
+                vars(model.config).pop("thresholds", None)  # of the best weights, calibrated
                 with atomic_dir(run.folder / "last") as folder:
                     run.write_model(model, folder)
 
@@ -135,7 +133,7 @@ def closing_lines(run: Run, results: Results, skipped: list[str]) -> str:
         interval = f" (95% interval {low:{form}} to {high:{form}})"
     lines = [f"WARNING: {fault}" for fault in results.warnings]
     if skipped:
-        lines.append(f"{len(skipped)} images could not be read and were skipped; {skipped[0]}")
+        lines.append(f"{counted(len(skipped), 'image')} could not be read: skipped; {skipped[0]}")
     said = run.task.describe(results.metrics, describe_scored(run.data.scored))
     lines.append(f"{said}{interval}; model, card and figures are in {folder}")
     lines.append(f"next: {run.task.next_command(run.folder)}")

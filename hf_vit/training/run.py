@@ -13,11 +13,12 @@ from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.evaluation.prediction import classification_head
 from hf_vit.system import hardware
 from hf_vit.system.errors import UserError
+from hf_vit.system.text import counted
 from hf_vit.training.arguments import TrainArguments
 from hf_vit.training.checkpoints import frozen_digest, full_tensors
 from hf_vit.training.distributed import run_on_main
 from hf_vit.training.ema import ModelEMA
-from hf_vit.training.inputs import TrainBatches, read_data
+from hf_vit.training.inputs import Batch, TrainBatches, read_data
 from hf_vit.training.log import print_main
 from hf_vit.training.model import add_lora, compile_model, find_batch_size, freeze, save_model, shard_by_layer
 from hf_vit.training.optimizers import build_optimizers
@@ -63,7 +64,7 @@ class Run:
         task.set_up(self.data, backbone, accelerator)
         self.plan = resolve(
             args,
-            DataSize(self.data.train_size, task.evaluation_images()),
+            DataSize(self.data.train_size, task.evaluation_images(len(self.data.eval_images))),
             model.config.hidden_size,
             accelerator.num_processes,
             self.fingerprint(model),
@@ -111,7 +112,7 @@ class Run:
             model.to(device)
         if not plan.args.cache_features and head is None:
             return
-        print_main(f"computing the features of {len(images):,} images")
+        print_main(f"computing the features of {counted(len(images), 'image')}")
         if head is not None and (images.cache is None or data.train_spec != data.spec):  # without random crops
             images = ImageDataset(images.rows, data.spec, plan.args.on_bad_image)
         features, rows = self.predictor.predict(model, images, data.spec, plan.args.train_split, features=True)
@@ -130,8 +131,12 @@ class Run:
         device = accelerator.device
 
         def trial_loss(pixel_values):
+            rows = {"index": torch.arange(len(pixel_values))}
+            labels = self.data.eval_images.labels
+            labels = None if labels is None else labels[rows["index"] % len(labels)].to(device)
+            inputs, targets = self.task.with_targets(pixel_values, labels, 0, 0)
             with accelerator.autocast():
-                return self.task.loss(model, self.task.trial_batch(pixel_values))[0]
+                return self.task.loss(model, Batch(0, inputs, targets, rows))[0]
 
         model.train()
         copies = (

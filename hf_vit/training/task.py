@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from hf_vit.evaluation.classifiers import model_folder
+from hf_vit.training.arguments import parse_overrides
 from hf_vit.training.inputs import Batch, RunData, load_rows
 
 
@@ -27,7 +29,6 @@ class Task:
 
     build_model(labels, eval_rows) -> (model, image processor); the model has its backbone as `vit`
     loss(model, batch) -> (the loss (), what `count_correct` counts in)
-    trial_batch(pixel_values) -> a batch of these images, to measure memory with
     evaluate(model, predictor) -> an `Evaluation`; None if a signal interrupted it
     selection_score(metrics) -> what is larger of better weights
     describe(metrics, split) -> the evaluation in a line; `split` says of which images
@@ -35,19 +36,31 @@ class Task:
         by the name of their file
     intervals(logits, labels, scores) -> 95% intervals of the metrics, where there are labels
     faults(results, log) -> a sentence for each reason not to trust the model; none for a good one
-    write_card(folder, results, config): README.md of the saved model, `config` being the text of config.yaml
+    draw(folder, log, scores, samples): pictures of the saved model, whose folder is above `folder`, from the lines of metrics.jsonl and
+        what `artifacts` gave
     next_command(run_folder) -> the command to go on with
     fit_head(head, features, labels), where there are labels: train a new head alone on features (n, D) of the training images
 
     Attributes:
+        card: template of the saved model's README.md, in recipes/.
         teacher: a network that is learned from, as its `model`; None without one.
         has_accuracy: whether `count_correct` counts, so that the progress line says how many are right.
     """
 
     has_accuracy = False
 
+    card = "model_card.md"
+
     def __init__(self, args):
         self.args, self.teacher = args, None
+
+    def source(self, **fields) -> tuple:
+        """What `build_model` and `build_encoder` make a model of: (checkpoint, preset, image size, config fields, eval crop); `fields` are
+        defaults of the config fields."""
+        args = self.args
+        checkpoint = args.model_name_or_path and model_folder(args.model_name_or_path)
+        fields |= parse_overrides(args.config_overrides)
+        return checkpoint, args.preset, args.image_size, fields, args.eval_crop
 
     def load_rows(self, print_main) -> tuple[dict, object | None, list[str], str]:
         """({"train": rows, "eval": rows}, the stream to train on or None, names of the classes, the name of what is evaluated)."""
@@ -63,9 +76,9 @@ class Task:
         if self.teacher is not None:
             self.teacher.to(self.device)
 
-    def evaluation_images(self) -> int:
-        """How many images an evaluation looks at."""
-        return len(self.data.eval_images)
+    def evaluation_images(self, scored: int) -> int:
+        """How many images an evaluation looks at, of so many that are scored."""
+        return scored
 
     def with_targets(self, inputs, labels, epoch: int, batch: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Inputs (B, C, H, W) and targets of a batch."""

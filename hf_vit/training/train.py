@@ -11,7 +11,6 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -20,13 +19,12 @@ from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils.memory import clear_device_cache
 
 from hf_vit.data.sources import refuse_nested_folders
-from hf_vit.evaluation.classifiers import model_folder
 from hf_vit.evaluation.results import Results
 from hf_vit.system.command_line import own_line
 from hf_vit.system.files import write_text
 from hf_vit.system.hardware import launched
 from hf_vit.system.hub_names import refuse_mistyped_path
-from hf_vit.training.arguments import TrainArguments, parse_overrides
+from hf_vit.training.arguments import TrainArguments
 from hf_vit.training.classification import Classification
 from hf_vit.training.distributed import (
     REPORT_TIMEOUT,
@@ -52,7 +50,6 @@ from hf_vit.training.task import Task
 def train(
     args: TrainArguments,
     task_class: type[Task] | None = None,
-    draw: Callable | None = None,
     command: str | None = None,
     in_notebook: bool = True,
 ) -> Results | None:
@@ -62,11 +59,10 @@ def train(
 
     Args:
         task_class: what is learned; default: `Regression` or `Classification`, by the arguments.
-        draw: see `report`.
         command: that repeats the run, for its card.
         in_notebook: whether this process outlives the run.
 
-    Returns None for a dry run, and on all but the main process.
+    Returns None for a dry run and, after training, on all but the main process.
 
     Raises:
         ValueError: for data or a checkpoint that cannot be used, and if another run is at work in the folder.
@@ -102,7 +98,7 @@ def train(
         if is_finished:
             signals.says = "training is over, and the report is finished first"
             set_timeout(REPORT_TIMEOUT)
-            results = report(run, draw, command or f"hf-vit train --config {shlex.quote(f'{folder}/{STARTED}')}")
+            results = report(run, command or f"hf-vit train --config {shlex.quote(f'{folder}/{STARTED}')}")
         accelerator.wait_for_everyone()  # the first to leave takes connections and store with it
         accelerator.end_training()
         if not is_finished:
@@ -115,9 +111,10 @@ def train(
 def print_plan(args: TrainArguments, task: Task):
     """What a dry run prints: what is read, and the plan for it in one process of this machine."""
     splits, _stream, _labels, _split = task.load_rows(print_main)
-    size = DataSize(None if args.streaming else len(splits["train"]), len(splits["eval"]))
-    checkpoint = args.model_name_or_path and model_folder(args.model_name_or_path)
-    config = load_config(checkpoint, args.preset, parse_overrides(args.config_overrides))
+    trained = None if args.streaming else len(splits["train"])
+    size = DataSize(trained, task.evaluation_images(len(splits["eval"])))
+    checkpoint, preset, _, fields, _ = task.source()
+    config = load_config(checkpoint, preset, fields)
     print_main(resolve(args, size, config.hidden_size, int(os.environ.get("WORLD_SIZE", "1"))).describe())
 
 
@@ -173,13 +170,13 @@ def restore_process(signals: Signals):
         signal.raise_signal(signal.Signals[signals.received])
 
 
-def train_as_script(args: TrainArguments, task_class: type[Task] | None, draw: Callable):
+def train_as_script(args: TrainArguments, task_class: type[Task] | None = None):
     """`train`, and the end of this process: exit code 0, 75 after a signal, 1 after an error."""
     code = 0
     try:
         processes = int(os.environ.get("WORLD_SIZE", "1"))
         launch_file = "fsdp2" if "ACCELERATE_USE_FSDP" in os.environ else "ddp"
-        train(args, task_class, draw, own_line(processes, launch_file), in_notebook=False)
+        train(args, task_class, own_line(processes, launch_file), in_notebook=False)
     except KeyboardInterrupt as stopped:
         code = STOPPED
         print_main(str(stopped))

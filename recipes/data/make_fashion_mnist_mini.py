@@ -9,30 +9,10 @@ from its test set, chosen at random with a fixed seed; the image bytes are copie
 """
 
 import argparse
-import sys
 from pathlib import Path
-
-
-sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # recipes/
-
-from command_line import Parser
-
-
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = Parser(__doc__, "SOURCE")
-    parser.add_argument("source", metavar="SOURCE", help="the whole of Fashion-MNIST: Hub id, or folder of Parquet")
-    args = parser.parse_args(argv)
-    parser.refuse_mistyped_paths(SOURCE=args.source)
-    return args
-
-
-if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds
-    ARGUMENTS = parse_args()
 
 import numpy as np
 from datasets import load_dataset
-
-from hf_vit.system.errors import run_script
 
 
 IMAGES_A_CLASS = {"train": 1000, "test": 200}
@@ -40,9 +20,12 @@ SEED = 0
 TARGET = Path(__file__).parent / "fashion-mnist-mini"
 
 
-def main(args: argparse.Namespace):
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", help="the whole of Fashion-MNIST: Hub id, or folder of Parquet")
+    source = parser.parse_args().source
     for split, count in IMAGES_A_CLASS.items():
-        data = load_dataset(args.source, split=split)
+        data = load_dataset(source, split=split)
         labels = np.array(data["label"])
         rng = np.random.default_rng(SEED)
         chosen = [rng.choice(np.flatnonzero(labels == label), count, replace=False) for label in np.unique(labels)]
@@ -53,4 +36,4 @@ def main(args: argparse.Namespace):
 
 
 if __name__ == "__main__":
-    run_script(lambda: main(ARGUMENTS))
+    main()

@@ -9,30 +9,14 @@ images, of which one in ten is for validation, and pairs of test images. The col
 """
 
 import argparse
-import sys
 from pathlib import Path
-
-
-sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # recipes/
-
-from command_line import Parser
-
-
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = Parser(__doc__, "FOLDER")
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="folder to make")
-    return parser.parse_args(argv)
-
-
-if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds
-    ARGUMENTS = parse_args()
 
 import numpy as np
 from datasets import Dataset, Features, Image, List
 from PIL import Image as PILImage
 
 from hf_vit.data.sources import load_splits
-from hf_vit.system.errors import UserError, run_script
+from hf_vit.system.errors import run_script
 
 
 SEED = 0
@@ -49,10 +33,11 @@ def make_pairs(rows: Dataset, rng: np.random.Generator) -> Dataset:
     return Dataset.from_dict(pairs, Features(image=Image(), labels=List(rows.features["label"])))
 
 
-def main(args: argparse.Namespace):
-    if args.folder.exists():
-        raise UserError(f"{args.folder} exists: name a new folder")
-    rng, splits = np.random.default_rng(SEED), load_splits("fashion-mnist-mini")
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder to make")
+    folder, splits, rng = parser.parse_args().folder, load_splits("fashion-mnist-mini"), np.random.default_rng(SEED)
+    folder.mkdir(parents=True)
     train = splits["train"].select(rng.permutation(len(splits["train"])))  # no image is in both of its parts
     held_out = len(train) // 10
     parts = {
@@ -60,11 +45,10 @@ def main(args: argparse.Namespace):
         "validation": train.select(range(held_out)),
         "test": splits["test"],
     }
-    args.folder.mkdir(parents=True)
     for name, rows in parts.items():
-        make_pairs(rows, rng).to_parquet(args.folder / f"{name}.parquet")
+        make_pairs(rows, rng).to_parquet(folder / f"{name}.parquet")
         print(f"{name}: {len(rows):,} pairs")
 
 
 if __name__ == "__main__":
-    run_script(lambda: main(ARGUMENTS))
+    run_script(main)

@@ -115,7 +115,6 @@ def test_features_stand_in_the_place_of_their_images(rows):
     assert torch.equal(batch["images"], table[places])
     assert torch.equal(batch["labels"], images.labels[torch.tensor(rows)[places]])
     assert batch["index"].tolist() == ids
-    assert features.row_numbers(batch["index"]) == [rows[place] for place in places]
     assert (len(features), len(images)) == (count, 5)
 
 

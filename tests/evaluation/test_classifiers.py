@@ -1,18 +1,14 @@
 """Claims about the classifiers that scripts load, and their image processors."""
 
-import json
 import math
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
     ResNetConfig,
     ResNetForImageClassification,
-    ViTConfig,
-    ViTForImageClassification,
     ViTImageProcessorPil,
 )
 
@@ -20,16 +16,6 @@ from hf_vit import HFViTForImageClassification
 from hf_vit.evaluation import classifiers
 from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
 from hf_vit.system.errors import UserError
-
-
-def test_the_processor_of_a_timm_repo_is_what_its_config_says(tmp_path):
-    cfg = {"input_size": [3, 32, 48], "mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "interpolation": "bilinear"}
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_tiny_patch16_224", "pretrained_cfg": cfg}))
-    processor = load_processor(str(tmp_path))
-    assert dict(processor.size) == {"height": 32, "width": 48}
-    assert list(processor.image_mean) == [0.1, 0.2, 0.3]
-    assert list(processor.image_std) == [0.4, 0.5, 0.6]
-    assert int(processor.resample) == 2  # PIL's bilinear
 
 
 def test_a_checkpoint_without_a_processor_is_warned_about(tiny_config, tmp_path, caplog, monkeypatch):
@@ -76,54 +62,17 @@ def test_a_run_is_a_model_too_and_one_that_is_not_finished_says_so(tiny_model, t
     assert model_folder(str(tmp_path / "model")) == str(tmp_path / "model")
 
 
-NAMES = ["eel", "cat", "dog"]
-
-
-def change_config(folder, **fields):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **fields}))
-
-
-@pytest.fixture
-def poisoned(saved):
-    """A model folder with one NaN in the middle of a tensor of more than 2^14 numbers, where loading does not look."""
-    folder = saved(hidden_size=64, intermediate_size=512)
+def test_a_nan_in_the_middle_of_a_tensor_is_found_before_training_and_scoring(saved):
+    """In one of more than 2^14 numbers, where loading does not look."""
+    folder, name = saved(hidden_size=64, intermediate_size=512), "vit.layers.0.mlp.fc1.weight"
     tensors = load_file(folder / "model.safetensors")
-    name = "vit.layers.0.mlp.fc1.weight"
-    assert tensors[name].numel() > 2**14
     tensors[name].view(-1)[tensors[name].numel() // 2] = math.nan
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    return str(folder)
+    with pytest.raises(UserError, match=name):
+        load_classifier(str(folder))
 
 
-def test_a_nan_in_the_middle_of_a_tensor_is_found_before_training_and_scoring(poisoned):
-    with pytest.raises(UserError, match=r"vit\.layers\.0\.mlp\.fc1\.weight"):
-        load_classifier(poisoned)
-
-
-def test_a_classifier_of_another_library_has_its_labels_by_id_too(tmp_path):
-    config = ViTConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=16, patch_size=8,
-        id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1},
-    )  # fmt: skip
-    ViTForImageClassification(config).save_pretrained(tmp_path)
-    change_config(tmp_path, id2label={"1": "dog", "0": "cat"})
-    assert list(load_classifier(str(tmp_path)).config.id2label.values()) == ["cat", "dog"]
-
-
-def test_a_relative_folder_loads_as_an_absolute_one(saved, monkeypatch):
-    folder = saved()
-    (folder / "inside").mkdir()
-    wanted = load_file(folder / "model.safetensors")["classifier.weight"]
-    for place, name in (
-        (folder, "."), (folder, "./"), (folder / "inside", ".."), (folder.parent, "saved"), (folder.parent, "./saved/"),
-        (folder.parent, "saved/../saved"), (folder / "inside", "../inside/.."),
-    ):  # fmt: skip
-        monkeypatch.chdir(place)
-        assert torch.equal(HFViTForImageClassification.from_pretrained(name).classifier.weight, wanted)
-
-
-@pytest.mark.parametrize("content", ["{}", "[]", "{", '{"base_model_name_or_path": null}'])
+@pytest.mark.parametrize("content", ["{", '{"base_model_name_or_path": null}'])
 def test_an_adapter_without_a_base_is_refused(saved, content):
     folder = saved()
     (folder / "model.safetensors").unlink()

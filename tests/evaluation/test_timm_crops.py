@@ -29,9 +29,11 @@ def scored_by_timm(image, side, part, mode, resample):
 
 
 CASES = [
-    (224, 0.875, "center", "bicubic"), (224, 0.9, "center", "bicubic"), (224, 1.0, "center", "bilinear"),
-    (32, 0.95, "center", "lanczos"), (384, 1.0, "squash", "bicubic"), (224, 0.9, "squash", "bicubic"),
-]  # fmt: skip
+    (224, 0.875, "center", "bicubic"),
+    (224, 1.0, "center", "bilinear"),
+    (384, 1.0, "squash", "bicubic"),
+    (224, 0.9, "squash", "bicubic"),
+]
 
 
 @pytest.mark.parametrize(("side", "part", "mode", "interpolation"), CASES)
@@ -71,9 +73,7 @@ def test_what_a_timm_repo_leaves_out_is_timms_own_default():
         ({"crop_mode": "border", "crop_pct": 1.0}, "crop_mode 'border'"),
         ({"crop_mode": "center", "crop_pct": 0.9, "input_size": [3, 32, 48]}, "crop_mode 'center'"),
         ({"crop_pct": 0}, "crop_pct 0"),
-        ({"crop_pct": "0.9"}, "crop_pct '0.9'"),
         ({"interpolation": "random"}, "interpolation 'random'"),
-        ({"input_size": "224"}, "'224'"),
     ],
 )
 def test_a_timm_repo_that_cannot_be_followed_is_refused(cfg, named):

@@ -8,11 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import evaluate
 import forked
 import numpy as np
 from loopback_hub import Hub
 from PIL import Image
+from publishing import at
 from saved_models import COLORS, SAVED
 
 
@@ -27,12 +27,7 @@ SCRIPTS = ("train", "pretrain", "eval", "predict", "audit", "classify", "visuali
 WRONG_INPUT = (
     (
         "train.py",
-        "--dataset_name",
-        "photos",
-        "--preset",
-        "tiny-patch16-224",
-        "--output_dir",
-        "broken",
+        *["--dataset_name", "photos", "--preset", "tiny-patch16-224", "--output_dir", "broken"],
     ),  # a broken image
     ("eval.py", "--dataset_name", "photos", "--split", "nowhere", *WITH_MODEL),
     ("publish.py", "nowhere", "--repo", "alice/model"),
@@ -102,31 +97,10 @@ def files(names) -> list[str]:
     return sorted(name for name in names if not name.endswith(".py") or name in HUB_CODE)
 
 
-def fixed_metrics() -> dict[str, float]:
-    """Each metric of 300 fixed predictions over seven classes, as an `evaluate` module."""
-    numbers = np.arange(300)
-    references = numbers * 5 // 3 % 7
-    predictions = np.where(numbers % 3 == 0, references, numbers // 7 % 6)
-    confidences = (numbers * 37 % 300 + 0.4) / 301
-    top = np.stack([predictions, (predictions + 1) % 7, (predictions + 3) % 7], axis=1)
-    arguments = {"top_k_accuracy": {"predictions": top}, "calibration_error": {"confidences": confidences}}
-    found = {}
-    for name in ("accuracy", "top_k_accuracy", "balanced_accuracy", "macro_f1", "calibration_error"):
-        module = evaluate.load(str(HOUSE / "hf_vit" / "evaluation" / "metrics.py"), name)
-        found |= module.compute(**{"predictions": predictions, "references": references, **arguments.get(name, {})})
-    return found
-
-
 def pushed_files(home: Path) -> list[str]:
     """What `publish.py --push` leaves in a repository."""
     with Hub() as hub:
-        reached = {
-            "HF_ENDPOINT": hub.url,
-            "HF_TOKEN": hub.token,
-            "HF_HOME": str(home / "hub"),
-            "HF_HUB_DISABLE_XET": "1",
-        }
-        environment = {**os.environ, **reached, "HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0"}
+        environment = {**os.environ, **at(hub, home / "hub")}
         done = forked.run(command("publish.py", "run", "--repo", "alice/model", "--push"), cwd=home, env=environment)
         assert done.returncode == 0, done.stdout + done.stderr
         (repository,) = hub.repos.values()
@@ -154,12 +128,7 @@ def observe(home: Path) -> dict:
             "eval.py",
             *WITH_MODEL,
             *data,
-            "--split",
-            "train",
-            "--on_bad_image",
-            "skip",
-            "--output_file",
-            "eval.json",
+            *["--split", "train", "--on_bad_image", "skip", "--output_file", "eval.json"],
         ),
         start(home, "predict.py", *WITH_MODEL, *data, "--output_file", "predict.csv"),
         start(home, "audit.py", *WITH_MODEL, *data, "--output_file", "audit.html"),
@@ -170,7 +139,6 @@ def observe(home: Path) -> dict:
     logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     evaluated = json.loads((home / "eval.json").read_text())
     return {
-        "metrics of fixed predictions": fixed_metrics(),
         "eval.json": evaluated,
         "eval.predictions.csv": table(home / "eval.predictions.csv"),
         "predict.csv": table(home / "predict.csv"),

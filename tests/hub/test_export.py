@@ -1,8 +1,6 @@
 """Claims about recipes/export.py: the exported files compute what torch computes, and the command leaves all or nothing."""
 
-import hashlib
 import json
-import os
 import runpy
 import subprocess
 import sys
@@ -13,8 +11,9 @@ import pytest
 import torch
 from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
 
+from hf_vit import HFViTForImageClassification, HFViTModel
 from hf_vit.data.sources import load_splits
-from hf_vit.system import environment
+from hf_vit.system.files import checksum
 
 
 onnx = pytest.importorskip("onnx", reason="needs the extra `export`")
@@ -25,25 +24,21 @@ from hf_vit.hub import export as exporting  # noqa: E402
 
 
 HOUSE = Path(__file__).parents[2]
+FILES = ("onnx/model.onnx", "onnx/model_quantized.onnx", "model.pt2")
 DIALECTS = {
-    "class token, learned": {},
-    "mean pool, sincos2d": dict(pooling="mean", use_class_token=False, position_embedding="sincos2d"),
+    "class token, learned": dict(representation_size=24),
+    "mean pool, sincos2d": dict(pooling="mean", use_class_token=False, position_embedding="sincos2d", num_channels=1),
     "registers, layer scale, gated": dict(
         num_register_tokens=4, layerscale_value=0.1, gated_mlp=True, hidden_act="silu", qk_norm=True
     ),
     "rotary": dict(position_embedding="rotary", num_register_tokens=2, pooling="mean"),
-    "no positions": dict(position_embedding="none", patch_size=(4, 2)),
-    "map pooling": dict(num_hidden_layers=2, pooling="map", use_class_token=False),
-    "tanh layer": dict(representation_size=24, num_channels=1),
-    "norm linear norm": dict(patch_projection="norm_linear_norm", num_register_tokens=1),
+    "map pooling": dict(pooling="map", use_class_token=False, patch_projection="norm_linear_norm"),
 }
 
 
 @pytest.fixture(scope="module")
 def exported(tiny_config, randomize, tmp_path_factory):
     """exported(dialect) -> (model, folder with model.onnx and model.pt2); each is made once."""
-    from hf_vit import HFViTForImageClassification
-
     made = {}
 
     def make(dialect):
@@ -63,46 +58,26 @@ def exported(tiny_config, randomize, tmp_path_factory):
     return make
 
 
-def command(*flags, cwd, env=None, fails=False):
-    """Run the command as a user would; what it printed."""
-    line = [sys.executable, "-W", "error::UserWarning", str(HOUSE / "recipes" / "export.py"), *map(str, flags)]
-    result = subprocess.run(line, capture_output=True, text=True, cwd=cwd, env={**os.environ, **(env or {})})
-    assert (result.returncode == 1) is fails, result.stdout + result.stderr
-    if fails:
-        assert result.stderr.startswith("error: ")
-        assert result.stderr.count("\n") == 1, result.stderr
-        assert result.stdout == ""
-    return result.stdout + result.stderr
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # The files compute what the model computes
 
 
-@pytest.mark.parametrize("batch", [1, 3])
+def difference(model, folder, images):
+    """How far the logits of both files are from the model's."""
+    computed = exporting.onnx_model(folder / "model.onnx"), exporting.torch_program(folder / "model.pt2")
+    return max(exporting.logit_difference(model, one, [images])["relative"] for one in computed)
+
+
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_onnx_and_program_give_torchs_logits(exported, pixels, dialect, batch):
+def test_onnx_and_program_give_torchs_logits(exported, pixels, dialect):
     model, folder = exported(dialect)
-    images = [pixels(batch, channels=model.config.num_channels)]
-    assert exporting.logit_difference(model, exporting.onnx_model(folder / "model.onnx"), images)["relative"] < 1e-5
-    assert exporting.logit_difference(model, exporting.torch_program(folder / "model.pt2"), images)["relative"] < 1e-5
+    for batch in (1, 3):
+        assert difference(model, folder, pixels(batch, channels=model.config.num_channels)) < 1e-5
 
 
-@pytest.mark.parametrize("dialect", ["rotary", "no positions"])
-@pytest.mark.parametrize("size", [(16, 24), (32, 12), (8, 8)])
-def test_without_a_table_of_positions_other_sizes_give_torchs_logits(exported, pixels, dialect, size):
-    model, folder = exported(dialect)
-    images = [pixels(2, *size)]
-    assert exporting.logit_difference(model, exporting.onnx_model(folder / "model.onnx"), images)["relative"] < 1e-5
-    assert exporting.logit_difference(model, exporting.torch_program(folder / "model.pt2"), images)["relative"] < 1e-5
-
-
-def test_with_a_table_of_positions_another_size_is_refused(exported, pixels):
-    _, folder = exported("class token, learned")
-    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument, match="pixel_values"):
-        exporting.onnx_model(folder / "model.onnx")(pixels(1, 16, 24))
-    with pytest.raises(AssertionError, match="pixel_values"):
-        exporting.torch_program(folder / "model.pt2")(pixels(1, 16, 24))
+@pytest.mark.parametrize("size", [(16, 24), (8, 8)])
+def test_without_a_table_of_positions_other_sizes_give_torchs_logits(exported, pixels, size):
+    assert difference(*exported("rotary"), pixels(2, *size)) < 1e-5
 
 
 def test_the_program_loads_with_torch_alone(exported, pixels, tmp_path):
@@ -130,9 +105,8 @@ def test_the_onnx_file_is_whole_and_says_what_may_change(exported):
     assert dimensions == ["batch", 3, "4*rows", "4*columns"]
 
 
-@pytest.mark.parametrize("dialect", ["class token, learned", "norm linear norm"])
-def test_every_product_with_a_weight_is_int8_and_the_answers_stay_near(exported, pixels, tmp_path, dialect):
-    model, folder = exported(dialect)
+def test_every_product_with_a_weight_is_int8_and_the_answers_stay_near(exported, pixels, tmp_path):
+    model, folder = exported("class token, learned")
     exporting.quantize(folder / "model.onnx", tmp_path / "small.onnx")
     count = lambda file, kind: sum(node.op_type == kind for node in onnx.load(file).graph.node)
     dense = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
@@ -168,7 +142,7 @@ def test_another_computation_is_refused(tiny_model, pixels):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run of two steps on a part of train, a fifth of it scored."""
+    """A run of two steps on a part of train, a fifth of it scored; it was exported by the real command."""
     folder = tmp_path_factory.mktemp("runs")
     rows = load_splits("fashion-mnist-mini")["train"].select(range(0, 10_000, 40))
     (folder / "some").mkdir()
@@ -178,37 +152,23 @@ def run(tmp_path_factory):
         "--config_overrides", "image_size=14,patch_size=7,hidden_size=32,num_hidden_layers=1,num_attention_heads=2,intermediate_size=32",
         "--eval_fraction", "0.2", "--per_device_train_batch_size", "16", "--seed", "3", "--num_workers", "0",
     ]  # fmt: skip
-    line = [sys.executable, "-W", "ignore", str(HOUSE / "recipes" / "train.py"), *flags]
-    forked.run(line, cwd=folder, check=True)
+    for script, *words in (("train.py", *flags), ("export.py", "run")):
+        forked.run([sys.executable, "-W", "ignore", HOUSE / "recipes" / script, *words], cwd=folder, check=True)
     return folder / "run"
 
 
 def test_a_run_is_exported_and_scored_on_the_images_that_it_scored(run):
-    printed = command("run", cwd=run.parent)
-    assert "warn" not in printed.lower()
-    output = run / "export"
-    report = json.loads((output / "export.json").read_text())
-    files = ("onnx/model.onnx", "onnx/model_quantized.onnx", "model.pt2")
-    assert {str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()} == {*files, "export.json"}
-    assert set(report["files"]) == set(files)
-    for name in files:
-        assert report["files"][name]["megabytes"] == pytest.approx((output / name).stat().st_size / 1e6, abs=1e-3)
-        assert name in printed
+    report = json.loads((run / "export" / "export.json").read_text())
+    found = {str(path.relative_to(run / "export")) for path in (run / "export").rglob("*") if path.is_file()}
+    assert found == {*report["files"], "export.json"} == {*FILES, "export.json"}
     results = json.loads((run / "results.json").read_text())
-    assert results["data"]["scored"] == "part of train"
-    assert report["data"] == {
-        "name": "some", "config": None, "split": "part of train", "images": results["data"]["scored_images"],
-        "skipped_images": 0, "batch_size": export.BATCH_SIZE,
-    }  # fmt: skip
-    assert report["files"]["onnx/model.onnx"]["accuracy"] == results["metrics"]["accuracy"]  # the very same images
-    assert report["files"]["onnx/model.onnx"]["interval"] == results["intervals"]["accuracy"]
-    low, high = report["files"]["onnx/model_quantized.onnx"]["interval"]
-    assert low <= report["files"]["onnx/model_quantized.onnx"]["accuracy"] <= high
-    for name in ("onnx/model.onnx", "model.pt2"):
-        assert report["files"][name]["difference"]["relative"] <= 1e-4
-    assert report["weights_sha256"] == hashlib.sha256((run / "model" / "model.safetensors").read_bytes()).hexdigest()
-    assert {"onnx", "onnxruntime", "torch"} <= set(report["versions"])
-    assert report["hardware"] == environment.environment_info("cpu", 1, "no")["hardware"]
+    assert (report["data"]["split"], report["data"]["images"]) == ("part of train", results["data"]["scored_images"])
+    full, quantized, program = (report["files"][name] for name in FILES)
+    assert full["accuracy"] == results["metrics"]["accuracy"]  # the very same images
+    assert full["interval"] == results["intervals"]["accuracy"]
+    assert quantized["interval"][0] <= quantized["accuracy"] <= quantized["interval"][1]
+    assert max(one["difference"]["relative"] for one in (full, program)) <= 1e-4
+    assert report["weights_sha256"] == checksum(run / "model" / "model.safetensors")
 
 
 def test_each_onnx_file_is_scored_by_its_own_answers(run, tmp_path, monkeypatch):
@@ -231,8 +191,8 @@ def native(tiny_fields, randomize, tmp_path_factory):
     return folder
 
 
-def test_an_earlier_export_is_replaced_as_a_whole_or_not_at_all(native, tmp_path, monkeypatch, pixels, capsys):
-    """And a native model without data gives no int8 file, which one line says."""
+def test_an_earlier_export_is_replaced_as_a_whole_or_not_at_all(native, tmp_path, monkeypatch):
+    """And a native model without data gives no int8 file."""
     output = tmp_path / "out"
     (output / "onnx").mkdir(parents=True)
     for name in ("export.json", "onnx/model_quantized.onnx"):
@@ -245,19 +205,9 @@ def test_an_earlier_export_is_replaced_as_a_whole_or_not_at_all(native, tmp_path
     assert files == {"out/export.json": "earlier", "out/onnx/model_quantized.onnx": "earlier"}
 
     monkeypatch.setattr(exporting, "MAX_DIFFERENCE", 1e-4)
-    capsys.readouterr()
     export.main(args)
-    assert capsys.readouterr().out.count("no int8 file is written") == 1
-    report = json.loads((output / "export.json").read_text())
-    assert set(report["files"]) == {"onnx/model.onnx", "model.pt2"}
-    assert report["data"] is None
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert files == {"out/export.json", "out/onnx/model.onnx", "out/model.pt2"}
-    model, computed = (
-        ViTForImageClassification.from_pretrained(native),
-        exporting.onnx_model(output / "onnx" / "model.onnx"),
-    )
-    assert exporting.logit_difference(model, computed, [pixels(2)])["relative"] < 1e-5
 
 
 def refusal(monkeypatch, tmp_path, *flags) -> str:
@@ -271,21 +221,14 @@ def refusal(monkeypatch, tmp_path, *flags) -> str:
     return stopped.value.code
 
 
-def test_a_model_folder_needs_an_output_dir(native, tmp_path, monkeypatch):
-    assert "--output_dir" in refusal(monkeypatch, tmp_path, native)
-
-
-def test_a_folder_in_the_way_is_refused(native, tmp_path, monkeypatch):
+def test_what_cannot_be_exported_or_would_be_lost_is_refused(native, tiny_config, tmp_path, monkeypatch):
+    HFViTModel(tiny_config()).save_pretrained(tmp_path / "tower")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    assert "thesis.txt" in refusal(monkeypatch, tmp_path, native, "--output_dir", tmp_path / "mine")
-    (tmp_path / "mine" / "export.json").write_text("{}")
-    assert "thesis.txt" in refusal(monkeypatch, tmp_path, native, "--output_dir", tmp_path / "mine")
-    assert "thesis.txt" in refusal(monkeypatch, tmp_path, native, "--output_dir", tmp_path / "mine" / "thesis.txt")
-
-
-def test_a_model_without_a_head_is_refused(native, tiny_config, tmp_path, monkeypatch):
-    from hf_vit import HFViTModel
-
-    HFViTModel(tiny_config()).save_pretrained(tmp_path / "tower")
-    assert "no classifier" in refusal(monkeypatch, tmp_path, tmp_path / "tower", "--output_dir", tmp_path / "out")
+    for model, flags, named in (
+        (native, (), "--output_dir"),
+        (tmp_path / "tower", ("--output_dir", tmp_path / "out"), "classifier"),
+        (native, ("--output_dir", tmp_path / "mine"), "thesis.txt"),
+        (native, ("--output_dir", tmp_path / "mine" / "thesis.txt"), "thesis.txt"),
+    ):
+        assert named in refusal(monkeypatch, tmp_path, model, *flags)

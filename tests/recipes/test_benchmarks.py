@@ -35,9 +35,7 @@ def test_the_tables_are_what_the_script_writes():
     pages = {page: page.read_text() for page in tables.pages(HOUSE)}
     assert {page: tables.fill_tables(text, HOUSE) for page, text in pages.items()} == pages
     for name in tables.TABLES:
-        assert (
-            sum(f"<!-- {name}: recipes/benchmarks/tables.py writes this -->" in text for text in pages.values()) == 1
-        )
+        assert sum(f"<!-- {name}: " in text for text in pages.values()) == 1
 
 
 @pytest.mark.parametrize("file", sorted(HOUSE.glob("model_cards/*/results.json")), ids=lambda file: file.parent.name)

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from nbclient import NotebookClient
 
 from hf_vit import run_figures
 from hf_vit.data import image_dataset
-from hf_vit.training import run_folder
 from hf_vit.training.log import RunLog
 
 
@@ -138,32 +136,6 @@ def test_a_signal_to_end_saves_and_then_reaches_the_kernel(train, at_step, tmp_p
         signal.signal(signal.SIGTERM, before)
     assert received == [signal.SIGTERM]
     assert (tmp_path / "checkpoints" / "step-000002").is_dir()
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        ({"lr": 1e-3}, "learning_rate"),
-        ({"learning_rate": "fast"}, "learning_rate.*a number"),
-        ({"config": "dmeo"}, "demo"),
-        ({"dataset_name": "runs/photo"}, "dataset_name runs/photo"),
-    ],
-)
-def test_a_wrong_flag_is_a_value_error_that_names_it(flags, sentence, train, tmp_path, capsys):
-    with pytest.raises(ValueError, match=sentence):
-        train(**{**FLAGS, "output_dir": tmp_path, **flags})
-    assert capsys.readouterr() == ("", "")
-
-
-def test_a_folder_that_another_run_holds_is_left_alone(train, monkeypatch, tmp_path):
-    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 0.2)
-    holding = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX)"
-    line = [sys.executable, "-c", f"{holding}; print('held', flush=True); input()", tmp_path / ".lock"]
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout.readline() == "held\n"
-        with pytest.raises(ValueError, match=r"another run is at work in .* wait for its end"):
-            train(**FLAGS, output_dir=tmp_path)
-        other.communicate("\n")
 
 
 LAUNCHED = """

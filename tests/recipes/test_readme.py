@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from loopback_hub import Hub
 from PIL import Image
+from publishing import at
 from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTImageProcessorPil, ViTModel
 
 from hf_vit.data.sources import load_splits
@@ -39,7 +40,9 @@ COMMANDS = {
     ]
     for name, page in PAGES.items()
 }
-LONG_PAGES = {f"recipes/docs/{name}.md" for name in ("pretraining", "sharing", "your-own-images")}
+LONG_PAGES = {
+    f"recipes/docs/{name}.md" for name in ("predicting", "pretraining", "regression", "sharing", "your-own-images")
+}
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +98,7 @@ def test_commands_run_in_their_order(commands, desk, hub, tmp_path):
         script, *flags = shlex.split(command.replace("USER/", "alice/"))[1:]
         environment = dict(os.environ)
         if "publish.py" in script:
-            environment |= {
-                "HF_ENDPOINT": hub.url,
-                "HF_TOKEN": hub.token,
-                "HF_HUB_OFFLINE": "0",
-                "HF_HOME": str(tmp_path),
-            }
+            environment |= at(hub, tmp_path)
         if "train.py" in script:  # and pretrain.py
             flags += ["--max_train_steps", "1", "--per_device_train_batch_size", "4"]
         result = forked.run([sys.executable, "-W", "ignore", script, *flags], cwd=desk, env=environment)

@@ -1,47 +1,17 @@
 """Claims about all scripts of recipes/."""
 
 import ast
-import logging
-import runpy
-import signal
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
-
-from hf_vit.model.attention_maps import MAP_METHODS
 
 
 HOUSE = Path(__file__).parents[2]
 # cli.py calls the others: test_cli.py. minimal.py, an example for readers, imports everything at its top.
 FILES = {file for file in HOUSE.glob("recipes/*.py") if file.name not in ("cli.py", "minimal.py")}
 SCRIPTS = [file for file in sorted(FILES) if '__name__ == "__main__"' in file.read_text()]
-
-
-@pytest.fixture
-def as_before(monkeypatch):
-    """What a script changes in its process is put back."""
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-    handlers = {number: signal.getsignal(number) for number in numbers}
-    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
-    logger = logging.getLogger("huggingface_hub.utils._http")
-    monkeypatch.setattr(logger, "filters", list(logger.filters))
-    yield
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_help_is_answered_and_nothing_else_done(script, as_before, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [str(script), "--help"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(script), run_name="__main__")
-    assert ended.value.code == 0
-    assert capsys.readouterr().out.startswith(f"usage: {script.name} ")
-    assert list(tmp_path.iterdir()) == []
 
 
 HEAVY = [
@@ -80,21 +50,6 @@ def test_flags_are_answered_before_the_imports_that_take_seconds(script, flag, t
     else:
         assert "--no-such-flag" in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_gpu_tests_are_found_where_the_extras_export_and_app_are_not_installed(tmp_path):
-    hidden = ("onnx", "onnxruntime", "onnxscript", "onnx_ir", "gradio", "selenium")
-    words = ["-m", "gpu", "--collect-only", "-p", "no:cacheprovider", "--rootdir", str(HOUSE), str(HOUSE / "tests")]
-    program = f"import sys, pytest; sys.modules |= dict.fromkeys({hidden!r}); sys.exit(pytest.main({words!r}))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=HOUSE)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "test_gpu" in done.stdout
-
-
-def test_visualize_offers_the_methods_that_there_are():
-    import visualize
-
-    assert ("raw", *visualize.METHODS) == MAP_METHODS
 
 
 def test_a_script_is_not_called_as_a_library_is():

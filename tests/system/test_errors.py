@@ -16,11 +16,9 @@ def raising(error):
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (UserError("r is -1;\n  wanted 1 or more"), "error: r is -1;\n  wanted 1 or more"),
         (FileNotFoundError(2, "No such file", "a\x1b.png"), "error: [Errno 2] No such file: 'a\\x1b.png'"),
         (ImportError("peft is not installed"), "error: peft is not installed"),
         (UserError("a\x1b[1Ab\u202e"), "error: a\\x1b[1Ab\\u202e"),
-        (UserError(), "error: UserError"),
     ],
 )
 def test_an_error_of_the_user_is_one_line_and_exit_code_1(error, line):
@@ -29,9 +27,7 @@ def test_an_error_of_the_user_is_one_line_and_exit_code_1(error, line):
     assert ended.value.code == line  # Python writes a text to stderr, and exits with 1
 
 
-@pytest.mark.parametrize(
-    "error", [ValueError("a"), OSError("a"), KeyError("a"), TypeError("a"), RuntimeError("a"), SystemExit(75)]
-)
+@pytest.mark.parametrize("error", [ValueError("a"), OSError("a"), SystemExit(75)])
 def test_every_other_error_keeps_its_traceback(error):
     with pytest.raises(type(error)) as ended:
         run_script(raising(error))

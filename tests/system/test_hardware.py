@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hf_vit import HFViTModel
 from hf_vit.data import augment
 from hf_vit.system import hardware
-from hf_vit.training.inputs import Prefetcher, read_while
-from hf_vit.training.model import compile_model, find_batch_size
+from hf_vit.training.inputs import Prefetcher
+from hf_vit.training.model import compile_model
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -45,9 +45,7 @@ def test_an_apple_gpu_is_found_where_there_is_no_other(monkeypatch):
         ("amx_bf16", "bf16", {}),
         ("avx512_bf16", "bf16", {}),
         ("avx512_f", "no", {}),
-        ("avx512_bf16", "no", {"ONEDNN_MAX_CPU_ISA": "AVX2"}),
         ("avx512_bf16", "no", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}),
-        ("avx512_bf16", "bf16", {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX"}),
     ],
 )
 def test_bf16_on_cpu_only_where_the_processor_computes_in_it(monkeypatch, feature, picked, environment):
@@ -128,9 +126,7 @@ def test_a_container_has_the_cores_of_its_quota(tmp_path):
 FORM = types.SimpleNamespace(height=32, width=32, mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.25], processor=None)
 RECIPES = {
     "demo": dict(shift=2, flip=True),
-    "simple": dict(crop="simple", flip=True, color_jitter=0.3),
     "DeiT": dict(crop="resized", flip=True, auto_augment="rand", erase=0.25),
-    "trivial": dict(crop="resized", auto_augment="trivial", erase=0.5),
 }
 
 
@@ -144,19 +140,7 @@ class Operations(TorchDispatchMode):
         tensors = [
             value for value in torch.utils._pytree.tree_leaves((args, result)) if isinstance(value, torch.Tensor)
         ]
-        views = (
-            "view",
-            "expand",
-            "select",
-            "slice",
-            "unsqueeze",
-            "squeeze",
-            "detach",
-            "unbind",
-            "permute",
-            "alias",
-            "split",
-        )
+        views = ("view", "expand", "select", "slice", "squeeze", "detach", "unbind", "permute", "alias", "split")
         if any(tensor.is_meta for tensor in tensors) and not any(name in function.__name__ for name in views):
             self.count += 1
         return result
@@ -172,44 +156,15 @@ def test_a_batch_is_augmented_and_mixed_without_waiting_for_the_device(recipe):
     assert targets.is_meta
 
 
-def test_augmentation_takes_few_kernels_and_erasing_no_more_for_more_images():
+def test_erasing_takes_no_more_kernels_for_more_images():
     """The numbers of each image are drawn on the CPU: on the device they took about 57 kernels a draw."""
-    count = {}
+    counts = []
     for size in (64, 256):
         images, index = torch.empty(size, 3, 40, 40, dtype=torch.uint8, device="meta"), torch.arange(size)
-        for recipe in ("demo", "DeiT"):
-            with Operations() as operations:
-                augmented(images, index, 3, 5, FORM, **RECIPES[recipe])
-            count[recipe, size] = operations.count
-    assert count["demo", 64] <= 15
-    assert count["DeiT", 64] <= 350
-    assert count["DeiT", 256] == count["DeiT", 64]
-
-
-def test_numbers_are_the_same_hashed_at_once_and_step_by_step():
-    """A draw hashes what all images share on the host; here all of it is hashed as tensors, in wrapping int64."""
-    index = torch.randint(-(2**62), 2**62, (1000,))
-    for seed, epoch, stream in ((0, 0, 0), (12345, 678, 9), (2**63 - 1, 2**40, 33)):
-        found = augment.uniform(index, seed, epoch, stream)
-        columns = (torch.full_like(index, number) for number in (epoch, stream))
-        assert torch.equal(augment.uniform(index, seed, *columns), found)
-        assert found.min() >= 0
-        assert found.max() < 1
-
-
-def test_only_images_that_are_erased_get_noise(monkeypatch):
-    hashed, real = [], augment.uniform
-
-    def count(index, *rest, **named):
-        hashed.append(len(index))
-        return real(index, *rest, **named)
-
-    monkeypatch.setattr(augment, "uniform", count)
-    images = torch.zeros(100, 3, 8, 8)
-    erased = augment.random_erase(images, torch.arange(100), 0, 0, 0.25)
-    changed = (erased != 0).flatten(1).any(dim=1).sum().item()
-    assert 10 < changed < 40
-    assert max(hashed) <= 40 * 3 * 8 * 8
+        with Operations() as operations:
+            augmented(images, index, 3, 5, FORM, **RECIPES["DeiT"])
+        counts.append(operations.count)
+    assert counts[0] == counts[1] <= 350
 
 
 def test_a_forward_pass_with_fixed_positions_copies_nothing_to_the_device(tiny_config):
@@ -249,50 +204,24 @@ def test_a_batch_is_made_ahead_only_when_that_is_asked_for():
         next(ahead)
 
 
-def test_the_next_batch_is_made_while_numbers_of_a_gpu_are_on_their_way(monkeypatch):
-    done = []
-
-    class Event:
-        def record(self):
-            done.append("recorded")
-
-        def synchronize(self):
-            done.append("waited")
-
-    class OnGPU:
-        is_cuda = True
-
-        def to(self, device, non_blocking):
-            done.append(f"sent to {device}, {'not ' * non_blocking}waited for")
-            return torch.tensor([1.0, 0.0])
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    assert read_while(OnGPU(), lambda: done.append("worked")) == [1.0, 0.0]
-    assert done == ["sent to cpu, not waited for", "recorded", "worked", "waited"]
-    assert read_while(torch.tensor([2.0]), lambda: done.append("worked on a CPU")) == [2.0]
-    assert len(done) == 4
-
-
 def test_an_error_in_the_making_of_a_batch_comes_through_and_closing_closes_the_source():
     closed = []
 
-    def batches(bad):
+    def batches():
         try:
-            for number in range(5):
-                if number == bad:
-                    raise ValueError("no picture")
-                yield number
+            yield 0
+            raise ValueError("no picture")
         finally:
-            closed.append(bad)
+            closed.append(True)
 
-    ahead = Prefetcher(batches(bad=1))
-    assert next(ahead) == 0
-    with pytest.raises(ValueError, match="no picture"):
-        ahead.prefetch()
-    ahead = Prefetcher(batches(bad=None))
-    assert next(ahead) == 0
-    ahead.close()
-    assert closed == [1, None]
+    for number in (1, 2):
+        ahead = Prefetcher(batches())
+        assert next(ahead) == 0
+        if number == 1:
+            with pytest.raises(ValueError, match="no picture"):
+                ahead.prefetch()
+        ahead.close()
+        assert len(closed) == number
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -316,35 +245,6 @@ def test_hooks_of_fsdp_do_not_make_the_last_layer_compute_every_token(tiny_model
     gather.__module__ = "torch.distributed.fsdp._fully_shard._fsdp_state"
     assert model.vit(pixels(), pooled_only=True).last_hidden_state.shape[1] == 1
     assert len(seen) == 2
-
-
-def test_tokens_are_merged_alike_in_bfloat16_autocast(tiny_model, pixels, monkeypatch):
-    from hf_vit.model import token_merging
-
-    model, seen, real = tiny_model(), [], token_merging.bipartite_soft_matching
-
-    def matching(keys, *rest):
-        seen.append(((keys @ keys.mT).dtype, keys.dtype))
-        return real(keys, *rest)
-
-    monkeypatch.setattr(token_merging, "bipartite_soft_matching", matching)
-    model.set_token_merging(2)
-    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        model(pixels())
-    assert seen == [(torch.float32, torch.float32)]  # the last layer is of the class token alone
-
-
-def test_the_trial_for_a_batch_size_holds_what_a_step_holds(tiny_model):
-    model, held = tiny_model(), []
-    real = torch.empty_like
-
-    def loss(pixel_values):
-        return model(pixel_values).logits.square().sum()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "empty_like", lambda tensor: held.append(tensor.numel()) or real(tensor))
-        find_batch_size(model, loss, types.SimpleNamespace(channels=3, height=16, width=16), 4, torch.device("cpu"), 3)
-    assert sum(held) == 3 * sum(p.numel() for p in model.parameters()) + 3 * 4 * 3 * 16 * 16
 
 
 KEPT = """

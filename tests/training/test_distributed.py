@@ -12,6 +12,7 @@ import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from runs import (
+    FSDP2,
     HOUSE,
     TINY,
     TRAIN,
@@ -24,7 +25,7 @@ from runs import (
     start,
     write_photos,
     write_shards,
-)
+)  # fmt: skip
 from safetensors.torch import load_file
 from torch.testing import assert_close
 from transformers import ViTImageProcessorPil
@@ -34,17 +35,11 @@ from hf_vit.training.model import shard_by_layer
 
 
 LAUNCHERS = HOUSE / "recipes" / "accelerate"
-STEPS, TOGETHER = 24, 32
+STEPS, TOGETHER = 16, 32
 FLAGS = dict(
-    preset="tiny-patch16-224", config_overrides=TINY, max_train_steps=STEPS, eval_steps=12, log_steps=1, checkpointing_steps=8,
+    preset="tiny-patch16-224", config_overrides=TINY, max_train_steps=STEPS, eval_steps=8, log_steps=1, checkpointing_steps=4,
     ema_decay=0.9, mixup=0.2, optimizer="muon", mixed_precision="no", num_workers=0, auto_find_batch_size="false",
 )  # fmt: skip
-# What fsdp2.yaml says, for processes that no launcher starts.
-FSDP2 = {
-    "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-    "FSDP_TRANSFORMER_CLS_TO_WRAP": "HFViTLayer", "FSDP_RESHARD_AFTER_FORWARD": "true", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
-    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
-}  # fmt: skip
 # Notes in the folder NOTES, a file a process and a line a step, the ids of its images, how many numbers of the layers the process
 # holds, and a random one that it draws. NAN_AT, TERM_AT and ERROR_AT are "rank:step": there the loss turns bad, or this one process is asked to stop, or fails.
 WATCHED = """
@@ -219,25 +214,20 @@ def test_a_new_head_of_few_images_is_fitted_first_under_fsdp_too(runs, tiny_mode
     assert "fitting the head" in two(runs / "head", flags=flags, **FSDP2)[0]
 
 
-PRECISIONS = [
-    pytest.param(launcher, precision, recipe, marks=() if number == 0 else pytest.mark.slow)
-    for number, (launcher, precision, recipe) in enumerate(
-        (launcher, precision, recipe)
-        for launcher in ("fsdp2", "ddp")
-        for precision in ("bf16", "no")
-        for recipe in ("pretrain", "train")
-    )
-]
-
-
-@pytest.mark.parametrize(("launcher", "precision", "recipe"), PRECISIONS)
+@pytest.mark.parametrize(
+    ("launcher", "precision", "recipe"),
+    [
+        ("fsdp2", "bf16", "pretrain"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("fsdp2", "no", "pretrain"), ("ddp", "bf16", "train"), ("ddp", "no", "pretrain"))),
+    ],
+)  # fmt: skip
 def test_two_processes_train_as_one_does_and_go_on_alone_or_as_two_in_every_precision(
     launcher, precision, recipe, runs, tmp_path
 ):
     """The masks of pre-training and its targets would differ if a launcher rounded them."""
     flags = {
         **{name: FLAGS[name] for name in ("preset", "config_overrides", "log_steps", "num_workers")},
-        **dict(max_train_steps=8, eval_steps=8, checkpointing_steps=4, mixed_precision=precision),
+        **dict(max_train_steps=4, eval_steps=4, checkpointing_steps=2, mixed_precision=precision),
     }
     (tmp_path / "photos").symlink_to(runs / "photos")
     shutil.copy(runs / "watched.py", tmp_path)
@@ -248,7 +238,7 @@ def test_two_processes_train_as_one_does_and_go_on_alone_or_as_two_in_every_prec
     wanted, rounding = logged(tmp_path / "alone", "loss"), 1e-3 if precision == "bf16" else 1e-5
     assert logged(tmp_path / "together", "loss")[1] == pytest.approx(wanted[1], rel=0, abs=1e-6)
     assert logged(tmp_path / "together", "loss") == pytest.approx(wanted, rel=0, abs=rounding)
-    resumed = interrupted(tmp_path / "together", 4, tmp_path / "resumed")
+    resumed = interrupted(tmp_path / "together", 2, tmp_path / "resumed")
     shutil.copytree(resumed, tmp_path / "alone-again")
     two(resumed, **how, **of_two)
     assert logged(resumed, "loss") == logged(tmp_path / "together", "loss")
@@ -270,23 +260,23 @@ def test_one_process_goes_on_where_two_sharded_ones_stopped(alone, sharded, runs
 
 
 def test_two_sharded_processes_go_on_where_one_stopped(alone, runs):
-    run = interrupted(alone, 16, runs / "one-then-sharded")
+    run = interrupted(alone, 12, runs / "one-then-sharded")
     two(run, **FSDP2)
-    assert seen(run) == seen(alone)[16:]
-    assert results_of(run)["resumed_at_steps"] == [16]
+    assert seen(run) == seen(alone)[12:]
+    assert results_of(run)["resumed_at_steps"] == [12]
     assert_same_course(run, alone)
 
 
 def test_two_processes_train_on_a_stream_as_one_does_and_one_goes_on_with_it(runs):
     shards = write_shards(runs / "photos", runs / "shards")
-    stream = dict(dataset_name=shards, streaming="true", shuffle_buffer=16, max_train_steps=16, eval_steps=8)
+    stream = dict(dataset_name=shards, streaming="true", shuffle_buffer=16, max_train_steps=8, eval_steps=4)
     one(runs / "stream", **stream)
     two(runs / "stream-of-two", **stream)
     assert seen(runs / "stream-of-two") == seen(runs / "stream")
     assert_same_course(runs / "stream-of-two", runs / "stream")
-    run = interrupted(runs / "stream-of-two", 8, runs / "stream-then-one")
+    run = interrupted(runs / "stream-of-two", 4, runs / "stream-then-one")
     one(run, **stream)
-    assert seen(run) == seen(runs / "stream")[8:]
+    assert seen(run) == seen(runs / "stream")[4:]
     assert_same_course(run, runs / "stream")
 
 
@@ -320,8 +310,6 @@ def test_a_nan_in_one_process_skips_the_step_in_both_and_a_signal_stops_both_aft
     assert json.loads((last / "state.json").read_text())["skipped_steps"] == [3]
     for file in last.glob("*.safetensors"):
         assert all(tensor.isfinite().all() for tensor in load_file(file).values()), file
-    (skipped,) = [line for line in log_of(run) if "skipped" in line]
-    assert len(skipped["rows"]) == TOGETHER
 
 
 def test_an_error_of_the_main_process_ends_both_with_one_sentence(alone):
@@ -361,12 +349,6 @@ def test_a_process_that_does_not_come_is_waited_for_no_longer_than_the_time_out(
     finally:
         for process in processes:
             process.kill()
-
-
-def test_processes_that_do_not_find_each_other_are_refused(runs):
-    """A launch file for GPUs, on a machine that has none."""
-    assert "ACCELERATE_USE_CPU=true" in two(runs / "apart", code=1, ACCELERATE_USE_CPU="false")[0]
-    assert not (runs / "apart").exists()
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """What only a CUDA device can show: `pytest -m gpu` there. Tiny models, a few minutes; no test asserts a time."""
 
-import copy
 import json
 import os
 import subprocess
@@ -12,7 +11,6 @@ import pytest
 import torch
 from accelerate import Accelerator
 from image_data import augmented
-from safetensors.torch import load_file
 from torch import nn
 
 from hf_vit import HFViTForImageClassification
@@ -98,19 +96,6 @@ def test_a_run_in_bf16_that_is_stopped_and_resumed_ends_as_an_undisturbed_one(tm
     assert whole[-5:].mean() < whole[:5].mean()
 
 
-def test_fp16_halves_its_scale_on_overflow_and_a_resumed_run_keeps_it(tmp_path):
-    flags = ("--mixed_precision", "fp16", "--compile", "no", "--checkpointing_steps", "10")
-    train(tmp_path / "run", *flags)
-    states = [
-        json.loads((tmp_path / "run" / "checkpoints" / f"step-{step:06}" / "state.json").read_text())
-        for step in (10, 20)
-    ]
-    assert states[1]["scaler"]["scale"] <= 65536.0
-    train(tmp_path / "again", *flags, "--resume", str(tmp_path / "run" / "checkpoints" / "step-000010"))
-    again = json.loads((tmp_path / "again" / "checkpoints" / "step-000020" / "state.json").read_text())
-    assert again["scaler"]["scale"] == states[1]["scaler"]["scale"]
-
-
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_run_sharded_by_fsdp2_scores_saves_and_goes_on_unsharded(tmp_path, optimizer):
     launch = ("-m", "accelerate.commands.launch", "--num_processes", "1", "--main_process_port", "0", "--config_file")
@@ -143,8 +128,7 @@ def test_random_numbers_equal_those_of_the_cpu_to_the_bit(device):
 @pytest.mark.parametrize(
     "recipe",
     [
-        dict(shift=2, flip=True), dict(crop="simple", color_jitter=0.3), dict(crop="resized"),
-        dict(auto_augment="trivial"), dict(auto_augment="rand", erase=0.5),
+        dict(shift=2, flip=True), dict(crop="resized"), dict(auto_augment="rand", erase=0.5),
     ],
 )  # fmt: skip
 def test_augmented_images_are_those_of_the_cpu_within_a_level(device, recipe):
@@ -160,7 +144,7 @@ def test_augmented_images_are_those_of_the_cpu_within_a_level(device, recipe):
 @pytest.mark.parametrize(
     "fields",
     [
-        {}, dict(position_embedding="rotary", num_register_tokens=2), dict(pooling="map", use_class_token=False),
+        {}, dict(position_embedding="rotary", num_register_tokens=2),
         dict(position_embedding="sincos2d", pooling="mean", use_class_token=False, gated_mlp=True),
     ],
 )  # fmt: skip
@@ -173,22 +157,6 @@ def test_logits_are_those_of_the_cpu(device, tiny_model, pixels, fields):
         with torch.autocast("cuda", torch.bfloat16):
             rounded = model(images.to(device)).logits.float().cpu()
         torch.testing.assert_close(rounded, expected, rtol=0.05, atol=0.05)
-
-
-def test_merged_tokens_are_those_of_the_cpu(device, tiny_model, pixels):
-    model, images = tiny_model(pooling="mean", use_class_token=False), pixels(batch=8)
-    model.set_token_merging(3)
-    with torch.no_grad():
-        expected = model(images).logits
-        torch.testing.assert_close(model.to(device)(images.to(device)).logits.cpu(), expected, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("method", ["raw", "rollout", "gradient_rollout", "grad_cam"])
-def test_attention_maps_are_those_of_the_cpu(device, tiny_model, pixels, method):
-    model, images = tiny_model(), pixels()
-    expected = model.attention_maps(images, method=method)
-    found = model.to(device).attention_maps(images.to(device), method=method)
-    torch.testing.assert_close(found.cpu(), expected, rtol=1e-3, atol=1e-5)
 
 
 def test_muon_steps_as_on_the_cpu(device, monkeypatch):
@@ -266,24 +234,6 @@ def test_training_evaluation_and_its_tail_are_three_graphs_and_no_more(device, t
     assert counters["stats"]["unique_graphs"] <= 3
 
 
-def test_gradient_checkpointing_takes_less_memory_for_the_same_gradients(device, tiny_model, pixels):
-    model = tiny_model(num_hidden_layers=8, hidden_size=64, intermediate_size=256).to(device).train()
-    images, peaks, gradients = pixels(batch=256).to(device), [], []
-    model(images).logits.square().sum().backward()  # the workspaces of cuBLAS stay
-    model.zero_grad()
-    for checkpointed in (False, True):
-        if checkpointed:
-            model.activation_checkpointing_enable({"use_reentrant": False})
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        model(images).logits.square().sum().backward()
-        peaks.append(torch.cuda.max_memory_allocated() - before)
-        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
-        model.zero_grad()
-    assert peaks[1] < 0.6 * peaks[0]
-    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-3, atol=1e-4)
-
-
 def test_the_batch_size_found_in_little_memory_survives_ten_steps(device, tiny_model):
     model = tiny_model(num_hidden_layers=8, hidden_size=128, intermediate_size=512).to(device).train()
     form = types.SimpleNamespace(**{**vars(FORM), "height": 16, "width": 16})
@@ -304,33 +254,10 @@ def test_the_batch_size_found_in_little_memory_survives_ten_steps(device, tiny_m
         torch.cuda.empty_cache()
 
 
-def test_nan_on_the_device_leaves_weights_moments_and_the_average_alone(tmp_path):
-    """A row of NaN in step 3: the step is skipped, and what was trained before it stays finite."""
-    spoil = """
-import os, runpy, sys
-from hf_vit.data import augment as module
-real, calls = module.augment, []
-def spoiled(*args, **kwargs):
-    calls.append(None)
-    return real(*args, **kwargs) * (float("nan") if len(calls) == 3 else 1)
-module.augment = spoiled
-sys.argv = sys.argv[1:]
-sys.path.insert(0, os.path.dirname(sys.argv[0]))  # as Python does for a script
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-    (tmp_path / "spoil.py").write_text(spoil)
-    train(tmp_path / "run", "--checkpointing_steps", "20", launcher=(str(tmp_path / "spoil.py"),))
-    assert json.loads((tmp_path / "run" / "results.json").read_text())["skipped_steps"] == [3]
-    for file in (tmp_path / "run" / "checkpoints" / "step-000020").glob("*.safetensors"):
-        assert all(tensor.isfinite().all() for tensor in load_file(file).values())
-
-
 def test_a_checkpoint_loads_straight_to_the_device(device, tiny_model, pixels, tmp_path):
-    model, images = tiny_model(position_embedding="sincos1d"), pixels()
-    model.save_pretrained(tmp_path)
+    tiny_model(position_embedding="sincos1d").save_pretrained(tmp_path)
     loaded = HFViTForImageClassification.from_pretrained(tmp_path, device_map={"": 0}, image_size=32)
     assert {parameter.device for parameter in loaded.parameters()} == {device}
-    expected = copy.deepcopy(model)
-    expected.resize_input(image_size=32)
+    expected = HFViTForImageClassification.from_pretrained(tmp_path, image_size=32)
     images = pixels(height=32, width=32)
     torch.testing.assert_close(loaded(images.to(device)).logits.cpu(), expected(images).logits, rtol=1e-3, atol=1e-4)

@@ -104,7 +104,7 @@ def teacher(tmp_path, tiny_fields, randomize):
 FORM = ImageSpec(16, 16, 3, 2, (0.5, 0.45, 0.4), (0.25, 0.2, 0.3))
 
 
-@pytest.mark.parametrize(("size", "tolerance"), [(16, 1e-5), (32, 0.01), (8, 0.01)])
+@pytest.mark.parametrize(("size", "tolerance"), [(16, 1e-5), (32, 0.01)])
 def test_a_teacher_sees_the_students_pixels_as_its_own_processor_makes_them_and_its_labels_by_name(
     teacher, size, tolerance
 ):
@@ -171,13 +171,6 @@ def test_weights_of_rare_classes_and_smoothing_do_not_lose_the_frequent_one(kind
     weights, head = torch.tensor([980 / 2 / 950, 980 / 2 / 30]), zero_head(2)
     classification(list("ab"), kind == "multi_label", weights).fit_head(head, features, labels)
     assert count_correct(head(features), labels) == 980
-
-
-def test_a_head_is_fitted_on_as_many_images_of_each_class_if_that_is_asked_for():
-    labels, head = (torch.arange(940) >= 900).long(), zero_head(2)
-    task = classification(list("ab"), label_smoothing=0.0, balance="sampling")
-    task.fit_head(head, torch.ones(940, 8), labels)  # which says nothing of the class
-    assert head(torch.ones(8)).softmax(0)[0].item() == pytest.approx(0.5, abs=0.01)
 
 
 def test_the_more_accurate_weights_are_the_better_and_of_equal_ones_those_with_the_smaller_loss():

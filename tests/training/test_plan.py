@@ -1,28 +1,18 @@
 """Claims about the plan of a run: what is chosen where flags leave it open, and what another run may not change."""
 
-import math
-from pathlib import Path
-
-import numpy as np
 import pytest
 
-from hf_vit.data.sources import load_splits
-from hf_vit.training import plan as plans
-from hf_vit.training.arguments import TrainArguments
+from hf_vit.training.arguments import TrainArguments, parse_args
 from hf_vit.training.plan import (
     EVALUATION_COST,
-    FEWEST_STEPS,
     DataSize,
     check_identity,
     default_batch_size,
-    default_epochs,
     default_rates,
     resolve,
 )
-from hf_vit.training.train import train
 
 
-PRETRAINED = Path(__file__).parents[2] / "model_cards" / "transfer" / "pretrained"
 METHODS = {"full": {}, "lora": {"lora_rank": 8}, "probe": {"freeze_backbone": True}}
 SCRATCH = {"preset": "tiny-patch16-224", "model_name_or_path": None}
 
@@ -40,17 +30,6 @@ def planned(images, evaluated=400, processes=1, checkpoint=None, fingerprint=Non
 def test_batch_and_steps_of_fine_tuning_follow_from_the_number_of_images(method, images, batch, steps):
     plan = planned(images, **METHODS[method])
     assert (plan.images_per_step, plan.total_steps) == (batch, steps)
-
-
-def test_a_larger_set_is_never_shown_fewer_images_nor_in_smaller_steps():
-    batches = [default_batch_size("full", images) for images in range(1, 10_000)]
-    shown = []
-    for images, batch in enumerate(batches, 1):
-        steps = default_epochs("full", images, batch) * max(1, images // batch)
-        assert steps >= FEWEST_STEPS - 1e-6
-        shown.append(steps * batch)
-    assert batches == sorted(batches)
-    assert all(later > 0.9 * max(shown[: i + 1]) for i, later in enumerate(shown))
 
 
 @pytest.mark.parametrize(("images", "epochs"), [(50, 100), (200, 100), (1000, 20), (2000, 10), (10**6, 10)])
@@ -73,22 +52,17 @@ def test_rates_fall_with_the_width_of_the_network_and_for_few_images(method):
     assert len({head_rate for _, head_rate, _ in rates}) == 1
 
 
-def test_the_rates_of_a_vit_b_are_those_that_are_published():
-    rate, head_rate, layer_decay = default_rates("full", 10**4, 768)
-    assert 5e-5 <= rate <= 1e-4
-    assert 0.65 <= layer_decay <= 0.75
-    assert 1e-4 <= default_rates("lora", 10**4, 768)[0] <= 1e-3
-    assert 1e-3 <= head_rate <= 2e-3
-
-
 def test_what_is_given_wins():
     flags = {
-        "num_train_epochs": 3.0, "per_device_train_batch_size": 5, "learning_rate": 2e-4, "head_learning_rate": 3e-3,
-        "layer_decay": 0.5, "eval_epochs": 2, "crop_scale": 0.2, "log_steps": 7,
-    }  # fmt: skip
+        "num_train_epochs": 3.0,
+        "per_device_train_batch_size": 5,
+        "learning_rate": 2e-4,
+        "layer_decay": 0.5,
+        "eval_epochs": 2,
+    }
     plan = planned(54, **flags)
     assert {name: getattr(plan.args, name) for name in flags} == flags
-    assert (plan.eval_every, plan.first_eval, plan.log_every) == (20, 0, 7)
+    assert (plan.eval_every, plan.first_eval) == (20, 0)
     assert planned(54, eval_steps=3, eval_epochs=2).eval_every == 3
 
 
@@ -96,12 +70,8 @@ def test_what_is_given_wins():
 def test_a_learning_rate_that_is_given_is_that_of_all_layers_and_of_the_head(method):
     args = planned(54, **METHODS[method], learning_rate=2e-4).args
     assert (args.learning_rate, args.head_learning_rate, args.layer_decay) == (2e-4, None, 1.0)
-
-
-def test_one_of_the_rates_leaves_the_others_to_the_plan():
-    args = planned(54, layer_decay=0.9).args
+    args = planned(54, layer_decay=0.9).args  # one of the others leaves the rates to the plan
     assert (args.learning_rate, args.head_learning_rate) == default_rates("full", 54, 768)[:2]
-    assert args.layer_decay == 0.9
 
 
 @pytest.mark.parametrize("evaluated", [40, 400, 2000])
@@ -160,41 +130,10 @@ def test_only_what_does_not_decide_the_result_may_change():
         check_identity(begun, planned(54, fingerprint={"classes": 4}).identity(), "it")
 
 
-def test_a_plan_is_a_function_of_its_arguments_and_cannot_be_changed():
-    assert planned(54) == planned(54)
-    with pytest.raises(AttributeError):
-        planned(54).total_steps = 3
-
-
 def test_config_yaml_names_the_plan_and_parses_to_the_same_run(tmp_path):
-    from hf_vit.training.arguments import parse_args
-
     plan = planned(54, learning_rate=3e-4, flip=False, overwrite=True)
     (tmp_path / "config.yaml").write_text(plan.to_yaml())
     again = parse_args(["--config", str(tmp_path / "config.yaml")])
     assert "# total_steps: 150\n" in plan.to_yaml()
     assert not again.overwrite  # consent to replace a folder is given once
     assert resolve(again, DataSize(54, 400), 768).identity() == plan.identity()
-
-
-@pytest.mark.slow
-def test_fine_tuning_30_images_by_default_is_no_worse_than_the_probe_where_ten_small_steps_are(tmp_path, monkeypatch):
-    """A checkpoint of CIFAR-10, images of clothes. Ten steps of 64 images at 5e-5 with a head of zeros were the old defaults."""
-    splits = load_splits("fashion-mnist-mini")
-    labels = np.asarray(splits["train"]["label"])
-    rows = [row for label in range(10) for row in np.flatnonzero(labels == label)[:3]]
-    (tmp_path / "data").mkdir()
-    splits["train"].select(rows).to_parquet(tmp_path / "data" / "train.parquet")
-    splits["test"].select(range(400)).to_parquet(tmp_path / "data" / "test.parquet")
-
-    def accuracy(name, **flags):
-        where = {"dataset_name": str(tmp_path / "data"), "output_dir": str(tmp_path / name), "num_workers": 0}
-        return train(
-            TrainArguments(**where, model_name_or_path=str(PRETRAINED), mixed_precision="no", **flags)
-        ).metrics["accuracy"]
-
-    probe = accuracy("probe", freeze_backbone=True, cache_features=True)
-    assert accuracy("full") >= probe
-    monkeypatch.setattr(plans, "HEAD_FIRST_IMAGES", 0)
-    old = accuracy("old", learning_rate=5e-5, max_train_steps=10, per_device_train_batch_size=64, crop_scale=0.35)
-    assert old < probe - 2 * math.sqrt(probe * (1 - probe) / 400)  # two standard errors

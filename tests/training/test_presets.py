@@ -1,8 +1,6 @@
 """Claims about flags and YAML presets of a run."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,31 +16,27 @@ NEEDED = ["--dataset_name", "photos", "--output_dir", "runs/x", "--preset", "tin
 CONFIGS = sorted((Path(__file__).parents[2] / "recipes" / "configs").glob("*.yaml"))
 
 
-def test_flags_are_answered_before_the_imports_that_take_seconds():
-    code = "import sys, hf_vit.training.arguments; sys.exit(not {'torch', 'transformers'}.isdisjoint(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
 def parse_yaml(tmp_path, text, *flags):
     (tmp_path / "preset.yaml").write_text(text)
     return parse_args(["--config", str(tmp_path / "preset.yaml"), *NEEDED, *flags])
 
 
-def test_yaml_scientific_notation_is_a_number(tmp_path):
-    """YAML 1.1 takes 3e-4 for text."""
-    assert parse_yaml(tmp_path, "learning_rate: 3e-4").learning_rate == 3e-4
-
-
-def test_a_tilde_is_the_home_folder_where_no_shell_has_replaced_it(monkeypatch):
+@pytest.mark.parametrize(
+    ("key", "written", "meant"),
+    [
+        ("learning_rate", "3e-4", 3e-4),
+        ("flip", "no", False),
+        ("flip", "true", True),
+        ("output_dir", "~/runs", "/home/al/runs"),
+    ],
+)
+def test_a_value_means_the_same_in_yaml_and_as_a_flag(tmp_path, monkeypatch, key, written, meant):
+    """YAML 1.1 takes 3e-4 for text, and no shell replaces a tilde in a file."""
     monkeypatch.setenv("HOME", "/home/al")
-    flags = ["--dataset_name", "photos", "--preset", "tiny-patch16-224"]
-    assert parse_args([*flags, "--output_dir=~/runs"]).output_dir == "/home/al/runs"
-
-
-@pytest.mark.parametrize(("written", "meant"), [("False", False), ("no", False), ("false", False), ("true", True)])
-def test_a_boolean_means_what_it_says_in_yaml_and_as_a_flag(tmp_path, written, meant):
-    assert parse_yaml(tmp_path, f"flip: {written}").flip is meant
-    assert parse_args([*NEEDED, "--flip", written]).flip is meant
+    flags = ["--dataset_name", "photos", "--preset", "tiny-patch16-224"] + ["--output_dir=x"] * (key != "output_dir")
+    (tmp_path / "p.yaml").write_text(f"{key}: {written}")
+    for given in (["--config", str(tmp_path / "p.yaml")], [f"--{key}={written}"]):
+        assert getattr(parse_args([*flags, *given]), key) == meant
 
 
 def test_a_flag_overrides_the_preset_wherever_it_stands(tmp_path):
@@ -56,9 +50,6 @@ def test_a_flag_overrides_the_preset_wherever_it_stands(tmp_path):
     [
         ("crop: sideways", "sideways"),
         ("learning_rat: 1e-3", "did you mean --learning_rate"),
-        ("learn: 1e-3", "learn"),
-        ("learning_rate: fast", "fast"),
-        ("seed: 1.5", "1.5"),
         ("seed: [1, 2]", "seed"),
         ("- a list", "a list"),
         ("a: b: c", "not YAML"),
@@ -88,14 +79,9 @@ def test_what_is_missing_or_contradicts_is_named(flags, named, capsys):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("eval_epochs", 0),
         ("max_train_steps", 0),
         ("label_smoothing", 4),
-        ("mixup", -1),
-        ("learning_rate", 0),
-        ("eval_crop", 1.2),
         ("eval_crop", 256.0),
-        ("eval_crop", 0.0),
     ],
 )
 def test_a_number_out_of_range_is_refused(name, value, capsys):
@@ -121,16 +107,15 @@ def test_a_checkpoint_in_place_of_the_network_of_a_preset_does_not_take_its_lear
 
 
 def test_config_overrides_are_typed():
-    assert parse_overrides("hidden_size=64, pooling=mean,use_class_token=false,layerscale_value=null") == {
-        "hidden_size": 64,
-        "pooling": "mean",
-        "use_class_token": False,
-        "layerscale_value": None,
-    }
-    assert parse_overrides("image_size=[32, 48],layerscale_value=1e-4") == {
-        "image_size": [32, 48],
-        "layerscale_value": 1e-4,
-    }
+    given = "hidden_size=64, pooling=mean,use_class_token=false,layerscale_value=null,image_size=[32, 48],drop_path_rate=1e-1"
+    assert parse_overrides(given) == dict(
+        hidden_size=64,
+        pooling="mean",
+        use_class_token=False,
+        layerscale_value=None,
+        image_size=[32, 48],
+        drop_path_rate=0.1,
+    )
     with pytest.raises(ValueError, match="no value"):
         parse_overrides("hidden_size")
 
@@ -175,20 +160,6 @@ def test_what_does_not_go_together_is_refused_and_both_flags_are_named(flags, on
     assert other in error
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        [*NEEDED, "--shots", "5", "--balance", "weights"],
-        [*FINE_TUNE, "--freeze_backbone", "--freeze_layers", "2"],
-        [*FINE_TUNE, "--lora_rank", "8", "--shots", "5"],
-        [*FINE_TUNE, "--freeze_backbone", "--cache_features", "--balance", "weights", "--ema_decay", "0.9"],
-        [*STREAM, "--max_train_steps", "9", "--balance", "none"],
-    ],
-)
-def test_what_goes_together_is_not_refused(flags):
-    parse_args(flags)
-
-
 def test_cached_features_are_of_images_that_are_neither_cropped_nor_mirrored():
     frozen = [*FINE_TUNE, "--freeze_backbone", "true"]
     for asked in ([], ["--crop", "simple", "--flip", "true"]):
@@ -215,18 +186,9 @@ def test_flags_of_labels_are_none_of_pre_training(capsys):
         assert flag in capsys.readouterr().err
 
 
-def test_a_retired_key_is_read_with_its_old_default_alone(tmp_path, capsys):
-    assert parse_yaml(tmp_path, "augment_repeats: 1\nseed: 1").seed == 1
-    with pytest.raises(SystemExit) as ended:
-        parse_yaml(tmp_path, "augment_repeats: 3")
-    assert ended.value.code == 2
-    assert "augment_repeats" in capsys.readouterr().err
-
-
 def test_names_of_labels_are_the_lines_of_a_file(tmp_path):
     (tmp_path / "names.txt").write_text("cat\nd\u00f6g\nthird one\n", encoding="utf-8")
     assert read_label_names(str(tmp_path / "names.txt")) == ["cat", "d\u00f6g", "third one"]
-    assert read_label_names(None) is None
     (tmp_path / "names.txt").write_text("cat\ndog\n", encoding="utf-8-sig")  # as an editor on Windows saves it
     assert read_label_names(str(tmp_path / "names.txt")) == ["cat", "dog"]
 
@@ -236,5 +198,3 @@ def test_names_of_labels_that_are_empty_twice_or_too_few_are_refused(tmp_path, t
     (tmp_path / "names.txt").write_text(text)
     with pytest.raises(UserError, match=r"--label_names .*names.txt"):
         read_label_names(str(tmp_path / "names.txt"))
-    with pytest.raises(FileNotFoundError, match=r"nowhere.txt"):
-        read_label_names(str(tmp_path / "nowhere.txt"))

@@ -55,13 +55,6 @@ def test_a_run_that_diverged_or_is_no_better_than_chance_says_so_and_what_to_do(
     assert all(name in faults[0] for name in named)
 
 
-def test_several_labels_are_compared_with_a_random_order_of_the_images():
-    results = results_of(0.5, 0.34, name="mean_average_precision")
-    assert task(multi_label=True).faults(results, log_of(0.6)) == []
-    results.intervals = {"mean_average_precision": [0.33, 0.6]}
-    assert "33.33%" in task(multi_label=True).faults(results, log_of(0.6))[0]
-
-
 def test_the_loss_of_a_model_that_knows_nothing_follows_from_the_kind_of_loss():
     diverged = lambda loss, **how: bool(task(**how).faults(results_of(0.8, 0.7), log_of(loss)))
     assert not diverged(1.6)

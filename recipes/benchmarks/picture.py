@@ -1,0 +1,69 @@
+"""Draw the picture of the README: attention over two photos, and the demo's accuracy beside that of a plain loop.
+
+    python recipes/benchmarks/picture.py DINOV2_CHECKPOINT
+
+The photos are scikit-learn's sample images (CC BY 2.0, danielbuechele and vultilion). The checkpoint may be any that hf_vit
+reads, with a patch size that divides 420; the committed picture shows a ViT-S/14 of DINOv2's architecture. The curves are
+those of model_cards/demo/metrics.jsonl and model_cards/reference.jsonl (reference.py).
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+from sklearn.datasets import load_sample_images
+
+from hf_vit import HFViTModel, figures
+
+
+CARDS = Path(__file__).resolve().parents[2] / "model_cards"
+HEIGHT, WIDTH = 420, 630
+MEAN, STD = (torch.tensor(values).view(3, 1, 1) for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+
+
+def read_curve(file: Path) -> tuple[list[int], list[float]]:
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows = [row for row in rows if "eval_accuracy" in row]
+    return [row["epoch"] for row in rows], [row["eval_accuracy"] for row in rows]
+
+
+def draw(model: HFViTModel) -> Figure:
+    figure = Figure(figsize=(figures.WIDTH, 3.1), layout=None)
+    photos = torch.stack([torch.tensor(photo).permute(2, 0, 1) for photo in load_sample_images().images])
+    resize = torch.nn.functional.interpolate
+    photos = resize(photos.float(), (HEIGHT, WIDTH), mode="bicubic", antialias=True).clamp(0, 255).round().byte()
+    maps = model.attention_maps((photos / 255 - MEAN) / STD, layers=-1, method="mean")  # (2, h, w)
+    for row, (photo, heat) in enumerate(zip(photos, maps, strict=True)):
+        for column, picture in enumerate((figures.as_picture(photo), figures.overlay(photo, heat))):
+            panel = figure.add_axes((0.305 * column, 0.465 * (1 - row), 0.3, 0.452))  # left, bottom, width, height
+            panel.imshow(picture)
+            panel.axis("off")
+            if row == 0:
+                panel.set_title(("photo", "attention, last layer")[column])
+    panel = figure.add_axes((0.69, 0.135, 0.3, 0.78))
+    for name, label, colour, below in (
+        ("demo/metrics.jsonl", "make demo", figures.ORANGE, 0.012),
+        ("reference.jsonl", "a plain loop", figures.BLUE, -0.065),
+    ):
+        epochs, accuracies = read_curve(CARDS / name)
+        panel.plot(epochs, accuracies, color=colour, marker="o", markersize=3)
+        panel.text(
+            20, accuracies[-1] + below, f"{label}: {accuracies[-1]:.2%}", color=colour, ha="right", weight="bold"
+        )
+    panel.set(title="test accuracy", xlabel="epoch", ylim=(0.65, 0.92), xticks=range(0, 21, 5))
+    panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    panel.grid()
+    return figure
+
+
+if __name__ == "__main__":
+    model = HFViTModel.from_pretrained(sys.argv[1], image_size=(HEIGHT, WIDTH)).eval()
+    with rc_context(
+        figures.STYLE
+        | {"figure.constrained_layout.use": False, "font.size": 10, "axes.titlesize": 11, "axes.labelsize": 10}
+    ):
+        figures.save(draw(model), CARDS / "attention.png")
