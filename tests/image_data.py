@@ -2,15 +2,15 @@
 
 import tarfile
 from io import BytesIO
+from types import SimpleNamespace
 
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as PILImage
-from transformers import (
-    ViTImageProcessorPil,
-)
+from transformers import ViTImageProcessorPil
 
 from hf_vit import HFViTConfig
+from hf_vit.data.augment import augment
 from hf_vit.data.decoding import decode_image
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.splits import prepare_splits
@@ -36,6 +36,14 @@ def spec_of(size=(8, 12), channels=3, processor=None):
     plain = dict(image_mean=half, image_std=half, do_convert_rgb=channels == 3)
     processor = processor or ViTImageProcessorPil(size={"height": size[0], "width": size[1]}, **plain)
     return image_spec_of(processor, HFViTConfig(image_size=size, patch_size=4, num_channels=channels))
+
+
+def augmented(images, index, seed, epoch, spec, crop="none", **how):
+    """`augment` as by the flags `how` of a run, without all others."""
+    off = dict(
+        crop_scale=0.35, shift=0, flip=False, auto_augment="none", rand_magnitude=9, color_jitter=0.0, erase=0.0
+    )
+    return augment(images, index, epoch, spec, SimpleNamespace(seed=seed, **off | how), crop)
 
 
 ANIMALS = ("cat", "dog")

@@ -5,10 +5,12 @@ import os
 import sys
 from pathlib import Path
 
+import datasets
 import forked
 import numpy as np
 from PIL import Image
 
+from hf_vit.data.sources import load_splits
 from hf_vit.evaluation.results import Results
 from hf_vit.training.arguments import TrainArguments
 from hf_vit.training.classification import Classification
@@ -64,6 +66,18 @@ def ended(*processes: forked.Forked, code=0, timeout=150) -> list[str]:
             process.kill()
     assert [process.returncode for process in processes] == [code] * len(processes), "\n----\n".join(printed)
     return printed
+
+
+def write_shards(photos: Path, folder: Path) -> Path:
+    """The same photos in four Parquet files a split."""
+    folder.mkdir()
+    for split, rows in load_splits(str(photos)).items():
+        rows = rows.cast_column("image", datasets.Image(decode=False)).map(
+            lambda row: {"image": {"path": None, "bytes": Path(row["image"]["path"]).read_bytes()}}
+        )
+        for number in range(4):
+            rows.shard(4, number, contiguous=False).to_parquet(folder / f"{split}-{number}.parquet")
+    return folder
 
 
 def train(photos: Path, run: Path, task=Classification, draw=lambda *_: None, **flags) -> Results:

@@ -65,19 +65,22 @@ def random_resized_crop(images, index, seed, epoch, size, scale):
     return resample(images, matrix, size, "reflection")
 
 
-def affine(images, matrix):
-    """Transforms each image by its `matrix` (B, 2, 3), output pixels to input pixels about the centre; black outside."""
+def move(images, name, amount):
+    """Shears by a share of the side, translates by pixels or rotates by degrees: each image by its `amount` (B,), about its centre;
+    black outside."""
     H, W = images.shape[2:]
+    matrix = torch.eye(2, 3).repeat(len(amount), 1, 1)  # output pixels to input pixels
+    if name == "rotate":
+        cos, sin = torch.cos(amount * math.pi / 180), torch.sin(amount * math.pi / 180)
+        matrix[:, :, :2] = torch.stack([cos, -sin, sin, cos], 1).view(-1, 2, 2)
+    else:
+        row, column = dict(shear_x=(0, 1), shear_y=(1, 0), translate_x=(0, 2), translate_y=(1, 2))[name]
+        matrix[:, row, column] = amount
     scale = torch.tensor([[1, H / W, 2 / W], [W / H, 1, 2 / H]])  # to units of half a side
     return resample(images, matrix * scale, (H, W), "zeros")
 
 
-# Colour operations. `amount` is (B,), a number for each image; the definitions are those of PIL's ImageEnhance and ImageOps.
-
-
-def blend(images, other, amount):
-    """`other` at amount 0, the images at 1, extrapolated beyond."""
-    return (other + per_image(amount, images) * (images - other)).clamp(0, 1)
+# Colour operations: the definitions are those of PIL's ImageEnhance and ImageOps.
 
 
 def grayscale(images):
@@ -88,25 +91,28 @@ def grayscale(images):
     return (images * weights).sum(dim=1, keepdim=True).expand_as(images)
 
 
-def brightness(images, amount):
-    return blend(images, torch.zeros_like(images), amount)
-
-
-def contrast(images, amount):
-    return blend(images, grayscale(images).mean(dim=(1, 2, 3), keepdim=True), amount)
-
-
-def saturation(images, amount):
-    return blend(images, grayscale(images), amount)
-
-
-def sharpness(images, amount):
-    """0 smooths with PIL's kernel (which leaves the border), 1 keeps the image, more sharpens."""
+def smooth(images):
+    """PIL's kernel, which leaves the border."""
     C = images.shape[1]
     kernel = constant_tensor((1.0, 1, 1, 1, 5, 1, 1, 1, 1), images.device).view(3, 3).div(13).expand(C, 1, 3, 3)
-    smooth = images.clone()
-    smooth[:, :, 1:-1, 1:-1] = nn.functional.conv2d(images, kernel, groups=C)
-    return blend(images, smooth, amount)
+    result = images.clone()
+    result[:, :, 1:-1, 1:-1] = nn.functional.conv2d(images, kernel, groups=C)
+    return result
+
+
+# What each enhancement blends an image with.
+BLENDED_WITH = dict(
+    brightness=torch.zeros_like,
+    contrast=lambda images: grayscale(images).mean(dim=(1, 2, 3), keepdim=True),
+    saturation=grayscale,
+    sharpness=smooth,
+)
+
+
+def enhance(images, name, amount):
+    """`BLENDED_WITH` at amount (B,) 0, the images at 1, extrapolated beyond."""
+    other = BLENDED_WITH[name](images)
+    return (other + per_image(amount, images) * (images - other)).clamp(0, 1)
 
 
 def solarize(images, threshold):
@@ -120,14 +126,14 @@ def posterize(images, bits):
     return (images * 255).round().div(step).floor() * step / 255
 
 
-def autocontrast(images, amount=None):
+def autocontrast(images):
     """Stretches each channel from its darkest and brightest value to 0 and 1."""
     low, high = images.amin(dim=(2, 3), keepdim=True), images.amax(dim=(2, 3), keepdim=True)
     stretched = (images - low) / (high - low).clamp(min=1 / 255)
     return torch.where(high - low > 0.5 / 255, stretched, images)  # a smaller range is the rounding of a resized crop
 
 
-def equalize(images, amount=None):
+def equalize(images):
     """Spreads each channel's values to a flat histogram, counting as PIL's ImageOps.equalize does."""
     B, C, H, W = images.shape
     values = (images * 255).round().long().view(B * C, H * W)
@@ -143,65 +149,29 @@ def equalize(images, amount=None):
 
 def color_jitter(images, index, seed, epoch, strength):
     """Brightness, contrast and saturation, in this order, each by a factor in [1 - strength, 1 + strength]."""
-    for stream, change in ((13, brightness), (14, contrast), (15, saturation)):
-        images = change(images, 1 + strength * (2 * uniform(index, seed, epoch, stream) - 1))
+    for stream, name in ((13, "brightness"), (14, "contrast"), (15, "saturation")):
+        images = enhance(images, name, 1 + strength * (2 * uniform(index, seed, epoch, stream) - 1))
     return images
 
 
-def apply_choices(images, choice, functions):
-    """Changes each image by the function that its `choice` (B,) selects; it takes row numbers and their images."""
-    result = images.clone()
-    for number, function in enumerate(functions):
-        rows = (choice == number).nonzero().flatten()  # on the CPU, where this waits for nothing
-        if len(rows):
-            places = rows.to(images.device, non_blocking=True)
-            result[places] = function(rows, images[places])
-    return result
+def change_rows_(images, chosen, function):
+    """Changes the `chosen` (B,) images in place by a function of their row numbers and of themselves."""
+    rows = chosen.nonzero().flatten()  # on the CPU, where this waits for nothing
+    if len(rows):
+        places = rows.to(images.device, non_blocking=True)
+        images[places] = function(rows, images[places])
+    return images
 
 
-def rotate(images, degrees):
-    """Turns each image by its `degrees` (B,)."""
-    angle = degrees * math.pi / 180
-    cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
-    return affine(images, torch.stack([cos, -sin, zero, sin, cos, zero], 1).view(-1, 2, 3))
-
-
-def shear_or_translate(images, amount, row, column):
-    """Moves each image by the identity matrix with its `amount` (B,) at one place: a share of the side, or pixels."""
-    matrix = torch.eye(2, 3).repeat(len(amount), 1, 1)
-    matrix[:, row, column] = amount
-    return affine(images, matrix)
-
-
-# The operations of TrivialAugment and RandAugment, in the order that they are drawn in; those of `UNCHANGED` take an amount that
-# falls from this value, the others one around 0.
-OPERATIONS = dict(
-    identity=lambda images, amount: images,
-    shear_x=functools.partial(shear_or_translate, row=0, column=1),
-    shear_y=functools.partial(shear_or_translate, row=1, column=0),
-    translate_x=functools.partial(shear_or_translate, row=0, column=2),
-    translate_y=functools.partial(shear_or_translate, row=1, column=2),
-    rotate=rotate,
-    brightness=lambda images, amount: brightness(images, 1 + amount),
-    color=lambda images, amount: saturation(images, 1 + amount),
-    contrast=lambda images, amount: contrast(images, 1 + amount),
-    sharpness=lambda images, amount: sharpness(images, 1 + amount),
-    posterize=posterize,
-    solarize=solarize,
-    autocontrast=autocontrast,
-    equalize=equalize,
-)
-UNCHANGED = dict(posterize=8, solarize=256 / 255)
-# The largest amount of each operation: TrivialAugment's "wide" space (arXiv 2103.10158, table 1) and RandAugment's (arXiv
-# 1909.13719, as in torchvision).
-TRIVIAL_AUGMENT_SPACE = dict(
-    shear_x=0.99, shear_y=0.99, translate_x=32, translate_y=32, rotate=135,
-    brightness=0.99, color=0.99, contrast=0.99, sharpness=0.99, posterize=2, solarize=0,
+# The operations of TrivialAugment and RandAugment, in the order that they are drawn in.
+OPERATIONS = (
+    "identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "saturation", "contrast", "sharpness",
+    "posterize", "solarize", "autocontrast", "equalize",
 )  # fmt: skip
-RAND_AUGMENT_SPACE = dict(
-    shear_x=0.3, shear_y=0.3, translate_x=150 / 331, translate_y=150 / 331, rotate=30,
-    brightness=0.9, color=0.9, contrast=0.9, sharpness=0.9, posterize=4, solarize=0,
-)  # fmt: skip
+# Their largest amounts: TrivialAugment's "wide" space (arXiv 2103.10158, table 1) and RandAugment's (arXiv 1909.13719, as in
+# torchvision), where images are translated by a share of the side.
+TRIVIAL_AUGMENT_SPACE = dict(shear=0.99, translate=32, rotate=135, enhance=0.99, posterize=2)
+RAND_AUGMENT_SPACE = dict(shear=0.3, translate=150 / 331, rotate=30, enhance=0.9, posterize=4)
 
 
 def random_operation(space, images, index, seed, epoch, stream, strength):
@@ -210,16 +180,26 @@ def random_operation(space, images, index, seed, epoch, stream, strength):
     sign = torch.where(uniform(index, seed, epoch, stream + 1) < 0.5, -1.0, 1.0)
 
     def operation(name, rows, some):
-        largest = space.get(name, 0)
-        if name in UNCHANGED:
-            amount = UNCHANGED[name] + strength[rows] * (largest - UNCHANGED[name])
-        else:
-            amount = strength[rows] * largest * sign[rows]
-        if name.startswith("translate") and largest < 1:  # a share of the side
-            amount = amount * images.shape[3 if name.endswith("x") else 2]
-        return OPERATIONS[name](some, amount)
+        amount, kind = strength[rows], name.partition("_")[0]
+        if name == "identity":
+            return some
+        if name in ("autocontrast", "equalize"):
+            return (autocontrast if name == "autocontrast" else equalize)(some)
+        if name == "posterize":
+            return posterize(some, 8 + amount * (space["posterize"] - 8))
+        if name == "solarize":
+            return solarize(some, (1 - amount) * 256 / 255)
+        if name in BLENDED_WITH:
+            return enhance(some, name, 1 + amount * space["enhance"] * sign[rows])
+        amount = amount * space[kind] * sign[rows]
+        if kind == "translate" and space[kind] < 1:
+            amount = amount * images.shape[3 if name == "translate_x" else 2]
+        return move(some, name, amount)
 
-    return apply_choices(images, choice, [functools.partial(operation, name) for name in OPERATIONS])
+    images = images.clone()
+    for number, name in enumerate(OPERATIONS):
+        change_rows_(images, choice == number, functools.partial(operation, name))
+    return images
 
 
 def trivial_augment(images, index, seed, epoch):
@@ -240,7 +220,6 @@ def random_erase(images, index, seed, epoch, probability):
     """Fills a random rectangle, 2% to a third of the image, with standard normal noise (arXiv 1708.04896, algorithm 1), after the
     normalisation."""
     C, H, W = images.shape[1:]
-    choice = (uniform(index, seed, epoch, stream=7) >= probability).long()  # 0: erased
 
     def erase(rows, some):
         ids, device = index[rows], images.device
@@ -257,7 +236,7 @@ def random_erase(images, index, seed, epoch, probability):
         noise = torch.erfinv((2 * u - 1).clamp(-0.999999, 0.999999)) * 2**0.5  # inverse of the normal distribution
         return torch.where(inside, noise.to(some.dtype), some)
 
-    return apply_choices(images, choice, [erase])
+    return change_rows_(images.clone(), uniform(index, seed, epoch, stream=7) < probability, erase)
 
 
 def mix(images, targets, mixup, cutmix, seed, epoch, batch):
@@ -294,38 +273,32 @@ def mix(images, targets, mixup, cutmix, seed, epoch, batch):
     return pasted, interpolate(targets, 1 - (bottom - top) * (right - left) / (H * W))
 
 
-def augment(
-    images, index, seed, epoch, spec, *,
-    crop="none", crop_scale=0.35, shift=0, flip=False, auto_augment="none", magnitude=9, jitter=0.0, erase=0.0,
-):  # fmt: skip
-    """A training batch: uint8 (B, C, H', W') -> normalised float32 (B, C, H, W), augmented as the run's arguments say.
+def augment(images, index, epoch, spec, args, crop):
+    """A training batch: uint8 (B, C, H', W') -> normalised float32 (B, C, H, W).
 
     Args:
+        args: of the run: its seed, `crop_scale`, `shift` (pixels), `flip` (whether half of the images are mirrored), `auto_augment`,
+            `rand_magnitude` (0 to 30), `color_jitter` (its strength) and `erase` (its probability).
         crop: "resized" (`random_resized_crop` with at least `crop_scale` of the area), "simple" (resized to the model's
             size, then shifted by up to four pixels, mirrored at the border) or "none".
-        shift: pixels of `random_shift`.
-        flip: whether half of the images are mirrored.
-        auto_augment: "none", "trivial" or "rand", the last with `magnitude`, 0 to 30.
-        jitter: strength of `color_jitter`; 0 turns it off.
-        erase: probability of `random_erase`.
     """
-    if shift > 0:  # while the images are bytes, a quarter of the floats' size
-        images = random_shift(images, index, seed, epoch, shift)
+    numbers = index, args.seed, epoch
+    if args.shift > 0:  # while the images are bytes, a quarter of the floats' size
+        images = random_shift(images, *numbers, args.shift)
     if crop == "simple":
-        images = random_shift(images, index, seed, epoch, 4, mode="reflect")
-    if flip:
-        images = random_flip(images, index, seed, epoch)
+        images = random_shift(images, *numbers, 4, mode="reflect")
+    if args.flip:
+        images = random_flip(images, *numbers)
     images = images.float() / 255
     if crop == "resized":
-        size = (spec.height, spec.width)
-        images = random_resized_crop(images, index, seed, epoch, size, scale=(crop_scale, 1.0))
-    if auto_augment == "trivial":
-        images = trivial_augment(images, index, seed, epoch)
-    elif auto_augment == "rand":
-        images = rand_augment(images, index, seed, epoch, magnitude=magnitude)
-    if jitter > 0:
-        images = color_jitter(images, index, seed, epoch, jitter)
+        images = random_resized_crop(images, *numbers, (spec.height, spec.width), scale=(args.crop_scale, 1.0))
+    if args.auto_augment == "trivial":
+        images = trivial_augment(images, *numbers)
+    elif args.auto_augment == "rand":
+        images = rand_augment(images, *numbers, magnitude=args.rand_magnitude)
+    if args.color_jitter > 0:
+        images = color_jitter(images, *numbers, args.color_jitter)
     images = standardize_(images, spec)
-    if erase > 0:
-        images = random_erase(images, index, seed, epoch, erase)
+    if args.erase > 0:
+        images = random_erase(images, *numbers, args.erase)
     return images

@@ -14,7 +14,6 @@ from hf_vit.system.text import listed
 
 
 COLUMN_FLAGS = ("image_column", "label_column", "label_names", "label_separator", "label_columns")
-ROW = "row of the list"  # the number of a row in a list of files that is read in another order
 NUMBER = r"-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?"
 LABEL_COLUMNS = ("label", "labels", "class", "category", "cls")  # the last is WebDataset's
 
@@ -92,7 +91,7 @@ def select_image_and_label(data, columns: tuple[str, ...]):
     """Keeps the image and, if there is one, the label column, called `image` (undecoded) and `label`."""
     if not isinstance(data.features[columns[0]], RestrictedImage):
         data = data.cast_column(columns[0], Image(decode=False))
-    data = data.select_columns([*columns, *({ROW} & set(data.features))])
+    data = data.select_columns(list(columns))
     for old, new in zip(columns, ("image", "label"), strict=False):
         if old != new:
             data = data.rename_column(old, new)
@@ -104,14 +103,14 @@ def join_label_columns(data: Dataset, label_columns: str) -> Dataset:
     `label` of lists.
 
     Raises:
-        UserError: if one is missing, or holds anything but 0 and 1, or true and false.
+        UserError: if one is missing, or holds anything but 0 and 1.
     """
     names = [name.strip() for name in label_columns.split(",") if name.strip()]
     if missing := [name for name in names if name not in data.features]:
         raise UserError(f"--label_columns: there is no column {', '.join(missing)}, only {', '.join(data.features)}")
-    flags, columns = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}, []
+    flags, columns = {0: False, "0": False, 1: True, "1": True}, []  # False and 0.0 equal 0
     for name in names:
-        columns.append([flags.get(str(value).lower()) for value in data[name][:]])
+        columns.append([flags.get(value) for value in data[name][:]])
         wrong = [row for row, flag in enumerate(columns[-1]) if flag is None]
         refuse_rows(f"the column {name} of --label_columns must hold 0 or 1", wrong, data[name])
     lists = [np.flatnonzero(row).tolist() for row in zip(*columns, strict=True)]
@@ -230,8 +229,7 @@ def refuse_rows(what: str, wrong: list[int], values: list):
 def name_classes(known: list[str], label_names: list[str] | None) -> tuple[dict[str, int], list[str]]:
     """The place of each class that the data know, and the names of the classes.
 
-    Numbers, also those that class folders are called by, stand for as many `label_names` in their order, or where 0 is one of them
-    for the names from the first on.
+    Numbers, also those that class folders are called by, stand for as many `label_names` in their order.
 
     Raises:
         UserError: for a class that is none of the names.
@@ -239,8 +237,6 @@ def name_classes(known: list[str], label_names: list[str] | None) -> tuple[dict[
     names = classes = label_names or known
     if all(map(str.isdecimal, known)) and not set(known) <= set(names):
         classes = sorted(known, key=int)
-        if len(known) < len(names) and "0" in known:
-            classes = list(map(str, range(len(names))))
     place_of = {name: place for place, name in enumerate(classes)}
     if len(classes) != len(names) or not place_of.keys() >= set(known):
         raise UserError(

@@ -12,13 +12,11 @@ import torch
 from PIL import Image
 
 from hf_vit.data.sampling import EPOCH_STRIDE, uniform
-from hf_vit.system.errors import UserError
 
 
 MAX_TRIES = 10  # boxes that are tried until one fits into the photo
 NUM_PARAMS = 2 * MAX_TRIES + 2
 FIRST_STREAM = 32  # of `uniform`; the augmentation of batches uses lower ones
-MAX_PIXELS = 2**25  # that one image is resized to: 0.1 GB as bytes, 0.4 GB as float32
 TORCH_MODES = {Image.Resampling.BILINEAR: "bilinear", Image.Resampling.BICUBIC: "bicubic"}
 
 
@@ -92,7 +90,6 @@ def resize_as_processor(image: Image.Image, spec) -> np.ndarray:
     its centre, black where the resized image is smaller."""
     size = spec.width, spec.height
     if isinstance(spec.resize, int):
-        check_elongation(image.size, spec.resize)
         size = tuple(
             int(spec.resize * side / min(image.size)) for side in image.size
         )  # rounded down, as by processors
@@ -101,13 +98,3 @@ def resize_as_processor(image: Image.Image, spec) -> np.ndarray:
     image = image if image.size == size else image.resize(size, spec.resample)
     left, top = (image.width - spec.width) // 2, (image.height - spec.height) // 2  # below 0, Pillow adds black
     return to_array(image.crop((left, top, left + spec.width, top + spec.height)))
-
-
-def check_elongation(size: tuple[int, int], shorter: float):
-    """Raises UserError if an image of this width and height has more than `MAX_PIXELS` when its shorter side is resized to
-    `shorter`: a file of 200 bytes could fill the memory."""
-    pixels = shorter**2 * max(size) / min(size)
-    if pixels > MAX_PIXELS:
-        raise UserError(
-            f"its {size[0]} x {size[1]} pixels would be resized to {pixels:,.0f}; at most {MAX_PIXELS:,} are: crop it"
-        )

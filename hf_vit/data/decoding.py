@@ -8,7 +8,6 @@ import torch
 from PIL import ExifTags, Image, ImageOps
 
 from hf_vit.data.crops import (
-    check_elongation,
     crop_box,
     downscale_factor,
     resize,
@@ -23,6 +22,7 @@ from hf_vit.system.errors import UserError
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by the number of channels
 JPEG = ("JPEG", "MPO")  # Pillow's formats that JPEG decoders read
+MAX_RATIO = 1000  # of the sides: resized by the shorter one, a file of 200 bytes could fill the memory
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 
 
@@ -55,10 +55,10 @@ def decode_image(item: dict, spec: ImageSpec, crop_params: list[float] | None = 
     if spec.crop_scale is not None:
         return _decode_random_crop(item, spec, crop_params)
     image = open_image(item, spec.channels)
+    width, height = image.size
+    if max(width, height) > MAX_RATIO * min(width, height):
+        raise UserError(f"its {width} x {height} pixels are longer than {MAX_RATIO} times their width: crop it")
     if spec.processor is not None:
-        settings = spec.processor.to_dict()
-        shorter = (settings.get("size") or {}).get("shortest_edge") or 0
-        check_elongation(image.size, shorter / (settings.get("crop_pct") or 1))
         return spec.processor(image, return_tensors="np")["pixel_values"][0].transpose(1, 2, 0)  # (H, W, C)
     if spec.fast_resize:
         return resize(to_array(image), spec.height, spec.width, spec.resample)
@@ -113,7 +113,7 @@ def _decode_random_crop(item: dict, spec: ImageSpec, params: list[float]) -> np.
     content = read_image_bytes(item)
     with open_pillow(content) as image:
         box, factor, orientation = None, 1, image.getexif().get(ExifTags.Base.Orientation, 1)
-        if image.format in JPEG:
+        if image.format in JPEG:  # Pillow gives the size of a TIFF file as it is turned
             width, height = reversed(image.size) if orientation in SIDEWAYS else image.size
             box = crop_box(width, height, params, spec.crop_scale)
             factor = downscale_factor(box, spec.height, spec.width)

@@ -16,7 +16,6 @@ from hf_vit.system.errors import UserError
 
 
 MAX_SIDE = 2**12  # pixels that an image processor may ask for
-LIMITS = dict.fromkeys(("size", "crop_size", "pad_size"), (1, MAX_SIDE)) | {"crop_pct": (0.1, 1)}  # or memory fills up
 DEFAULTS = {
     "do_normalize": True, "image_mean": [0.0], "image_std": [1.0], "do_rescale": True, "rescale_factor": 1 / 255, "resample": 2,
 }  # fmt: skip
@@ -87,7 +86,11 @@ def read_settings(processor, channels: int) -> ImageSpec:
     """The spec that the settings of an image processor describe, whether or not it obeys them; of height and width 0 if they
     name no fixed size."""
     settings = processor.to_dict()
-    check_settings(settings)
+    sizes = [settings.get(name) or {} for name in ("size", "crop_size", "pad_size")]
+    if any(side and not 0 < side <= MAX_SIDE for size in sizes for side in size.values()):  # or memory fills up
+        raise UserError(
+            f"the image processor's size is {settings['size']}; wanted 1 to {MAX_SIDE}: is it to be trusted?"
+        )
     final, resize = settings.get("size") or {}, None
     if settings.get("do_center_crop"):
         resize = final.get("shortest_edge") or (final.get("height"), final.get("width"))
@@ -151,15 +154,3 @@ def eval_resize(spec: ImageSpec, height: int, width: int, eval_crop: float | Non
     if isinstance(own, int):
         return int(own * max(height, width) / max(spec.height, spec.width))
     return own and (int(own[0] * height / spec.height), int(own[1] * width / spec.width))
-
-
-def check_settings(settings: dict):
-    """Raises UserError if an image processor's settings, its `to_dict()`, hold a size that no model has."""
-    for name, (least, most) in LIMITS.items():
-        value = settings.get(name)
-        for number in value.values() if isinstance(value, dict) else [value]:
-            if number is not None and not (isinstance(number, int | float) and least <= number <= most):
-                raise UserError(
-                    f"the image processor's {name} is {value!r}; wanted {least:g} to {most:g}: is its preprocessor_config.json whole, "
-                    "and to be trusted?"
-                )

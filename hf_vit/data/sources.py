@@ -1,11 +1,8 @@
 """What `--dataset_name` names is what is read: a data set of the Hub, a folder with a data set, a folder of images, or a table."""
 
-import glob
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 from datasets import (
     ClassLabel,
@@ -13,7 +10,6 @@ from datasets import (
     Features,
     IterableDatasetDict,
     load_dataset,
-    load_dataset_builder,
     load_from_disk,
 )
 from datasets import config as datasets_config
@@ -21,7 +17,7 @@ from huggingface_hub import DatasetCard, HfApi
 from huggingface_hub.errors import HTTPError, RepositoryNotFoundError
 from yaml import YAMLError
 
-from hf_vit.data.columns import ROW, holds_images, label_feature
+from hf_vit.data.columns import holds_images, label_feature
 from hf_vit.data.folders import (
     READABLE,
     TABLE_SUFFIXES,
@@ -33,7 +29,6 @@ from hf_vit.data.folders import (
     suffix_of,
 )
 from hf_vit.data.image_files import AllowedFiles, hub_files, restrict_files
-from hf_vit.data.splits import EVAL_SPLITS
 from hf_vit.data.tables import divide_by_split, read_table
 from hf_vit.system.errors import UserError
 from hf_vit.system.hub_names import refuse_mistyped_path
@@ -41,9 +36,8 @@ from hf_vit.system.recipes_folder import EMBEDDED
 from hf_vit.system.text import as_license, listed
 
 
-FILE_FORMATS = {".parquet": "parquet", ".arrow": "arrow", ".tar": "webdataset"}  # that `datasets` reads
+FILE_FORMATS = (".parquet", ".arrow", ".tar")  # that `datasets` reads
 METADATA = {"metadata.csv", "metadata.jsonl", "metadata.parquet"}  # beside images
-SHARDS = 64  # of a list of files that is read as a stream
 HUB_SECONDS = 10  # that the Hub may take to answer
 
 
@@ -95,26 +89,33 @@ def read_source(
     if not name:
         raise UserError(f"--dataset_name is empty\n{READABLE}")
     path = EMBEDDED.get(name, Path(name).expanduser())
-    if not path.exists():
-        refuse_mistyped_path(name, "--dataset_name")
     found = list_folder(path) if path.is_dir() and not is_saved_data_set(path) else None
-    if class_level is not None and (found is None or holds_data_set(found)):
+    if found and not holds_data_set(found):
+        refuse_stream(path, streaming)
+        splits, origin, skipped = class_folders(found, 1 if class_level is None else class_level)
+        return Source(
+            splits, name, origin, skipped + [f"a table, which is read by {table}" for table in found.tables()[:1]]
+        )
+    if class_level is not None:
         raise UserError(f"--class_level {class_level} is for a folder of images, which {name} is not: leave it out")
-    if not path.exists():
-        return Source(restrict_files(read_hub(name, config, streaming), hub_files(name)), name)
+    if found:
+        return Source(read_data_folder(found, config, streaming), name)
     if path.is_file():
         return Source(read_file(path, streaming, image_column), name)
-    if found is None:
+    if path.exists():
         saved = read_with_datasets(str(path), str(path), read=load_from_disk)
         splits = saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
         return Source(restrict_files(splits, AllowedFiles(str(path.resolve()))), name)
-    if holds_data_set(found):
-        splits, skipped = read_data_folder(found, config, streaming)
-        return Source(splits, name, skipped=skipped)
-    splits, origin, skipped = class_folders(found, class_level)
-    tables = sorted(file for file in found.files if "/" not in file and suffix_of(file) in TABLE_SUFFIXES)
-    skipped += found.skipped() + [f"{file}, which is read by {command(path / file)}" for file in tables]
-    return Source(as_stream(splits) if streaming else splits, name, origin, skipped)
+    refuse_mistyped_path(name, "--dataset_name")
+    return Source(restrict_files(read_hub(name, config, streaming), hub_files(name)), name)
+
+
+def refuse_stream(path: Path, streaming: bool):
+    """Raises UserError if image files are to be streamed."""
+    if streaming:
+        raise UserError(
+            f"--streaming: the images of {path} are files, which are read when they are needed: leave it out"
+        )
 
 
 def read_hub(name: str, config: str | None, streaming: bool):
@@ -149,26 +150,20 @@ def read_with_datasets(where: str, *what, read=load_dataset, **how):
         raise UserError(f"{where} cannot be read as a data set: {reason}") from error
 
 
-def read_file(path: Path, streaming: bool, image_column: str | None):
-    """A table, or a Parquet, Arrow or tar file that holds its images."""
+def read_file(path: Path, streaming: bool, image_column: str | None) -> DatasetDict:
+    """A table of image files."""
     suffix = suffix_of(path.name)
-    if suffix in TABLE_SUFFIXES and not (suffix == ".parquet" and holds_bytes(path)):
-        splits = divide_by_split(read_table(path, image_column))
-        return as_stream(splits) if streaming else splits
-    if suffix not in FILE_FORMATS:
-        raise UserError(f"{path} is not a data set\n{READABLE}")
-    file = glob.escape(str(path.resolve()))
-    splits = read_with_datasets(str(path), FILE_FORMATS[suffix], data_files=file, streaming=streaming)
-    splits = splits if streaming else divide_by_split(splits["train"])
-    return restrict_files(splits, AllowedFiles(str(path.resolve().parent)))
+    if suffix not in TABLE_SUFFIXES:
+        raise UserError(
+            f"{path} is not a data set: a file that holds images is read by the name of its folder\n{READABLE}"
+        )
+    if suffix == ".parquet" and any(map(holds_images, read_features(path).values())):
+        raise UserError(f"{path} holds its images: pass {command(path.parent)}")
+    refuse_stream(path, streaming)
+    return divide_by_split(read_table(path, image_column))
 
 
-def holds_bytes(file: Path) -> bool:
-    """Whether a Parquet file has a column of images."""
-    return any(map(holds_images, read_features(file).values()))
-
-
-def read_features(file: Path | str) -> Features:
+def read_features(file: Path) -> Features:
     try:
         return Features.from_arrow_schema(pq.read_schema(file))
     except (ValueError, OSError) as error:
@@ -187,58 +182,39 @@ def data_files(found: Listing) -> list[str]:
 
 
 def holds_data_set(found: Listing) -> bool:
-    """Whether a folder has `data_files`, or images that a metadata file describes.
-
-    Raises:
-        UserError: for a run of train.py in it, or data files beside folders of images.
-    """
-    names = {Path(file).name: found.path / file for file in found.files}
-    if run := names.get("metrics.jsonl"):
-        what = f"{run.parent} is a run of train.py, whose pictures would become images to train on"
-        raise UserError(f"{what}: move it out of {found.path}")
+    """Whether a folder has `data_files`, or images that a metadata file describes; UserError for data files beside folders of
+    images."""
     files, folders = data_files(found), [folder for folder in found.images if folder]
     if files and folders:
         advice = f"{command((found.path / files[0]).parent)}, or move {files[0]} away"
         raise folder_error(found, f"{listed(files)} lies beside folders of images ({listed(folders)})", advice)
-    return bool(files or (found.images and METADATA & names.keys()))
+    return bool(files or (found.images and METADATA & {Path(file).name for file in found.files}))
 
 
-def read_data_folder(found: Listing, config: str | None, streaming: bool):
-    """A folder as `datasets` reads it, and what it leaves out, a phrase each.
+def read_data_folder(found: Listing, config: str | None, streaming: bool) -> DatasetDict | IterableDatasetDict:
+    """A folder as `datasets` reads it.
 
     Raises:
         UserError: if it cannot be read, or its Parquet files name the classes differently: `datasets` would read them all by the
             names of the first.
     """
-    path, there = str(found.path.resolve()), data_files(found)
-    if not there:
+    path, files = str(found.path.resolve()), data_files(found)
+    if not files:
         where = f"{path} (by its metadata, where file_name names each image)"
-        splits = read_with_datasets(where, "imagefolder", data_dir=path, streaming=streaming)
-        return restrict_files(splits, AllowedFiles(path)), found.skipped()
+        return restrict_files(
+            read_with_datasets(where, "imagefolder", data_dir=path, streaming=streaming), AllowedFiles(path)
+        )
     splits = read_with_datasets(path, path, config, streaming=streaming)
-    read = list(chain(*(load_dataset_builder(path, config).config.data_files or {}).values()))
-    of_classes = {class_labels(file): file for file in read if suffix_of(file) == ".parquet"}
-    if len(of_classes) > 1:
+    of_classes = {class_labels(found.path / file): file for file in files if suffix_of(file) == ".parquet"}
+    if config is None and len(of_classes) > 1:
         first, second, *_ = of_classes.values()
         raise UserError(f"{first} and {second} have other class names, or in another order: write them with the same")
-    unread = sorted({f"{path}/{file}" for file in there} - set(read)) if config is None else []
-    skipped = [f"{listed(unread)}: neither name nor folder says train, validation or test"] if unread else []
-    return restrict_files(splits, AllowedFiles(path)), skipped
+    return restrict_files(splits, AllowedFiles(path))
 
 
-def class_labels(file: str) -> str:
+def class_labels(file: Path) -> str:
     """The ClassLabels of a Parquet file, with their names."""
     return str([kind for kind in read_features(file).values() if isinstance(label_feature(kind), ClassLabel)])
-
-
-def as_stream(splits: DatasetDict) -> IterableDatasetDict:
-    """The list of the files is small, what is in them is not."""
-    streams = IterableDatasetDict()
-    for name, rows in splits.items():
-        if name.lower() not in EVAL_SPLITS:  # in an order without classes, and in parts that processes can share out
-            rows = rows.add_column(ROW, np.arange(len(rows))).shuffle(seed=0).flatten_indices()
-        streams[name] = rows.to_iterable_dataset(num_shards=min(SHARDS, max(1, len(rows))))
-    return streams
 
 
 def dataset_license(name: str) -> str | None:
@@ -252,9 +228,8 @@ def dataset_license(name: str) -> str | None:
 
 
 def refuse_nested_folders(name: str, output_dir: str):
-    """Raises UserError if the run folder lies in the data folder, or the data folder in it: pictures and checkpoints of the run
-    would be read as data."""
-    data, run = Path(name).expanduser().resolve(), Path(output_dir).resolve()
-    if name not in EMBEDDED and data.is_dir() and (run.is_relative_to(data) or data.is_relative_to(run)):
-        what = f"--dataset_name {name} and --output_dir {output_dir} must not lie in each other, or pictures of the run become data"
-        raise UserError(f"{what}: name an --output_dir beside the data, such as runs/{data.name}")
+    """Raises UserError if the run folder lies in the data folder: pictures of the run would be read as data."""
+    data = Path(name).expanduser().resolve()
+    if name not in EMBEDDED and data.is_dir() and Path(output_dir).resolve().is_relative_to(data):
+        what = f"--output_dir {output_dir} lies in --dataset_name {name}, whose images its pictures would become"
+        raise UserError(f"{what}: name a folder beside the data, such as runs/{data.name}")

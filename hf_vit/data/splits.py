@@ -65,7 +65,7 @@ def prepare_splits(
     refuse_contradicting_rows(chosen["train"], names)
     labels = label_tensor(chosen["train"]).numpy()
     if len(np.unique(labels, axis=0)) < min_classes:
-        same = listed(label_texts(chosen["train"][0]["label"], names))
+        same = listed(describe_label(chosen["train"][0]["label"], names))
         raise UserError(
             f"{counted(len(labels), 'training image')} with a single label ({same}); wanted two or more labels"
         )
@@ -126,14 +126,14 @@ def refuse_contradicting_rows(rows: Dataset, names: list[str]):
     label_of, paths = {}, [item["path"] for item in rows["image"][:]]
     for path, label in zip(paths, rows["label"][:], strict=True):
         if label_of.setdefault(path, label) != label:
-            shown = [listed(label_texts(each, names)) for each in (label_of[path], label)]
+            shown = [listed(describe_label(each, names)) for each in (label_of[path], label)]
             raise UserError(
                 f"{path} is in several training rows with different labels, {shown[0]} and {shown[1]}: wanted a row for each image; if "
                 "it has several labels, write them as cat;dog and pass --label_separator ';'"
             )
 
 
-def label_texts(label, names: list[str]) -> list[str]:
+def describe_label(label, names: list[str]) -> list[str]:
     """What a label is called: class indices by their names, numbers as they are."""
     return [names[one] if names else f"{one:g}" for one in np.atleast_1d(label)]
 

@@ -13,7 +13,6 @@ import torch
 from datasets import ClassLabel, Dataset, IterableDataset, IterableDatasetDict
 
 from hf_vit.data.columns import (
-    ROW,
     find_columns,
     has_several_labels,
     label_feature,
@@ -43,12 +42,11 @@ def prepare_stream(
     image_column: str | None = None,
     label_column: str | None = None,
     label_names: list[str] | None = None,
-    label_separator: str | None = None,
-    label_columns: str | None = None,
+    **separated,
 ) -> tuple[IterableDataset, Dataset, list[str], str]:
     """As `prepare_splits`, for streaming: the training stream, the evaluation split (downloaded whole and cached), the class
     names, and the name of the evaluation split; also a UserError if classes or evaluation split are unknown."""
-    if label_separator is not None or label_columns is not None:
+    if any(separated.values()):
         raise UserError(
             "--streaming does not support --label_separator and --label_columns: store several labels of an image as a list of "
             "names or of class indices, or leave --streaming out"
@@ -195,7 +193,7 @@ class ImageStream:
                 place = -1
                 for place, row in enumerate(self.rows.shard(count, shard)):
                     if place >= skip:
-                        yield {**row, "row": row.get(ROW, place * count + shard)}
+                        yield {**row, "row": place * count + shard}
                 self.lengths[shard] = place + 1
             skip = max(0, skip - self.lengths[shard])
 

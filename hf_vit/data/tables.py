@@ -3,7 +3,6 @@
 A new format is a function from its file to a `pyarrow.Table`, a line in `READERS`, and its suffix in `folders.TABLE_SUFFIXES`.
 """
 
-import json
 import os
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset, DatasetDict
+from pyarrow.json import read_json
 
 from hf_vit.data.columns import refuse_rows
 from hf_vit.data.folders import SPLIT_OF_WORD, SPLITS, suffix_of
@@ -32,18 +32,7 @@ def read_csv(file: Path) -> pa.Table:
     return pa.table(columns, [str(name).strip() for name in cells.loc[0]])
 
 
-def read_json(file: Path) -> pa.Table:
-    """A JSON list of objects, or one object a line; keys that a row lacks are None."""
-    text = file.read_text(encoding="utf-8-sig")
-    is_list = text.lstrip().startswith("[")
-    rows = json.loads(text) if is_list else [json.loads(line) for line in text.split("\n") if line.strip()]
-    if not all(isinstance(row, dict) for row in rows):
-        raise UserError('its rows must be objects, such as {"image": "1.jpg", "label": "cat"}')
-    names = dict.fromkeys(name for row in rows for name in row)
-    return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
-
-
-READERS = {".csv": read_csv, ".tsv": read_csv, ".json": read_json, ".jsonl": read_json, ".parquet": pq.read_table}
+READERS = {".csv": read_csv, ".tsv": read_csv, ".jsonl": read_json, ".parquet": pq.read_table}
 
 
 def read_table(file: Path, image_column: str | None = None) -> Dataset:
@@ -70,11 +59,10 @@ def read_table(file: Path, image_column: str | None = None) -> Dataset:
             f"{file} must have one column of paths of images ({', '.join(PATH_COLUMNS)}), got the columns {', '.join(columns)}: "
             "name that of the paths with --image_column, and that of the labels with --label_column"
         )
-    names, folder = table[found[0]].to_pylist(), str(file.parent)
-    names = [name.replace("\\", "/") if isinstance(name, str) else name for name in names]
-    is_file = lambda name: isinstance(name, str) and os.path.isfile(os.path.join(folder, name))
+    names = table[found[0]].to_pylist()
+    is_file = lambda name: isinstance(name, str) and os.path.isfile(os.path.join(file.parent, name))
     wrong = [row for row, name in enumerate(names) if not is_file(name)]
-    refuse_rows(f"{file}: the column {found[0]} must name files in {folder}", wrong, names)
+    refuse_rows(f"{file}: the column {found[0]} must name files in {file.parent}", wrong, names)
     others = {name: table[name] for name in columns if name != found[0]}
     return rows_of_files(names, AllowedFiles(str(file.parent.resolve())), others, found[0])
 
@@ -92,10 +80,5 @@ def divide_by_split(rows: Dataset) -> DatasetDict:
     splits = [SPLIT_OF_WORD.get(str(word).lower()) for word in words]
     wrong = [row for row, split in enumerate(splits) if split is None]
     refuse_rows(f"the column {column} must hold {', '.join(SPLIT_OF_WORD)}", wrong, words)
-    return DatasetDict(
-        {
-            name: rows.select([row for row, split in enumerate(splits) if split == name])
-            for name in SPLITS
-            if name in splits
-        }
-    )
+    rows_of = {name: [row for row, split in enumerate(splits) if split == name] for name in SPLITS if name in splits}
+    return DatasetDict({name: rows.select(of_split) for name, of_split in rows_of.items()})

@@ -13,7 +13,6 @@ from hf_vit.data.image_files import IMAGE_SUFFIXES, AllowedFiles, rows_of_files
 from hf_vit.data.sources import data_files, is_saved_data_set, read_source
 from hf_vit.system.errors import UserError
 from hf_vit.system.progress import warn
-from hf_vit.system.recipes_folder import EMBEDDED
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,6 @@ def load_unlabelled(
     config: str | None = None,
     split: str | None = None,
     image_column: str | None = None,
-    flag: str = "--split",
     default_split: str | None = None,
 ) -> UnlabelledRows:
     """The images that `name` stands for; labels are ignored.
@@ -66,7 +64,6 @@ def load_unlabelled(
         name: a folder with images in it or below it; an image file; a text file that names an image file a line, whose
             relative paths start at the text file's folder; or a data set, as `read_source` takes it.
         split: of a data set; needed if it has several, unless there is a `default_split`.
-        flag: what errors call it.
         default_split: for a data set alone, if no split is given.
 
     Raises:
@@ -77,7 +74,7 @@ def load_unlabelled(
     if files is not None:
         if split is not None:
             raise UserError(
-                f"{flag} {split}: {path} is read as image files, which have no splits; name the folder of these"
+                f"--split {split}: {path} is read as image files, which have no splits; name the folder of these"
             )
         return files
     splits, split = read_source(name, config, image_column=image_column).splits, split or default_split
@@ -85,7 +82,7 @@ def load_unlabelled(
         (split,) = splits
     if split not in splits or len(splits[split]) == 0:
         raise UserError(
-            f"{name} has the splits {', '.join(splits)}, got {split}: name one that has images with {flag}"
+            f"{name} has the splits {', '.join(splits)}, got {split}: name one that has images with --split"
         )
     rows = splits[split]
     rows = select_image_and_label(rows, (find_image_column(rows, image_column),))
@@ -96,8 +93,6 @@ def load_unlabelled(
 def find_files(name: str) -> UnlabelledRows | None:
     """The image files of a folder, of a list, or the one; None if `name` is a data set."""
     path = Path(name).expanduser()
-    if name in EMBEDDED:
-        return None
     if path.is_file() and suffix_of(path.name) == ".txt":
         lines = path.read_text(encoding="utf-8-sig", errors="surrogateescape").split("\n")
         return named_files(path, path.parent, [line.strip() for line in lines if line.strip()])

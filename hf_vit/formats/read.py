@@ -115,8 +115,9 @@ def read(path, is_classifier: bool | None = None, asked: dict | None = None) -> 
     others = [name for family in families(RawFamily) for name in family.files]
     said, _ = PreTrainedConfig.get_config_dict(path, **where)
     for name in others if not said else ():
-        with suppress(OSError):
-            said, _ = PreTrainedConfig.get_config_dict(path, _configuration_file=name, **where)
+        if name.endswith("config.json"):
+            with suppress(OSError):
+                said, _ = PreTrainedConfig.get_config_dict(path, _configuration_file=name, **where)
     if not said or said.get("model_type") == HFViTConfig.model_type:
         return None
     weights = [_add_variant(name, variant) for name in (*WEIGHTS, *others) if not name.endswith("config.json")]
@@ -146,8 +147,9 @@ def read_native(source: Source, family: NativeFamily) -> Checkpoint:
     covered = tuple(side // length * length for side, length in zip(size, patch, strict=True))
     if covered != size:  # native convolutions drop the rest, as in google/siglip-so400m-patch14-384
         fields["image_size"] = list(covered)
-        cut = f"image_size {size} cut to {covered}, which the patches cover: crop or resize the images to that"
-        source.notes.append(cut)
+        source.notes.append(
+            f"image_size {size} cut to {covered}, which the patches cover: crop or resize the images to that"
+        )
     return Checkpoint(OURS | fields, family, source)
 
 
@@ -158,7 +160,7 @@ def read_raw(source: Source, family: RawFamily | None) -> Checkpoint:
     family, prefixes = next((pair for pair in found if pair[1]), (family, [""]))
     if family is None:
         raise ValueError(
-            f"{source.name} holds no ViT that hf_vit knows: its tensors are {', '.join(list(source.tensors)[:3]) or 'none'}, "
+            f"{source.name} holds no ViT that hf_vit knows: its tensors are {', '.join(list(source.tensors)[:3])}, "
             f"...; it reads {', '.join(each.title for each in known)}. A file of transformers needs its "
             "config.json beside it: give the folder to from_pretrained"
         )
@@ -189,7 +191,7 @@ def open_tensors(path, where: dict, names: list[str]) -> dict[str, torch.Tensor]
     """
     check_index(path, where.get("subfolder", ""))
     find = lambda name: cached_file(path, name, _raise_exceptions_for_missing_entries=False, **where)
-    file = next((file for file in map(find, names) if file is not None), None)
+    file = next(filter(None, map(find, names)), None)
     if file is None:
         raise OSError(f"{path} has none of {', '.join(names)}")
     files = get_checkpoint_shard_files(path, file, **where)[0] if file.endswith(".index.json") else [file]

@@ -208,21 +208,8 @@ class TrainBatches:
         epoch, batch = (0, step) if data.is_stream else (epoch, step % self.plan.steps_per_epoch)
         inputs = rows["images"]
         if not args.cache_features:
-            inputs = augment(
-                inputs,
-                rows["index"],
-                args.seed,
-                epoch,
-                data.spec,
-                crop="none" if data.train_spec.crop_scale else args.crop,
-                crop_scale=args.crop_scale,
-                shift=args.shift,
-                flip=args.flip,
-                auto_augment=args.auto_augment,
-                magnitude=args.rand_magnitude,
-                jitter=args.color_jitter,
-                erase=args.erase,
-            )
+            crop = "none" if data.train_spec.crop_scale else args.crop
+            inputs = augment(inputs, rows["index"], epoch, data.spec, args, crop)
         return self.task.with_targets(inputs, rows["labels"], epoch, batch)
 
     def prepared(self, first_step: int) -> Iterator[Batch]:

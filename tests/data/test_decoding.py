@@ -23,8 +23,7 @@ from transformers import (
 )
 
 from hf_vit import HFViTConfig
-from hf_vit.data.crops import crop_params
-from hf_vit.data.decoding import decode_image, decode_rows, open_image
+from hf_vit.data.decoding import decode_image, open_image
 from hf_vit.data.image_dataset import ImageDataset
 from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.loader import data_loader
@@ -77,12 +76,6 @@ def test_an_image_has_the_very_pixels_that_pillow_reads(content, channels):
     np.testing.assert_array_equal(decode_image({"bytes": content, "path": None}, spec).squeeze(), wanted)
 
 
-def test_jpegs_are_decoded_by_the_faster_library_unless_pillow_alone_reads_them(shrunk_to):
-    for name in ("JPEG RGB", "JPEG 6", "JPEG CMYK"):
-        open_image({"bytes": FILES[name], "path": None}, 3)
-    assert shrunk_to == [(37, 53)] * 2
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(("dtype", "kind"), [(np.uint16, "PNG"), (np.uint16, "TIFF"), (np.int32, "TIFF")])
 def test_sixteen_bits_become_eight_in_every_channel(dtype, kind, channels):
@@ -92,21 +85,6 @@ def test_sixteen_bits_become_eight_in_every_channel(dtype, kind, channels):
 
 
 WHOLE = encoded(grainy((64, 64)), "JPEG")
-BROKEN = {
-    "zero bytes": b"", "text": b"this is no picture", "HEIC": b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(64),
-    "floating point": encoded(PILImage.fromarray(np.ones((8, 12), np.float32)), "TIFF"),
-    **{f"{part:.0%} of a JPEG": WHOLE[: int(part * len(WHOLE))] for part in (0.1, 0.6, 0.95)},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("how", [{}, {"fast_resize": True}, {"crop_scale": 0.9}])
-@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
-def test_what_cannot_be_read_is_an_error_that_names_its_row_and_file(content, how):
-    spec = dataclasses.replace(spec_of(), **how)
-    rows = [{"image": {"bytes": one, "path": "some.jpg"}, "row": row} for row, one in ((4, WHOLE), (7, content))]
-    images, (message,) = decode_rows(rows, spec, crop_params(torch.arange(2), spec, seed=0))
-    assert [image is None for image in images] == [False, True]
-    assert message.startswith("row 7 (some.jpg) ")
 
 
 def test_a_damaged_jpeg_is_read_where_pillow_reads_it_and_to_its_pixels():

@@ -5,11 +5,10 @@ from collections import defaultdict
 from io import BytesIO
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset, DatasetDict
+from datasets import DatasetDict
 from image_data import ANIMALS, dataset, encoded, pictures, table_of, write_tar
 from PIL import Image
 
@@ -56,15 +55,11 @@ FLAT = "1.png r, 2.png r, 3.png g, 4.png g"
 FOLDERS = {
     "class folders": ("cat/1.png r, cat/2.jpg r, dog/1.PNG g, dog/2.webp g", {}, {"train": CAT_DOG}),
     "folders in class folders": ("cat/in/1.png r, cat/out/2.png r, dog/in/1.png g, dog/2.png g", {}, {"train": CAT_DOG}),
-    "a folder `images` in each": ("cat/images/1.png r, cat/images/2.png r, dog/images/1.png g, dog/images/2.png g", {}, {"train": CAT_DOG}),
     "a wrapper": ("data/cat/1.png r, data/cat/2.png r, data/dog/1.png g, data/dog/2.png g", {}, {"train": CAT_DOG}),
     "splits": ("train/cat/1.png r, train/dog/2.png g, val/cat/3.png r, test/dog/4.png g", {},
                {"train": {"cat": "r", "dog": "g"}, "validation": {"cat": "r"}, "test": {"dog": "g"}}),
-    "splits in capitals, in a wrapper": ("set/Training/cat/1.png r, set/Training/dog/2.png g, set/Testing/dog/3.png g", {},
-                                         {"train": {"cat": "r", "dog": "g"}, "test": {"dog": "g"}}),
-    "other words for splits": ("TRAIN/cat/1.png r, TRAIN/dog/2.png g, Dev/cat/3.png r, eval/dog/4.png g", {},
+    "other words for splits, in a wrapper": ("set/TRAIN/cat/1.png r, set/TRAIN/dog/2.png g, set/Dev/cat/3.png r, set/eval/dog/4.png g", {},
                                {"train": {"cat": "r", "dog": "g"}, "validation": {"cat": "r"}, "test": {"dog": "g"}}),
-    "one split": ("train/cat/1.png r, train/cat/2.png r, train/dog/1.png g, train/dog/2.png g", {}, {"train": CAT_DOG}),
     "train and test as classes": ("train/1.png r, train/2.png r, bus/1.png g, bus/2.png g", {}, {"train": {"train": "rr", "bus": "gg"}}),
     "a test split without classes": ("train/cat/1.png r, train/dog/1.png g, test/1.png b, test/2.png b, test/3.png b", {},
                                      {"train": {"cat": "r", "dog": "g"}}),
@@ -73,23 +68,17 @@ FOLDERS = {
     "what systems leave behind": ("cat/1.png r, cat/2.png r, dog/1.png g, dog/2.png g, cat/._1.png b, .DS_Store, .thumbs/1.png b, "
                                   "@eaDir/1.png b, __MACOSX/cat/1.png b, eel/", {}, {"train": CAT_DOG}),
     "images above the class folders": ("1.png b, cat/1.png r, cat/2.png r, dog/1.png g, dog/2.png g", {}, {"train": CAT_DOG}),
+    "a folder beside the splits": ("train/cat/1.png r, train/dog/1.png g, extra/cat/2.png b", {}, {"train": {"cat": "r", "dog": "g"}}),
     "classes one level deeper": ("pets/cat/1.png r, pets/dog/1.png g, fish/eel/1.png b", {"class_level": 2},
                                  {"train": {"cat": "r", "dog": "g", "eel": "b"}}),
-    "folds": ("fold_1/cat/1.png r, fold_1/dog/1.png g, fold_2/cat/2.png r, fold_2/dog/2.png g", {"class_level": 2}, {"train": CAT_DOG}),
-    "the same folders in each class": ("cat/in/1.png r, cat/out/2.png r, dog/in/1.png g, dog/out/2.png g", {"class_level": 1}, {"train": CAT_DOG}),
-    "a table beside class folders": ("cat/1.png r, cat/2.png r, dog/1.png g, dog/2.png g, labels.csv", {}, {"train": CAT_DOG}),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("layout", FOLDERS)
-def test_the_folder_below_the_split_is_the_class_and_all_images_are_there_to_predict(layout, streaming, tmp_path):
+def test_the_folder_below_the_split_is_the_class_and_all_images_are_there_to_predict(layout, tmp_path):
     files, how, expected = FOLDERS[layout]
     paint(tmp_path, files)
-    splits = load_splits(str(tmp_path), streaming=streaming, **how)
-    if streaming:
-        splits = DatasetDict({name: Dataset.from_list(list(rows), rows.features) for name, rows in splits.items()})
-    assert seen(splits) == expected
+    assert seen(load_splits(str(tmp_path), **how)) == expected
     hidden = ("._", ".thumbs", "@eaDir", "__MACOSX")
     images = [file for file in files.split(", ") if " " in file and not any(name in file for name in hidden)]
     rows = load_unlabelled(str(tmp_path))  # to predict
@@ -106,16 +95,15 @@ TABLES = {
     "semicolons": ("a.csv", "file_name;category\n" + LINES.replace(",", ";"), {}, {"train": CAT_DOG}),
     "tabs": ("a.csv", "filename\tlabels\n" + LINES.replace(",", "\t"), {}, {"train": CAT_DOG}),
     ".tsv with blanks": ("a.TSV", "file\tclass\n" + LINES.replace(",", " \t "), {}, {"train": CAT_DOG}),
-    "absolute paths, backslashes, columns of other names": ("a.csv", "where,what,label\n" + LINES.replace("\n", ",x\n").replace("1.", ".\\1."),
+    "columns of other names": ("a.csv", "where,what,label\n" + LINES.replace("\n", ",x\n"),
                                                             {"image_column": "where", "label_column": "what"}, {"train": CAT_DOG}),
     "JSON lines": ("a.jsonl", "\n".join(JSON_ROWS), {}, {"train": CAT_DOG}),
-    "a JSON list": ("a.json", f"[{','.join(JSON_ROWS)}]", {}, {"train": CAT_DOG}),
     "a column of splits": ("a.csv", WITH_SPLIT, {}, {"train": {"cat": "r", "dog": "g"}, "validation": {"cat": "r"}, "test": {"dog": "g"}}),
     "cells are text": ("a.csv", "file,label\n1.png,01\n2.png,1\n3.png,None\n4.png,NA\n", {}, {"train": {"01": "r", "1": "r", "None": "g", "NA": "g"}}),
     "whole numbers": ("a.csv", "file,label\n1.png,2\n2.png,2\n3.png,10\n4.png,10\n", {}, {"train": {"2": "rr", "10": "gg"}}),
     "what looks like several labels": ("a.csv", "file,label\n1.png,a;b\n2.png,a\n3.png,b\n4.png,b\n", {}, {"train": {"a;b": "r", "a": "r", "b": "gg"}}),
     "several labels": ("a.csv", "file,label\n1.png,a;b\n2.png,a\n3.png,\n4.png,b\n", {"label_separator": ";"}, {"train": {"a": "rr", "b": "rg"}}),
-    "columns of 0 and 1": ("a.csv", "file,a,b\n1.png,1,True\n2.png,1,false\n3.png,0,False\n4.png,0,true\n", {"label_columns": "a,b"},
+    "columns of 0 and 1": ("a.csv", "file,a,b\n1.png,1,1\n2.png,1,0\n3.png,0,0\n4.png,0,1\n", {"label_columns": "a,b"},
                            {"train": {"a": "rr", "b": "rg"}}),
 }  # fmt: skip
 
@@ -130,17 +118,12 @@ def test_a_table_names_images_and_their_labels(kind, tmp_path):
     assert [name for name in ("train", "validation", "test") if name in splits] == list(splits)
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_a_parquet_table_names_its_images_or_holds_them(streaming, tmp_path):
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_a_parquet_table_names_its_images(kind, tmp_path):
     paint(tmp_path, FLAT)
     paths, labels = zip(*PATHS, strict=True)
-    bytes_of = pa.array([(tmp_path / path).read_bytes() for path in paths])
-    tables = {"paths": pa.array(paths), "polars": pa.array(paths, pa.large_string()), "bytes": bytes_of}
-    for name, column in tables.items():
-        pq.write_table(pa.table({"path": column, "label": labels}), tmp_path / f"{name}.parquet")
-        splits = load_splits(str(tmp_path / f"{name}.parquet"), streaming=streaming)
-        assert len(list(splits["train"])) == 4
-        assert streaming or seen(splits) == {"train": CAT_DOG}
+    pq.write_table(pa.table({"path": pa.array(paths, kind), "label": labels}), tmp_path / "a.parquet")
+    assert seen(load_splits(str(tmp_path / "a.parquet"))) == {"train": CAT_DOG}
 
 
 def write_shards(folder):
@@ -163,21 +146,9 @@ def write_metadata(folder):
     (folder / "metadata.csv").write_text("\n".join(["file_name,label", *lines]))
 
 
-def write_file(folder):
-    write_tar(folder / "one.tar", pictures(range(4)), [0, 1, 0, 1])
-    return folder / "one.tar"
-
-
-def write_arrow(folder):
-    table_of(range(4)).save_to_disk(folder)
-    return next(folder.glob("*.arrow"))
-
-
 DATA_SETS = {
     "metadata.csv": (write_metadata, {"train": 4}),
     "tar shards": (write_shards, {"train": 4, "validation": 2}),
-    "a tar file": (write_file, {"train": 4}),
-    "an Arrow file": (write_arrow, {"train": 4}),
     "Parquet": (write_parquet, {"train": 4, "test": 4}),
     "save_to_disk": (lambda folder: table_of(range(4)).save_to_disk(folder), {"train": 4}),
     "save_to_disk of splits": (lambda folder: DatasetDict(train=table_of(range(4)), test=table_of([2])).save_to_disk(folder), {"train": 4, "test": 1}),
@@ -194,12 +165,6 @@ def test_a_data_set_is_read_by_datasets(kind, tmp_path):
     rows = prepare_splits(splits, train_split=None, eval_split="train", label_names=label_names)[0]["eval"]
     for row in rows:
         assert row["label"] == pictures(range(4)).index(read_image_bytes(row["image"], allowed_files(rows))) % 2
-
-
-def test_the_embedded_set_is_balanced():
-    embedded = load_splits("fashion-mnist-mini")
-    for split, count in (("train", 1000), ("test", 200)):
-        assert np.bincount(embedded[split]["label"]).tolist() == [count] * 10
 
 
 def in_table(text, name="a.csv"):
@@ -223,20 +188,10 @@ def write_other_classes(folder):
 REFUSED = {
     "nothing": (laid_out("eel/"), "CLASS/IMAGE"),
     "flat images": (laid_out(FLAT), r".png \(4\)"),
-    "flat images beside a table": (laid_out(FLAT + ", my labels.csv"), r"--dataset_name '.*my labels.csv'"),
     "tables alone": (laid_out("train.csv, test.csv"), r"--dataset_name .*test.csv"),
     "flat splits beside a table": (laid_out("train/1.png r, test/2.png r, labels.csv"), r"--dataset_name .*labels.csv"),
-    "an archive": (laid_out("photos.zip"), "unpack photos.zip"),
-    "splits by other names": (laid_out("training_set/cat/1.png r, training_set/dog/1.png g, test_set/cat/2.png r, test_set/dog/2.png g"),
-                              r"--class_level 2.*training"),
-    "folds": (laid_out("fold_1/cat/1.png r, fold_1/dog/1.png g, fold_2/cat/2.png r, fold_2/dog/2.png g"), "--class_level 2"),
-    "splits in the class folders": (laid_out("cat/train/1.png r, cat/test/2.png r, dog/train/1.png g, dog/test/2.png g"), "train"),
-    "two wrappers": (laid_out("a/b/cat/1.png r, a/b/dog/1.png g"), "--class_level 2"),
-    "a split beside what may be one": (laid_out("train/cat/1.png r, extra/cat/1.png r"), "extra"),
-    "a class that train lacks": (laid_out("train/cat/1.png r, train/dog/1.png g, val/images/1.png r"), r"images.*--dataset_name .*/train"),
-    "a class that differs in capitals": (laid_out("train/Cat/1.png r, train/dog/1.png g, test/cat/1.png r"), "cat"),
-    "a class of formats that are not read": (laid_out("cat/1.png r, dog/1.png g, eel/1.heic"), "eel"),
-    "a run among the images": (laid_out("cat/1.png r, dog/1.png g, runs/a/metrics.jsonl"), "runs/a"),
+    "class folders to stream": (laid_out("cat/1.png r, dog/1.png g"), "--streaming"),
+    "a class that train lacks": (laid_out("train/cat/1.png r, train/dog/1.png g, val/images/1.png r"), "images"),
     "Parquet beside class folders": (laid_out("cat/1.png r, dog/1.png g, more.parquet"), "more.parquet"),
     "classes in another order": (write_other_classes, "test.parquet"),
     "metadata without file names": (laid_out("cat/1.png r, dog/1.png g, metadata.csv"), "file_name"),
@@ -244,20 +199,13 @@ REFUSED = {
     "files that are not there": (in_table("file,label\n1.png,a\n7.png,a\n8.png,b\n9.png,b\n10.png,b\n"), r"row 1 .*7.png.*row 3 has '9.png'$"),
     "rows without a path": (in_table("file,label\n,a\n1.png,a\n"), "row 0"),
     "rows without a label": (in_table("file,label\n1.png,a\n2.png,\n3.png,b\n"), "row 1"),
-    "a longer row": (in_table("file,label\n1.png,a,b\n2.png,a\n"), "line 2"),
     "a shorter row": (in_table("file,label\n1.png,a\n2.png\n"), "row 1"),
     "no column of paths": (in_table("note,label\nhello,a\n"), r"note, label.*--image_column.*--label_column"),
-    "two columns of paths": (in_table("file,path,label\n1.png,1.png,a\n"), r"file, path, label.*--image_column"),
     "no column of labels": (in_table("file,comment\n1.png,a\n"), r"--label_column.*comment"),
-    "no rows": (in_table("file,label\n"), "a.csv"),
-    "an empty table": (in_table(""), "a.csv"),
     "broken JSON": (in_table('{"file": ', "a.jsonl"), "a.jsonl"),
-    "JSON without rows": (in_table("[1, 2]", "a.json"), "image"),
-    "broken Parquet": (in_table("nothing", "a.parquet"), "a.parquet"),
     "an unknown split": (in_table("file,label,split\n1.png,a,train\n2.png,a,holdout\n"), "row 1 has 'holdout'"),
     "numbers with decimals": (in_table("file,label\n1.png,3.7\n2.png,4.2\n3.png,5\n4.png,6\n"), "--problem_type regression"),
     "rows that contradict each other": (in_table("file,label\n1.png,a\n1.png,b\n2.png,a\n2.png,b\n"), "1.png"),
-    "another file": (in_table("nothing", "a.txt"), "a.txt"),
     "a quote without an end": (in_table('file,label\n1.png,"' + "x" * 200_000), "a.csv"),
     "half of what save_to_disk writes": (laid_out("dataset_info.json"), "cannot be read"),
 }  # fmt: skip
@@ -268,17 +216,16 @@ REFUSED = {
 def test_what_cannot_be_read_is_one_error_with_what_the_user_needs(what, tmp_path):
     write, needed = REFUSED[what]
     with pytest.raises(UserError, match=f"(?s){needed}"):
-        prepare_splits(load_splits(str(write(tmp_path) or tmp_path)))
+        prepare_splits(load_splits(str(write(tmp_path) or tmp_path), streaming="to stream" in what))
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_a_folder_that_links_to_itself_is_read_once(streaming, tmp_path):
+def test_a_folder_that_links_to_itself_is_read_once(tmp_path):
     paint(tmp_path, "cat/1.png r, dog/1.png g")
     (tmp_path / "cat" / "loop").symlink_to(tmp_path)
     os.mkfifo(tmp_path / "cat" / "pipe.png")
-    source = read_source(str(tmp_path), streaming=streaming)
-    assert len(list(source.splits["train"])) == 2
-    assert "cat/loop" in " ".join(source.skipped)
+    source = read_source(str(tmp_path))
+    assert len(source.splits["train"]) == 2
+    assert "1 links" in " ".join(source.skipped)
 
 
 def test_a_class_level_that_no_folder_has_is_an_error(tmp_path):
@@ -314,21 +261,19 @@ def test_the_summary_counts_what_is_read_and_what_is_left_out(tmp_path, monkeypa
     train, evaluated, *left_out = summary(splits, {"train": "train", "eval": scored}, labels, source)
     assert train == "train: 3 images, 2 classes (cat 2, dog 1), from photos/train"
     assert evaluated == "validation: 1 image, 2 classes (cat 1, dog 0), from photos/val"
-    for part in ("1 .heic", "photos/test", "2 images above", "--class_level", "--dataset_name photos/eel.csv"):
+    for part in ("1 .heic", "2 images outside", "--class_level", "--dataset_name photos/eel.csv"):
         assert sum(part in line for line in left_out) > 0, part
 
 
-def test_the_summary_names_ten_classes_and_the_splits_and_files_that_are_not_used(tmp_path):
-    for split in ("train", "test", "train_old"):
+def test_the_summary_names_ten_classes(tmp_path):
+    for split in ("train", "test"):
         table = dataset(list(range(12)) * 2, [f"class {n}" for n in range(12)])
         table.to_parquet(tmp_path / f"{split}.parquet")
-    dataset([0]).to_parquet(tmp_path / "photos.parquet")
     source = read_source(str(tmp_path))
     splits, labels, scored = prepare_splits(source.splits)
-    train, _, *left_out = summary(splits, {"train": "train", "eval": scored}, labels, source)
+    train, _ = summary(splits, {"train": "train", "eval": scored}, labels, source)
     for part in (" images, 12 classes (class 0 ", "class 9 ", " ...)"):
         assert part in train
-    assert "photos.parquet" in " ".join(left_out)
 
 
 @pytest.mark.parametrize(
@@ -340,8 +285,8 @@ def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(name):
         load_splits(name)
 
 
-@pytest.mark.parametrize(("data", "run"), [("photos", "photos/run"), ("photos", "photos"), ("photos/cat", "photos")])
-def test_a_run_is_not_kept_among_its_images_nor_these_in_a_run(data, run, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("data", "run"), [("photos", "photos/run"), ("photos", "photos")])
+def test_a_run_is_not_kept_among_its_images(data, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     paint(tmp_path, "photos/cat/1.png r")
     with pytest.raises(UserError, match="--output_dir"):

@@ -177,31 +177,6 @@ def test_bad_images_of_a_stream_stop_it_or_are_skipped(tmp_path):
         batches_of(stream_of(tmp_path, on_bad_image="skip"), 8, 1)
 
 
-def test_a_stream_of_a_table_reads_the_files_it_names_and_its_numbers_begin_at_0(photos):
-    split = lambda n: "train" if n < 4 else "val"
-    lines = [f"{split(n)}/{animal(n)}/{n}.png,{animal(n)},{n % 2},{split(n)}" for n in range(6)]
-    (photos / "all.csv").write_text("\n".join(["file,kind,number,split", *lines]))
-    for column in ("kind", "number"):
-        (batch,) = batches_of(stream_of(photos / "all.csv", label_column=column), 1, 4)
-        assert_own(batch, good_items(4), [0, 1, 0, 1])  # by their rows in the table, in whatever order
-    (photos / "all.csv").write_text(
-        "\n".join(["file,number,split", *lines]).replace("dog,1", "2").replace("cat,0", "1")
-    )
-    with pytest.raises(UserError, match=r"row 1 .*'2'"):
-        prepared(photos / "all.csv", label_column="number")
-
-
-def test_a_stream_of_class_folders_is_not_read_class_by_class(tmp_path):
-    for name in ("cat", "dog"):
-        (tmp_path / "train" / name).mkdir(parents=True)
-        for n in range(200):
-            (tmp_path / "train" / name / f"{n}.png").touch()
-    rows = load_splits(str(tmp_path), streaming=True)["train"]
-    assert rows.num_shards == 64  # that lanes and processes share out
-    first = [row["label"] for row in itertools.islice(rows, 100)]
-    assert 25 < sum(first) < 75
-
-
 def test_lists_of_labels_are_streamed_as_0_and_1_of_each(tmp_path):
     lists = [[number % 2, 2] if number % 3 else [] for number in range(8)]
     rows = table_of(range(8)).remove_columns("label")

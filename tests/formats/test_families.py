@@ -230,27 +230,6 @@ def test_a_model_with_a_native_counterpart_becomes_it_with_the_same_outputs(make
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-REFUSED = [
-    (CLASSIFIER, dict(qk_norm=True), "qk_norm=True"),
-    (CLASSIFIER, dict(representation_size=8), "representation_size=8"),
-    (CLASSIFIER, dict(patch_projection="norm_linear_norm"), "patch_projection='norm_linear_norm'"),
-    (BASE, dict(final_norm="pooled"), "final_norm='pooled'"),
-    (CLASSIFIER, dict(CLIP_HEAD, patch_bias=True), "patch_bias=True"),
-    (BASE, dict(DISTILLED, pooling="cls_distillation"), "pooling='cls_distillation'"),
-    (CLASSIFIER, dict(DISTILLED, layerscale_value=0.5), "layerscale_value=0.5"),
-    (BASE, dict(ROTARY, pooler_act="tanh"), "pooler_act='tanh'"),
-    (CLASSIFIER, dict(SWIGLU, layerscale_value=0.5, intermediate_size=60), "intermediate_size=60"),
-    (CLASSIFIER, dict(num_register_tokens=2, image_size=(16, 24), pooling="mean"), "image_size=(16, 24)"),
-]
-
-
-@pytest.mark.parametrize(("model_class", "fields", "named"), REFUSED, ids=in_words)
-def test_a_model_without_a_native_counterpart_is_refused_by_the_name_of_the_field(make, model_class, fields, named):
-    model, _ = make(model_class, **fields)
-    with pytest.raises(ValueError, match=re.escape(named)):
-        model.to_transformers()
-
-
 def test_a_new_field_is_refused_on_the_way_back_until_a_native_config_has_it(tiny_model, monkeypatch):
     monkeypatch.setattr(native_models, "OWN_FIELDS", OWN_FIELDS | {"new_field"})
     monkeypatch.setattr(HFViTConfig, "new_field", "as before", raising=False)

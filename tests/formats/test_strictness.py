@@ -4,10 +4,8 @@ import json
 import os
 import pickle
 import re
-import subprocess
 import sys
 from pathlib import Path
-from zipfile import ZipFile
 
 import numpy as np
 import parity
@@ -18,7 +16,6 @@ from checkpoint_writers import jax_file, save, to_timm
 from safetensors.torch import load_file
 
 from hf_vit import HFViTConfig, HFViTForImageClassification, HFViTModel
-from hf_vit.model.modeling_hf_vit import HFViTPreTrainedModel
 
 
 LOAD, READ = HFViTForImageClassification.from_pretrained, HFViTForImageClassification.from_checkpoint
@@ -164,21 +161,6 @@ def test_a_native_config_object_is_refused_and_ours_reads_a_native_folder(folder
     assert model.config.id2label[2] == "c"
 
 
-class Regressor(HFViTPreTrainedModel):
-    """A subclass with a head far larger than its base."""
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.vit = HFViTModel(config, add_pooling_layer=False)
-        self.regressor = torch.nn.Linear(config.hidden_size, 2**20 + 1)
-        self.post_init()
-
-
-def test_a_subclass_may_have_a_head_far_larger_than_its_checkpoint(folder, caplog):
-    Regressor.from_pretrained(folder())
-    assert "regressor reset; left out classifier" in caplog.text
-
-
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_an_adapter_loads_on_a_base_of_any_family_and_refuses_one_that_it_does_not_fit(folder, tmp_path, pixels):
     from peft import LoraConfig, get_peft_model
@@ -263,13 +245,6 @@ def test_code_in_a_pickle_is_never_run(folder, tmp_path, evil, name):
         LOAD(path) if name == "pytorch_model.bin" else READ(file)
 
 
-def test_torchscript_is_refused_with_what_to_do(tmp_path):
-    with ZipFile(tmp_path / "ViT-B-32.pt", "w") as archive:
-        archive.writestr("model/constants.pkl", b"")
-    with pytest.raises(ValueError, match=r"TorchScript.*OpenAI.*safetensors"):
-        READ(tmp_path / "ViT-B-32.pt")
-
-
 @pytest.mark.parametrize("kind", ["text", "object"])
 def test_text_and_objects_in_an_npz_are_refused(tmp_path, evil, kind):
     note = np.array("hello") if kind == "text" else np.array(evil, dtype=object)
@@ -305,28 +280,6 @@ def test_a_tensor_in_two_shards_is_an_error(folder):
     (path / "model.safetensors.index.json").write_text(json.dumps(dict(metadata={}, weight_map=index)))
     with pytest.raises(ValueError, match=f"{re.escape(min(part))} 2 times"):
         HFViTModel.from_pretrained(path)
-
-
-INTERRUPTED = """
-import sys, hf_vit
-
-class Interrupt:
-    def find_spec(self, name, *_):
-        if name == "hf_vit.formats.timm":
-            raise KeyboardInterrupt
-
-sys.meta_path.insert(0, Interrupt())
-try:
-    sys.exit(f"{hf_vit.HFViTModel.from_pretrained(sys.argv[1])} was loaded")
-except KeyboardInterrupt:
-    del sys.meta_path[0]
-hf_vit.HFViTModel.from_pretrained(sys.argv[1])
-"""
-
-
-def test_a_first_import_that_was_interrupted_is_made_up_for(folder):
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED, folder()], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def test_only_its_own_file_names_a_family():

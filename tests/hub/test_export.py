@@ -145,9 +145,10 @@ def run(tmp_path_factory):
     """A run of two steps on a part of train, a fifth of it scored; it was exported by the real command."""
     folder = tmp_path_factory.mktemp("runs")
     rows = load_splits("fashion-mnist-mini")["train"].select(range(0, 10_000, 40))
-    rows.to_parquet(folder / "some.parquet")
+    (folder / "some").mkdir()
+    rows.to_parquet(folder / "some" / "train.parquet")
     flags = [
-        "--dataset_name", "some.parquet", "--preset", "tiny-patch16-224", "--output_dir", "run", "--max_train_steps", "2",
+        "--dataset_name", "some", "--preset", "tiny-patch16-224", "--output_dir", "run", "--max_train_steps", "2",
         "--config_overrides", "image_size=14,patch_size=7,hidden_size=32,num_hidden_layers=1,num_attention_heads=2,intermediate_size=32",
         "--eval_fraction", "0.2", "--per_device_train_batch_size", "16", "--seed", "3", "--num_workers", "0",
     ]  # fmt: skip

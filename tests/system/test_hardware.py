@@ -9,6 +9,7 @@ import types
 
 import pytest
 import torch
+from image_data import augmented
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -149,8 +150,8 @@ class Operations(TorchDispatchMode):
 def test_a_batch_is_augmented_and_mixed_without_waiting_for_the_device(recipe):
     images = torch.randint(0, 256, (64, 3, 40, 40), dtype=torch.uint8)
     index = torch.randint(0, 10**12, (64,))
-    augmented = augment.augment(images.to("meta"), index, 3, 5, FORM, **RECIPES[recipe])
-    mixed, targets = augment.mix(augmented, torch.rand(64, 10, device="meta"), 0.8, 1.0, 3, 5, 0)
+    batch = augmented(images.to("meta"), index, 3, 5, FORM, **RECIPES[recipe])
+    mixed, targets = augment.mix(batch, torch.rand(64, 10, device="meta"), 0.8, 1.0, 3, 5, 0)
     assert mixed.is_meta
     assert targets.is_meta
 
@@ -161,7 +162,7 @@ def test_erasing_takes_no_more_kernels_for_more_images():
     for size in (64, 256):
         images, index = torch.empty(size, 3, 40, 40, dtype=torch.uint8, device="meta"), torch.arange(size)
         with Operations() as operations:
-            augment.augment(images, index, 3, 5, FORM, **RECIPES["DeiT"])
+            augmented(images, index, 3, 5, FORM, **RECIPES["DeiT"])
         counts.append(operations.count)
     assert counts[0] == counts[1] <= 350
 

@@ -11,7 +11,21 @@ import pytest
 import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
-from runs import FSDP2, HOUSE, TINY, TRAIN, as_flags, ended, files_of, log_of, logged, results_of, start, write_photos
+from runs import (
+    FSDP2,
+    HOUSE,
+    TINY,
+    TRAIN,
+    as_flags,
+    ended,
+    files_of,
+    log_of,
+    logged,
+    results_of,
+    start,
+    write_photos,
+    write_shards,
+)  # fmt: skip
 from safetensors.torch import load_file
 from torch.testing import assert_close
 from transformers import ViTImageProcessorPil
@@ -254,7 +268,8 @@ def test_two_sharded_processes_go_on_where_one_stopped(alone, runs):
 
 
 def test_two_processes_train_on_a_stream_as_one_does_and_one_goes_on_with_it(runs):
-    stream = dict(streaming="true", shuffle_buffer=16, max_train_steps=8, eval_steps=4)
+    shards = write_shards(runs / "photos", runs / "shards")
+    stream = dict(dataset_name=shards, streaming="true", shuffle_buffer=16, max_train_steps=8, eval_steps=4)
     one(runs / "stream", **stream)
     two(runs / "stream-of-two", **stream)
     assert seen(runs / "stream-of-two") == seen(runs / "stream")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
+from image_data import augmented
 from torch import nn
 
 from hf_vit import HFViTForImageClassification
@@ -133,7 +134,7 @@ def test_random_numbers_equal_those_of_the_cpu_to_the_bit(device):
 def test_augmented_images_are_those_of_the_cpu_within_a_level(device, recipe):
     images, index = torch.randint(0, 256, (128, 3, 32, 32), dtype=torch.uint8), torch.arange(128)
     there, here = (
-        augment.augment(images.to(kind), index, 0, 1, FORM, **recipe).cpu() for kind in (device, torch.device("cpu"))
+        augmented(images.to(kind), index, 0, 1, FORM, **recipe).cpu() for kind in (device, torch.device("cpu"))
     )
     levels = (there - here).abs() * torch.tensor(FORM.std).view(1, 3, 1, 1) * 255
     assert (levels > 1).float().mean() < 0.002  # a pixel at a border may fall to either side of it
@@ -188,9 +189,9 @@ def test_a_training_step_waits_for_the_device_nowhere(device, tiny_model):
     form = types.SimpleNamespace(**{**vars(FORM), "height": 16, "width": 16})
 
     def step():
-        pixel_values = augment.augment(
+        pixel_values = augmented(
             images.to(device, non_blocking=True), index, 0, 0, form,
-            crop="simple", flip=True, auto_augment="rand", jitter=0.2, erase=0.25,
+            crop="simple", flip=True, auto_augment="rand", color_jitter=0.2, erase=0.25,
         )  # fmt: skip
         targets = soft_targets(labels.to(device, non_blocking=True), 3, 0.1)
         pixel_values, targets = augment.mix(pixel_values, targets, 0.8, 1.0, 0, 0, 0)
@@ -245,9 +246,7 @@ def test_the_batch_size_found_in_little_memory_survives_ten_steps(device, tiny_m
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         images = torch.zeros(batch, 3, 16, 16, dtype=torch.uint8)
         for _ in range(10):
-            pixel_values = augment.augment(
-                images.to(device), torch.arange(batch), 0, 0, form, crop="simple", flip=True
-            )
+            pixel_values = augmented(images.to(device), torch.arange(batch), 0, 0, form, crop="simple", flip=True)
             step_on(device, model, pixel_values, torch.full((batch, 3), 1 / 3, device=device), optimizer)
             average.update(model)
     finally:
