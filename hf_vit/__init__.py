@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hf_vit.model.masked_autoencoder import HFViTForPreTraining
     from hf_vit.model.modeling_hf_vit import HFViTBackbone, HFViTForImageClassification, HFViTModel
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["HFViTBackbone", "HFViTConfig", "HFViTForImageClassification", "HFViTForPreTraining", "HFViTModel"]
 AUTO_CONFIG = "transformers.models.auto.configuration_auto"
 

@@ -1,4 +1,4 @@
-"""A page in the browser that classifies an image and shows which patches the predicted class rests on.
+"""A page in the browser that classifies an image and shows attention maps of the predicted class.
 
     python recipes/app.py runs/demo
     python recipes/app.py USER/NAME --port 8000
@@ -20,7 +20,7 @@ from command_line import Parser
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(__doc__, "MODEL [--port PORT]")
     parser.add_argument("model", nargs="?", metavar="MODEL", help="run, model folder or Hub id")
-    parser.add_argument("--port", type=int, help="default: 7860, or the next that is free")
+    parser.add_argument("--port", type=int, help="port of the page; default: 7860, or the next free one")
     args = parser.parse_args(argv)
     readme = Path(__file__).resolve().with_name("README.md")
     if args.model is None and readme.is_file():  # of a Space
@@ -131,7 +131,7 @@ def build_page(viewer: Viewer, examples: list[str]) -> gradio.Blocks:
                 )
                 words = gradio.Markdown(about)
                 title = gradio.Dropdown(list(METHODS), value=DEFAULT, label="method")
-                gradio.Markdown(f"Attention maps are those of {viewer.classifier.model.attention_query}.")
+                gradio.Markdown(f"The maps show the attention of {viewer.classifier.model.attention_query}.")
         for changed in (photo, title):
             changed.change(viewer.look, [photo, title], [label, picture, words], show_progress="minimal")
     return blocks

@@ -1,11 +1,11 @@
-"""Look for what is wrong with a data set: broken images, duplicates, rare classes and, with a trained model, wrong labels.
+"""Find what is wrong with a data set: broken images, duplicates, rare classes and, with a trained model, wrong labels.
 
     python recipes/audit.py --dataset_name photos --output_file audit.html
     python recipes/audit.py --dataset_name photos --model_name_or_path runs/photos --output_file runs/photos/audit.html
 
 It writes one page with pictures, and tables beside it: audit.duplicates.csv and, with a model, audit.labels.csv. Duplicates are
-equal files and similar pictures, within a split and across splits. A label is suspected if a classifier on the model's features that
-was fitted without that image contradicts it. Nothing of the data is changed.
+equal files and similar pictures, within a split and across splits. A label is suspect if a classifier on the model's features,
+fitted without that image, contradicts it. The data is not changed.
 """
 
 import argparse
@@ -15,9 +15,9 @@ from command_line import COLUMNS, DATA, Parser, bad_images, hardware, output
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(__doc__, "--dataset_name DATA --output_file FILE [--flag value ...]")
-    splits = "splits to look at, such as train,validation; by default all"
+    splits = "splits to look at, such as train,validation; default: all"
     parser.add_group("data", **DATA, splits=splits, **COLUMNS, **bad_images("skip"))
-    model = "run, model folder or Hub id, whose features tell which labels are suspect; by default none are looked for"
+    model = "run, model folder or Hub id that finds suspect labels; default: do not look for them"
     parser.add_group("model", model_name_or_path=model)
     parser.add_group("output", **output(".html"))
     parser.add_group("hardware", **hardware(batch_size=256))

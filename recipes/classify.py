@@ -18,7 +18,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(__doc__, "MODEL IMAGE [IMAGE ...]")
     parser.add_argument("model", metavar="MODEL", help="run, model folder or Hub id of an image classifier")
     parser.add_argument(
-        "images", nargs="+", metavar="IMAGE", help="image files, or one folder of class folders, or fashion-mnist-mini"
+        "images", nargs="+", metavar="IMAGE", help="image files, a folder of class folders, or `fashion-mnist-mini`"
     )
     args = parser.parse_args(argv)
     parser.refuse_mistyped_paths(MODEL=args.model)

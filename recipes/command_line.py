@@ -10,22 +10,22 @@ from hf_vit.system.command_line import Parser, at_least
 
 SWITCH = dict(type=bool, nargs="?", const=True, default=False, metavar="true|false")
 DATA = dict(
-    dataset_name=dict(required=True, help="Hub id, local folder or file, or fashion-mnist-mini"),
+    dataset_name=dict(required=True, help="Hub id, folder, table file, or `fashion-mnist-mini` (embedded)"),
     dataset_config="configuration of the data set, if it has several",
 )
 COLUMNS = dict(
-    image_column="column of images; by default found by its feature type",
-    label_column="column of labels; by default found by its feature type",
-    class_level=dict(type=int, help="folder below the split that is the class, 2 for animals/dogs/1.jpg; default: 1"),
-    label_names="text file of class names, one per line, if the labels are bare numbers",
-    label_separator='what stands between several labels of an image, such as ";"',
-    label_columns="columns of 0 and 1, one for each of several labels, such as cat,dog,bird",
+    image_column="image column; default: found by its feature type",
+    label_column="label column; default: found by its feature type or name",
+    class_level=dict(type=int, help="folder level below the split that names the class, default: 1"),
+    label_names="text file of class names, one per line, for labels that are bare numbers",
+    label_separator='multi-label: what separates the labels in a text, such as ";"',
+    label_columns="multi-label: columns of 0 and 1, such as cat,dog,bird",
 )
 
 
 def bad_images(default: str) -> dict:
     """What a script does with images that cannot be read."""
-    about = f"images that cannot be read; default: {default}"
+    about = "what to do with images that cannot be decoded"
     return dict(on_bad_image=dict(choices=("stop", "skip"), default=default, help=about))
 
 
@@ -37,10 +37,10 @@ def output(endings: str) -> dict:
 
 def hardware(batch_size: int) -> dict:
     """The flags of a script that computes the answers of a model."""
-    images = dict(type=at_least(1), default=batch_size, help="images a process and a forward pass")
-    workers = dict(type=at_least(0), help="processes that decode images; if not given, one a core, up to 32")
+    images = dict(type=at_least(1), default=batch_size, help="images per process and forward pass")
+    workers = dict(type=at_least(0), help="data loading processes; default: one per core, up to 32")
     precision = dict(
-        choices=("auto", "no", "bf16", "fp16"), default="auto", help="bf16 where the hardware is fast at it"
+        choices=("auto", "no", "bf16", "fp16"), default="auto", help="auto: bf16 where the hardware is fast at it"
     )
     return dict(per_device_eval_batch_size=images, num_workers=workers, mixed_precision=precision)
 

@@ -16,22 +16,16 @@ from command_line import COLUMNS, DATA, SWITCH, Parser, at_least, bad_images, ha
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(__doc__, "--model_name_or_path MODEL --dataset_name DATA [--flag value ...]")
-    model = dict(required=True, help="Hub id, model folder or run of an image classifier")
-    merged = "patches merged in each layer: faster, a little less accurate (arXiv 2210.09461)"
+    model = dict(required=True, help="run, model folder or Hub id of an image classifier")
+    merged = "patches to merge per layer: faster, slightly less accurate (arXiv 2210.09461)"
     merging = dict(type=at_least(0), default=0, metavar="R", help=merged)
     parser.add_group("model", model_name_or_path=model, token_merging=merging)
-    probe = (
-        "split that trains a k-NN and linear classifiers on the frozen features, from 1, 5 and 10 images per class "
-        "(mean of 3 draws); the head is then evaluated only if it knows the labels; by default there is no probe"
-    )
-    split = "split to evaluate on; by default validation, else test"
+    probe = "split to train k-NN and linear classifiers on, from frozen features; default: no probe"
+    split = "split to evaluate; default: validation, else test"
     parser.add_group("data", **DATA, split=split, probe_split=probe, **COLUMNS, **bad_images("stop"))
     parser.add_group("hardware", **hardware(batch_size=256))
-    about = (
-        "JSON file for the metrics, their intervals, the scores of each class and the confusion matrix; the prediction for "
-        "each image goes into a table beside it: x.json and x.predictions.csv; by default neither is written"
-    )
-    overwrite = dict(**SWITCH, help="replace these two files")
+    about = "JSON file for the metrics; beside it, predictions of each image as .predictions.csv"
+    overwrite = dict(**SWITCH, help="replace existing output files")
     parser.add_group("results", output_file=dict(type=Path, help=about), overwrite=overwrite)
     args = parser.parse_args(argv)
     if args.output_file is not None:

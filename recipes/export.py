@@ -4,8 +4,8 @@
     python recipes/export.py runs/photos --dataset_name new_photos --split train
     python recipes/export.py google/vit-base-patch16-224 --output_dir exported --dataset_name photos
 
-MODEL is a run folder, whose evaluated images are then used and which holds the result in `export/`; or a model folder or Hub id
-of an image classifier. Config and image processor stay in the model folder. The output folder holds
+MODEL is a run, a model folder or a Hub id of an image classifier. A run is evaluated on its own images and exported to RUN/export.
+Config and image processor stay in the model folder. The output folder holds
 
     onnx/model.onnx             pixel_values -> logits, for ONNX Runtime and, beside a native model's config, Transformers.js
     onnx/model_quantized.onnx   the same with int8 weights, if there are images to evaluate it on; dtype "q8" of Transformers.js
@@ -28,13 +28,13 @@ from command_line import COLUMNS, Parser, bad_images
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(__doc__, "MODEL [--flag value ...]")
-    parser.add_argument("model", metavar="MODEL", help="run folder; or model folder or Hub id of an image classifier")
-    parser.add_argument("--output_dir", help="folder to write; of a run folder RUN/export if not given")
+    parser.add_argument("model", metavar="MODEL", help="run, model folder or Hub id of an image classifier")
+    parser.add_argument("--output_dir", help="folder to write; default: RUN/export of a run")
     parser.add_group(
         "data",
-        dataset_name="images to evaluate on: Hub id, local folder or file, or fashion-mnist-mini; of a run its own",
-        dataset_config="configuration of the data set, where it has several",
-        split="split to evaluate on; by default validation, else test; of a run what it evaluated on",
+        dataset_name="images to evaluate on: Hub id, folder or table file; default: the run's",
+        dataset_config="configuration of the data set, if it has several",
+        split="split to evaluate; default: the run's, else validation, else test",
         **COLUMNS,
         **bad_images("stop"),
     )

@@ -1,12 +1,12 @@
-"""The labels, or the embeddings, of any number of images: a folder, a list of files or a data set -> CSV, Parquet or .npy.
+"""Predict the labels or embeddings of any number of images, from a folder, a list of files or a data set, to CSV, Parquet or .npy.
 
     python recipes/predict.py --model_name_or_path runs/demo --dataset_name photos --output_file predictions.csv
     python recipes/predict.py --model_name_or_path runs/demo --dataset_name list.txt --output_file all.parquet --top_k 0
     python recipes/predict.py --model_name_or_path runs/demo --dataset_name photos --output embeddings --output_file embeddings.npy
 
-Each row of the output is an image: its `file` (or its `row`, if the data set has no files), then label_1, probability_1 and so on
-of the best --top_k labels, or one column of probabilities for each label with --top_k 0. A model of several labels an image adds
-`labels`: those that reach their thresholds, joined by ";". A model of numbers (regression) gives one column, `prediction`.
+Each image is a row: `file` (or `row`, if the data set has no files), then label_1, probability_1 and so on of the --top_k most likely
+labels, or a column of probabilities per label with --top_k 0. A multi-label model adds `labels`: those that reach their thresholds,
+joined by ";". A regression model gives one column, `prediction`.
 
 An embedding is the vector that the classifier's head reads: a column `embedding` of a Parquet file, or a row of a .npy array, with
 the files in FILE.rows.csv beside it.
@@ -28,16 +28,16 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(__doc__, usage)
     model = dict(required=True, help="run, model folder or Hub id of an image classifier")
     parser.add_group("model", model_name_or_path=model)
-    name = "folder of images, image file, text file of image files, table, data file, Hub id, or fashion-mnist-mini"
+    name = "folder, image file, .txt list, table, data file, Hub id, or `fashion-mnist-mini`"
     parser.add_group(
         "images",
         dataset_name=dict(required=True, help=name),
         dataset_config="configuration of the data set, if it has several",
         split="split of the data set, if it has several",
-        image_column="column of images; by default found by its feature type",
+        image_column="image column; default: found by its feature type",
         **bad_images("skip"),
     )
-    best = dict(type=at_least(0), default=5, help="labels an image; 0 for the probabilities of all")
+    best = dict(type=at_least(0), default=5, help="labels per image; 0: the probabilities of all")
     kind = dict(choices=SUFFIXES, default="labels", help="what to write")
     files = output(".csv or .parquet; embeddings: .parquet or .npy")
     parser.add_group("output", output=kind, **files, top_k=best)

@@ -5,12 +5,12 @@
     python recipes/pretrain.py --config pretrain-fashion-mnist
     python recipes/pretrain.py --dataset_name photos --preset tiny-patch16-224 --teacher_name_or_path facebook/dinov2-base --output_dir runs/distilled
 
-The first two commands belong together: what was learned from all photos is the start of a classifier of those with labels.
+The first command pre-trains on all photos; the second fine-tunes its encoder on the photos that have labels.
 
-Data, flags, resuming, processes, run folder and exit codes are those of train.py (see its --help), without what is of labels. Images
-need none: any folder of images will do. Where each image has one, an evaluation also gives the accuracy of its k nearest
-neighbours by the encoder's features. model/ opens as `HFViTForPreTraining`, and as `HFViTModel`, `HFViTForImageClassification` and
-`HFViTBackbone`; its card shows a few images, what the encoder sees of them, and the decoder's answer.
+Any folder of images will do. Data, flags, resuming, processes, run folder and exit codes are those of train.py (see its --help),
+except flags about labels. If the images have labels, each evaluation also reports the k-NN accuracy of the encoder's features.
+model/ loads as `HFViTForPreTraining`, `HFViTModel`, `HFViTForImageClassification` and `HFViTBackbone`; its card shows a few images,
+their visible patches and the reconstructions.
 """
 
 if __name__ == "__main__":  # the imports take seconds

@@ -3,7 +3,7 @@
     python recipes/publish.py runs/mine --repo USER/NAME            (shows files, sizes, card and destination; sends nothing)
     python recipes/publish.py runs/mine --repo USER/NAME --push     (one commit; private, unless --public)
     python recipes/publish.py runs/mine --repo USER/NAME --space    (its page, recipes/app.py, as a Space of that name; with --push)
-    python recipes/publish.py --verify USER/NAME                    (whether a repository gives what was saved)
+    python recipes/publish.py --verify USER/NAME                    (check that a repository gives the saved logits)
 
 The run is one of train.py or pretrain.py; its folder is only read. The token is that of `hf auth login`, or HF_TOKEN; HF_ENDPOINT
 names another Hub. After an interruption or a failure, the same command goes on.
@@ -28,26 +28,25 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_group(
         "destination",
         repo=dict(metavar="USER/NAME", help="destination: USER/NAME or ORGANISATION/NAME"),
-        push=switch("send it; without this flag it is only shown"),
-        public=switch("everybody may see the images of the run; a new repository is public"),
-        revision="branch to commit to, created if it does not exist; default: main",
+        push=switch("upload; default: only show what would be uploaded"),
+        public=switch("make a new repository public, with the sample images; default: private"),
+        revision="branch, created if it does not exist; default: main",
         create_pr=switch("open a pull request instead of committing to main"),
-        overwrite_card=switch("replace the README.md that is there; default: keep its text"),
+        overwrite_card=switch("replace an existing README.md; default: keep its text"),
     )
-    layout = (
-        "native: a model of transformers, without code; code: with the model's code; default: native where possible"
-    )
+    layout = "native: loads with transformers alone; code: with the model's code; default: native if possible"
     parser.add_group(
         "content",
         layout=dict(choices=("native", "code"), help=layout),
-        license="of the weights, as the Hub calls it: apache-2.0, mit, cc-by-4.0, ...; default: none",
-        data_license="of the images, if their own card does not say it",
-        without_images=switch("publish no sample images of the run"),
-        output_dir=dict(type=Path, help="keep the folder that would be pushed, to look at; must be new"),
-        space=switch("not the model, but a Space: a page that shows its predictions"),
+        license="licence of the weights, as the Hub spells it, such as apache-2.0; default: none",
+        data_license="licence of the images; default: that of their card",
+        without_images=switch("leave out the sample images of the run"),
+        output_dir=dict(type=Path, help="new folder that keeps a copy of what would be uploaded"),
+        space=switch("publish a Space that shows the model, instead of the model"),
     )
     parser.add_group(
-        "afterwards", verify=dict(metavar="REPO", help="check a repository (or folder) against the probes in it")
+        "afterwards",
+        verify=dict(metavar="REPO", help="check that a repository (or folder) gives the logits saved in it"),
     )
     args = parser.parse_args(argv)
     if args.verify is None and None in (args.run, args.repo):
@@ -95,15 +94,15 @@ def describe_repo(folder: Path, args) -> str:
     try:
         info = HfApi().model_info(args.repo)
     except RepositoryNotFoundError:
-        return f"is not there yet: it will be {'public' if args.public else 'private'}"
+        return f"does not exist yet: it will be {'public' if args.public else 'private'}"
     except REQUEST_ERRORS as error:
-        return f"could not be asked for: {explain_error(error)}"
+        return f"could not be reached, so it is unknown whether it exists ({explain_error(error)})"
     deleted = ", ".join(stale_files(info, list_files(folder))) or "none"
-    card = "replaced" if args.overwrite_card or "README.md" not in remote_files(info) else "kept, but for its metadata"
+    card = "replaced" if args.overwrite_card or "README.md" not in remote_files(info) else "kept, except its metadata"
     refused = not (args.public or args.without_images or info.private)
     warning = "; --push needs --public or --without_images" * refused
     visibility = "private" if info.private else "PUBLIC"
-    return f"is there and {visibility}; its README.md is {card}; deleted of an earlier push: {deleted}{warning}"
+    return f"exists and is {visibility}; its README.md is {card}; files deleted: {deleted}{warning}"
 
 
 def publish_model(args, folder: Path):

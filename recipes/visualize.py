@@ -26,19 +26,19 @@ METHODS = ("mean", "rollout", "gradient_rollout", "grad_cam")  # those of `atten
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(__doc__, "MODEL (--images FILE [FILE ...] | --dataset_name DATA) [--flag value ...]")
-    parser.add_argument("model", metavar="MODEL", help="run folder, model folder or Hub id")
+    parser.add_argument("model", metavar="MODEL", help="run, model folder or Hub id")
     source = parser.add_argument_group("images").add_mutually_exclusive_group(required=True)
     source.add_argument("--images", nargs="+", metavar="FILE", help="image files")
-    source.add_argument("--dataset_name", help="Hub id, local folder or file, or fashion-mnist-mini")
+    source.add_argument("--dataset_name", help="Hub id, folder, table file, or `fashion-mnist-mini` (embedded)")
     config = "configuration of the data set, if it has several"
-    split = "by default test or validation, or else the only one"
+    split = "split to draw; default: validation, else test"
     parser.add_group("data", dataset_config=config, split=split, **COLUMNS, **bad_images("stop"))
-    where = "default: figures/ of the run or the model folder, runs/figures/USER--NAME of a Hub id"
+    where = "folder to write; default: figures/ of the run or model folder"
     parser.add_group(
         "pictures",
-        method=dict(choices=METHODS, default="mean", help="of layers.png"),
-        layers=dict(type=int, nargs="+", help="from 0, or negative from the end; by default all"),
-        label="class whose gradient is followed; by default the model's answer",
+        method=dict(choices=METHODS, default="mean", help="method of layers.png"),
+        layers=dict(type=int, nargs="+", help="layers of layers.png, from 0, or negative from the end; default: all"),
+        label="class of the gradient methods; default: the predicted one",
         output_dir=dict(type=Path, help=where),
     )
     args = parser.parse_args(argv)
@@ -156,7 +156,7 @@ def main(args: argparse.Namespace):
     folder = args.output_dir or default_folder(classifier.folder)
     save_figures(folder, drawn)
     print("\n".join(str(folder / f"{name}.png") for name in drawn))
-    print(f"the attention is that of {classifier.model.attention_query}")
+    print(f"The maps show the attention of {classifier.model.attention_query}.")
 
 
 if __name__ == "__main__":

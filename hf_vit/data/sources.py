@@ -123,13 +123,13 @@ def read_hub(name: str, config: str | None, streaming: bool):
 
     The Hub is asked once whether it has the data set: `datasets` would go on trying for half a minute.
     """
-    missing, unreachable = f"--dataset_name {name}: there is no such folder or file here ({Path.cwd()})", None
+    missing, unreachable = f"--dataset_name {name}: {Path(name).absolute()} does not exist", None
     was_offline = datasets_config.HF_HUB_OFFLINE
     try:
         HfApi().dataset_info(name, timeout=HUB_SECONDS)
     except RepositoryNotFoundError as error:
-        advice = "name what is there, or USER/NAME on the Hub; a private data set needs `hf auth login`"
-        raise UserError(f"{missing}, and the Hub has no data set {name} that you may read: {advice}") from error
+        advice = "Check the spelling; a private data set needs `hf auth login`"
+        raise UserError(f"{missing}, and the Hub has no data set {name} that you may read. {advice}") from error
     except (HTTPError, OSError) as error:
         unreachable = error
     if unreachable:

@@ -152,7 +152,7 @@ def attention_query(model) -> str:
     if model.config.pooling.startswith("cls"):
         return "the class token" if model.config.n_cls_tokens == 1 else "the mean over the class tokens"
     has_probe = model.base_model.attention_pooling is not None  # a backbone never has one
-    return "the probe of the attention pooling" if has_probe else "the mean over all patches"
+    return "the probe of the attention pooling" if has_probe else "all patches, averaged"
 
 
 @torch.no_grad()

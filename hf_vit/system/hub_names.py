@@ -48,7 +48,6 @@ def refuse_mistyped_path(name: str | None, what: str) -> str | None:
         is_repo_id = False
     if not is_repo_id or LIKE_A_PATH.fullmatch(name) or Path(name).parent.is_dir():
         raise UserError(
-            f"{what} {name}: there is no such folder or file here ({Path.cwd()}); the Hub was not asked, for this is no USER/NAME "
-            "or looks like a path: name what is there, or USER/NAME on the Hub"
+            f"{what} {name}: {Path(name).expanduser().absolute()} does not exist. Check the spelling; on the Hub, names are USER/NAME"
         )
     return name

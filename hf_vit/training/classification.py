@@ -236,7 +236,17 @@ class Classification(Task):
         evaluated, low = results.data["scored_images"], results.intervals[name][0]
         counts = [row["images"] for row in results.per_class if row["images"]]
         chance = (statistics.mean(counts) if self.data.multi_label else max(counts)) / evaluated
-        if low <= chance:
+        if low <= chance < value:
+            answer = (
+                ""
+                if self.data.multi_label
+                else f", always answering {max(results.per_class, key=lambda row: row['images'])['label']!r}"
+            )
+            found.append(
+                f"{counted(evaluated, 'image')} are too few to tell this model ({value:.2%}) from chance{answer} ({chance:.2%}). "
+                "Hold out more with --eval_fraction 0.3."
+            )
+        elif low <= chance:
             found.append(
                 f"No better than chance: {name.replace('_', ' ')} {value:.2%}, at least {low:.2%} with 95% confidence, and chance "
                 f"gives {chance:.2%} of {counted(evaluated, 'image')}. Train for longer, on more images, or evaluate more (--eval_fraction)."

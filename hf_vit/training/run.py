@@ -200,7 +200,7 @@ class Run:
         """Model and plan, in some lines; those of the data were printed when these were read."""
         spec, (parameters, trained) = self.data.spec, self.parameters
         trainable = f" ({trained:,} trained)" if trained < parameters else ""
-        kept = "" if self.data.selects_best else "test images select nothing: the last weights are kept\n"
+        kept = "" if self.data.selects_best else "There is no validation split, so the final weights are kept.\n"
         return (
             f"{kept}{parameters:,} parameters{trainable}, {spec.height}x{spec.width} pixels, on {self.accelerator.device} x "
             f"{self.plan.processes}{', sharded' * self.is_sharded} (mixed precision: {self.accelerator.mixed_precision})\n"

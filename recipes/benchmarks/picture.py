@@ -1,13 +1,15 @@
-"""Draw the picture of the README: attention over two photos, and the demo's accuracy beside that of a plain loop.
+"""Draw the picture of the README: attention over two photos, and the demo's accuracy beside that of recipes/minimal.py.
 
+    python recipes/minimal.py --epochs 20 > model_cards/minimal.txt
     python recipes/benchmarks/picture.py DINOV2_CHECKPOINT
 
 The photos are scikit-learn's sample images (CC BY 2.0, danielbuechele and vultilion). The checkpoint may be any that hf_vit
 reads, with a patch size that divides 420; the committed picture shows a ViT-S/14 of DINOv2's architecture. The curves are
-those of model_cards/demo/metrics.jsonl and model_cards/reference.jsonl (reference.py).
+those of model_cards/demo/metrics.jsonl and model_cards/minimal.txt.
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -25,10 +27,15 @@ HEIGHT, WIDTH = 420, 630
 MEAN, STD = (torch.tensor(values).view(3, 1, 1) for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 
 
-def read_curve(file: Path) -> tuple[list[int], list[float]]:
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
+def read_curves() -> dict[str, tuple[list[int], list[float]]]:
+    """{how it was trained: (epochs, test accuracies)}."""
+    rows = [json.loads(line) for line in (CARDS / "demo" / "metrics.jsonl").read_text().splitlines()]
     rows = [row for row in rows if "eval_accuracy" in row]
-    return [row["epoch"] for row in rows], [row["eval_accuracy"] for row in rows]
+    plain = re.findall(r"epoch (\d+): .* accuracy ([\d.]+)%", (CARDS / "minimal.txt").read_text())
+    return {
+        "make demo": ([row["epoch"] for row in rows], [row["eval_accuracy"] for row in rows]),
+        "minimal.py": ([int(epoch) for epoch, _ in plain], [float(value) / 100 for _, value in plain]),
+    }
 
 
 def draw(model: HFViTModel) -> Figure:
@@ -45,11 +52,8 @@ def draw(model: HFViTModel) -> Figure:
             if row == 0:
                 panel.set_title(("photo", "attention, last layer")[column])
     panel = figure.add_axes((0.69, 0.135, 0.3, 0.78))
-    for name, label, colour, below in (
-        ("demo/metrics.jsonl", "make demo", figures.ORANGE, 0.012),
-        ("reference.jsonl", "a plain loop", figures.BLUE, -0.065),
-    ):
-        epochs, accuracies = read_curve(CARDS / name)
+    styles = ((figures.ORANGE, 0.012), (figures.BLUE, -0.105))
+    for (label, (epochs, accuracies)), (colour, below) in zip(read_curves().items(), styles, strict=True):
         panel.plot(epochs, accuracies, color=colour, marker="o", markersize=3)
         panel.text(
             20, accuracies[-1] + below, f"{label}: {accuracies[-1]:.2%}", color=colour, ha="right", weight="bold"

@@ -34,11 +34,11 @@ def metadata_of(files):
 # What is shown, and what is pushed
 
 
-@pytest.mark.parametrize("said", ["private", "PUBLIC", "could not be asked"])
+@pytest.mark.parametrize("said", ["private", "PUBLIC", "could not be reached"])
 def test_without_push_all_is_shown_and_nothing_sent(said, runs, assembled, hub, capsys):
     if said == "PUBLIC":
         hub.put("alice/model", {"README.md": b"Mine."})
-    if said == "could not be asked":
+    if said == "could not be reached":
         hub.fault("GET", "/api/models/", status=500, times=FOR_EVER)
     recipe(runs["native"], "--repo", "alice/model")
     shown = capsys.readouterr().out

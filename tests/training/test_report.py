@@ -15,7 +15,7 @@ def results_of(accuracy, low, counts=(50, 30, 20), name="accuracy"):
     return SimpleNamespace(
         metrics={name: accuracy},
         intervals={name: [low, 1.0]},
-        per_class=[{"images": count} for count in counts],
+        per_class=[{"label": label, "images": count} for label, count in zip("abc", counts, strict=False)],
         data={"scored_images": sum(counts)},
         saved_logits_apart=0.0,
         mixed_precision="no",
