@@ -55,7 +55,7 @@ class TrainArguments:
     label_column: str | None = argument(None, "label column; default: found by its feature type or name")
     train_split: str = argument("train", "training split")
     eval_split: str | None = argument(
-        None, "evaluation split; default: validation, else test, else held out from train"
+        None, "evaluation split; default: validation, then test, then part of train (--eval_fraction)"
     )
     eval_fraction: float = argument(0.1, "fraction of train to hold out where there is no evaluation split", BELOW_ONE)
     shots: int | None = argument(None, "training images per class; default: all", AT_LEAST_ONE)
@@ -66,7 +66,7 @@ class TrainArguments:
         "none", "rare classes: sampling draws classes equally often, weights gives them equal loss"
     )
     label_names: str | None = argument(
-        None, "text file of class names, one per line, for labels that are bare numbers"
+        None, "text file of class names, one per line, for integer labels"
     )
     label_separator: str | None = argument(None, 'multi-label: what separates the labels in a text, such as ";"')
     label_columns: str | None = argument(None, "multi-label: columns of 0 and 1, such as cat,dog,bird")
@@ -79,7 +79,7 @@ class TrainArguments:
     )
     shuffle_buffer: int = argument(2048, "streaming: rows in the shuffle buffer", AT_LEAST_ONE)
     model_name_or_path: str | None = argument(
-        None, "checkpoint to fine-tune: Hub id or folder; default: train from scratch", group="model"
+        None, "checkpoint to start from: Hub id or folder; default: train from scratch", group="model"
     )
     preset: str | None = argument(None, "architecture to train from scratch, such as tiny-patch16-224")
     image_size: int | None = argument(
@@ -97,7 +97,7 @@ class TrainArguments:
     )
     freeze_layers: int = argument(0, "freeze the embeddings and the first N layers", NOT_NEGATIVE)
     teacher_name_or_path: str | None = argument(
-        None, "distillation: image classifier whose predictions are learned too"
+        None, "image classifier to distil from: its logits are an extra target"
     )
     output_dir: str | None = argument(None, "run folder, such as runs/demo", resume=True, group="run folder")
     overwrite: bool = argument(False, "delete the run in --output_dir and start over", resume=True)
@@ -110,17 +110,17 @@ class TrainArguments:
     seed: int = argument(0, "random seed: initial weights, data order, augmentation", NOT_NEGATIVE)
     checkpointing_steps: int | None = argument(
         None,
-        "steps between checkpoints; 0: only when stopped; default: every 5 minutes",
+        "steps between checkpoints; 0: only when stopped; default: after 1 minute, then every 5",
         NOT_NEGATIVE,
         resume=True,
     )
     num_train_epochs: float | None = argument(
-        None, "training epochs; default: 10, more for small data sets", POSITIVE, group="length and batch size"
+        None, "training epochs; default: by method and number of images", POSITIVE, group="length and batch size"
     )
     max_train_steps: int | None = argument(None, "optimizer steps; overrides --num_train_epochs", AT_LEAST_ONE)
     per_device_train_batch_size: int | None = argument(
         None,
-        "images per process and forward pass; default: 64, or 16 to 64 when fine-tuning",
+        "images per process and forward pass; default: at most 64, by number of images",
         AT_LEAST_ONE,
         resume=True,
     )
@@ -133,29 +133,29 @@ class TrainArguments:
     )
     learning_rate: float | None = argument(
         None,
-        "peak learning rate; default: 1e-3 from scratch, else by method and model width",
+        "peak learning rate; default: by method, number of images and model width",
         POSITIVE,
         group="optimizer",
     )
     head_learning_rate: float | None = argument(
         None,
-        "peak learning rate of the head; default: --learning_rate if given, else by model width",
+        "peak learning rate of the head; default: --learning_rate if given, else by method",
         POSITIVE,
     )
     layer_decay: float | None = argument(
         None,
-        "layer-wise learning rate decay; default: 0.75 for full fine-tuning, else 1",
+        "layer-wise learning rate decay; default: 0.75 for full fine-tuning without --learning_rate, else 1",
         PART,
     )
     lr_scheduler_type: Literal["cosine", "linear", "constant", "step"] = argument(
-        "cosine", "schedule after warmup; step: a tenth in the second half"
+        "cosine", "learning rate schedule after warmup; step: divide by 10 halfway"
     )
     warmup_ratio: float = argument(0.05, "fraction of the steps for linear warmup", FRACTION)
     optimizer: Literal["adamw", "muon"] = argument(
         "adamw", "muon: Muon for the matrices of the layers, AdamW for the rest"
     )
     weight_decay: float = argument(
-        0.05, "decoupled weight decay of matrices; not of biases, norms, tokens, positions", NOT_NEGATIVE
+        0.05, "decoupled weight decay; biases, norms, tokens and position embeddings are excluded", NOT_NEGATIVE
     )
     adam_beta2: float = argument(0.999, "second beta of AdamW", BELOW_ONE)
     max_grad_norm: float = argument(1.0, "gradient clipping norm; 0: no clipping", NOT_NEGATIVE)
@@ -171,7 +171,7 @@ class TrainArguments:
         "resized", "resized: random resized crop; simple: shift by up to 4 pixels and flip", group="augmentation"
     )
     crop_scale: float | None = argument(
-        None, "--crop resized: smallest fraction of the area; default: 0.35, fine-tuning: 0.64", PART
+        None, "minimum area fraction of a random resized crop; default: 0.35, fine-tuning: 0.64", PART
     )
     eval_crop: float | None = argument(
         None,

@@ -25,7 +25,7 @@ class PretrainArguments(TrainArguments):
         None, "distillation: model whose features are learned instead of masked pixels"
     )
     adam_beta2: float = argument(0.95, "second beta of AdamW", BELOW_ONE)
-    crop_scale: float | None = argument(0.2, "--crop resized: smallest fraction of the area", PART)
+    crop_scale: float | None = argument(0.2, "minimum area fraction of a random resized crop", PART)
 
     mask_ratio: float = argument(0.75, "fraction of the patches to mask", BELOW_ONE, group="masked autoencoder")
     norm_pix_loss: bool = argument(True, "normalise the target pixels of each patch")
