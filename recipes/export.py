@@ -105,6 +105,8 @@ def rows_to_evaluate(args, run: Path | None):
     if run is None:
         return None
     trained = arguments.parse_args(["--config", str(run / "config.yaml")])
+    if trained.problem_type == "regression":
+        return None
     splits, _, labels, split = load_rows(trained, print)
     source = {"name": trained.dataset_name, "config": trained.dataset_config, "split": split}
     return splits["eval"], labels, source, trained.on_bad_image
@@ -196,7 +198,7 @@ def main(args: argparse.Namespace):
     transformers.utils.logging.disable_progress_bar()
     evaluated = rows_to_evaluate(args, run)
     if evaluated is None:
-        print("no int8 file is written: name images to evaluate it on with --dataset_name")
+        print("no int8 file is written without images of classes to evaluate it on (--dataset_name)")
     with atomic_dir(output) as folder:
         report = export(checkpoint, folder, evaluated)
     print("\n".join([*lines(report), f"written to {output}"]))

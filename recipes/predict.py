@@ -28,7 +28,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Parser(__doc__, usage)
     model = dict(required=True, help="run, model folder or Hub id of an image classifier")
     parser.add_group("model", model_name_or_path=model)
-    name = "folder, image file, .txt list, table, data file, Hub id, or `fashion-mnist-mini`"
+    name = "folder, image file, .txt list, table, Hub id, or `fashion-mnist-mini`"
     parser.add_group(
         "images",
         dataset_name=dict(required=True, help=name),

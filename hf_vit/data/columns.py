@@ -108,9 +108,9 @@ def join_label_columns(data: Dataset, label_columns: str) -> Dataset:
     names = [name.strip() for name in label_columns.split(",") if name.strip()]
     if missing := [name for name in names if name not in data.features]:
         raise UserError(f"--label_columns: there is no column {', '.join(missing)}, only {', '.join(data.features)}")
-    flags, columns = {0: False, "0": False, 1: True, "1": True}, []  # False and 0.0 equal 0
+    flags, columns = {"0": False, "0.0": False, "False": False, "1": True, "1.0": True, "True": True}, []
     for name in names:
-        columns.append([flags.get(value) for value in data[name][:]])
+        columns.append([flags.get(str(value)) for value in data[name][:]])
         wrong = [row for row, flag in enumerate(columns[-1]) if flag is None]
         refuse_rows(f"the column {name} of --label_columns must hold 0 or 1", wrong, data[name])
     lists = [np.flatnonzero(row).tolist() for row in zip(*columns, strict=True)]

@@ -22,7 +22,7 @@ from hf_vit.system.errors import UserError
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by the number of channels
 JPEG = ("JPEG", "MPO")  # Pillow's formats that JPEG decoders read
-MAX_RATIO = 1000  # of the sides: resized by the shorter one, a file of 200 bytes could fill the memory
+MAX_RATIO = 100  # of the sides: resized by the shorter one, a file of 200 bytes could fill the memory
 SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap width and height
 
 

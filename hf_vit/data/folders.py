@@ -119,7 +119,7 @@ def class_folders(found: Listing, class_level: int) -> tuple[DatasetDict, dict[s
     names = sorted(set().union(*classes.values()))
     splits = {split: to_dataset(found.path, sorted(rows[split]), names) for split in SPLITS if split in rows}
     skipped = [
-        f"{counted(stray.total(), 'image')} outside of class folders (--class_level {class_level}), in {listed(stray)}"
+        f"{counted(stray.total(), 'image')} outside of class folders (--class_level {class_level}), in {listed(found.path / folder for folder in stray)}"
     ]
     folders = {split: str(found.path / folder) for folder, split in split_of.items()}
     return DatasetDict(splits), folders, found.skipped() + skipped * bool(stray)

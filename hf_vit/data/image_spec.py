@@ -87,9 +87,12 @@ def read_settings(processor, channels: int) -> ImageSpec:
     name no fixed size."""
     settings = processor.to_dict()
     sizes = [settings.get(name) or {} for name in ("size", "crop_size", "pad_size")]
-    if any(side and not 0 < side <= MAX_SIDE for size in sizes for side in size.values()):  # or memory fills up
+    sides = [side for size in sizes for side in size.values() if side]
+    crop_pct = settings.get("crop_pct") or 1
+    if any(not 0 < side <= MAX_SIDE for side in sides) or not 0.1 <= crop_pct <= 1:  # or memory fills up
         raise UserError(
-            f"the image processor's size is {settings['size']}; wanted 1 to {MAX_SIDE}: is it to be trusted?"
+            f"the image processor's sizes are {sides} and its crop_pct {crop_pct}; wanted 1 to {MAX_SIDE} and 0.1 to 1: is it to be "
+            "trusted?"
         )
     final, resize = settings.get("size") or {}, None
     if settings.get("do_center_crop"):

@@ -1,6 +1,7 @@
 """What `--dataset_name` names is what is read: a data set of the Hub, a folder with a data set, a folder of images, or a table."""
 
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -10,6 +11,7 @@ from datasets import (
     Features,
     IterableDatasetDict,
     load_dataset,
+    load_dataset_builder,
     load_from_disk,
 )
 from datasets import config as datasets_config
@@ -99,7 +101,8 @@ def read_source(
     if class_level is not None:
         raise UserError(f"--class_level {class_level} is for a folder of images, which {name} is not: leave it out")
     if found:
-        return Source(read_data_folder(found, config, streaming), name)
+        splits, skipped = read_data_folder(found, config, streaming)
+        return Source(splits, name, skipped=skipped)
     if path.is_file():
         return Source(read_file(path, streaming, image_column), name)
     if path.exists():
@@ -163,7 +166,7 @@ def read_file(path: Path, streaming: bool, image_column: str | None) -> DatasetD
     return divide_by_split(read_table(path, image_column))
 
 
-def read_features(file: Path) -> Features:
+def read_features(file: Path | str) -> Features:
     try:
         return Features.from_arrow_schema(pq.read_schema(file))
     except (ValueError, OSError) as error:
@@ -191,8 +194,8 @@ def holds_data_set(found: Listing) -> bool:
     return bool(files or (found.images and METADATA & {Path(file).name for file in found.files}))
 
 
-def read_data_folder(found: Listing, config: str | None, streaming: bool) -> DatasetDict | IterableDatasetDict:
-    """A folder as `datasets` reads it.
+def read_data_folder(found: Listing, config: str | None, streaming: bool):
+    """A folder as `datasets` reads it, and what it leaves out, a phrase each.
 
     Raises:
         UserError: if it cannot be read, or its Parquet files name the classes differently: `datasets` would read them all by the
@@ -201,18 +204,20 @@ def read_data_folder(found: Listing, config: str | None, streaming: bool) -> Dat
     path, files = str(found.path.resolve()), data_files(found)
     if not files:
         where = f"{path} (by its metadata, where file_name names each image)"
-        return restrict_files(
-            read_with_datasets(where, "imagefolder", data_dir=path, streaming=streaming), AllowedFiles(path)
-        )
+        splits = read_with_datasets(where, "imagefolder", data_dir=path, streaming=streaming)
+        return restrict_files(splits, AllowedFiles(path)), found.skipped()
     splits = read_with_datasets(path, path, config, streaming=streaming)
-    of_classes = {class_labels(found.path / file): file for file in files if suffix_of(file) == ".parquet"}
-    if config is None and len(of_classes) > 1:
+    read = list(chain(*(load_dataset_builder(path, config).config.data_files or {}).values()))
+    of_classes = {class_labels(file): file for file in read if suffix_of(file) == ".parquet"}
+    if len(of_classes) > 1:
         first, second, *_ = of_classes.values()
         raise UserError(f"{first} and {second} have other class names, or in another order: write them with the same")
-    return restrict_files(splits, AllowedFiles(path))
+    unread = sorted({f"{path}/{file}" for file in files} - set(read)) if config is None else []
+    skipped = [f"{listed(unread)}: neither name nor folder says train, validation or test"] if unread else []
+    return restrict_files(splits, AllowedFiles(path)), skipped
 
 
-def class_labels(file: Path) -> str:
+def class_labels(file: str) -> str:
     """The ClassLabels of a Parquet file, with their names."""
     return str([kind for kind in read_features(file).values() if isinstance(label_feature(kind), ClassLabel)])
 

@@ -3,6 +3,7 @@
 A new format is a function from its file to a `pyarrow.Table`, a line in `READERS`, and its suffix in `folders.TABLE_SUFFIXES`.
 """
 
+import json
 import os
 from pathlib import Path
 
@@ -10,7 +11,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset, DatasetDict
-from pyarrow.json import read_json
 
 from hf_vit.data.columns import refuse_rows
 from hf_vit.data.folders import SPLIT_OF_WORD, SPLITS, suffix_of
@@ -30,6 +30,15 @@ def read_csv(file: Path) -> pa.Table:
     cells = pd.read_csv(file, sep=separator, header=None, dtype=str, keep_default_na=False, encoding="utf-8-sig")
     columns = [pa.array(cells[place][1:].str.strip(), pa.string(), from_pandas=True) for place in cells]
     return pa.table(columns, [str(name).strip() for name in cells.loc[0]])
+
+
+def read_json(file: Path) -> pa.Table:
+    """One object a line; keys that a row lacks are None."""
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
+    if not all(isinstance(row, dict) for row in rows):
+        raise UserError('its rows must be objects, such as {"image": "1.jpg", "label": "cat"}')
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
 
 
 READERS = {".csv": read_csv, ".tsv": read_csv, ".jsonl": read_json, ".parquet": pq.read_table}

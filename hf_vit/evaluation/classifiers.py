@@ -112,9 +112,10 @@ def load_classifier(checkpoint: str, trained: bool = False, regression: bool = F
     is_native = not ours and _is_native(checkpoint)
     model_class = AutoModelForImageClassification if is_native else HFViTForImageClassification
     model, info = model_class.from_pretrained(checkpoint, trust_remote_code=False, output_loading_info=True, **kwargs)
-    if trained and info["missing_keys"]:
+    reset = [*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])]
+    if trained and reset:
         raise UserError(
-            f"{checkpoint} is no trained classifier, it lacks {min(info['missing_keys'])}: fine-tune it first, with "
+            f"{checkpoint} is no trained classifier, it lacks {min(reset)}: fine-tune it first, with "
             + script_name("train")
         )
     if is_regression(model.config) and not (regression and model.config.num_labels == 1):

@@ -125,13 +125,11 @@ def multi_label_metrics(logits: torch.Tensor, labels: torch.Tensor, thresholds: 
 def multi_label_report(logits: torch.Tensor, labels: torch.Tensor, names: list[str], thresholds: torch.Tensor) -> dict:
     """What `multi_label_metrics` leaves out: {"per_class": [...], "thresholds": (L,), "confusion_matrix": (L, 4) true positives,
     false positives, false negatives and true negatives, "labels_without_images": count}."""
-    from sklearn.metrics import multilabel_confusion_matrix
-
     truth, given = labels.numpy().astype(int), given_labels(logits, thresholds).numpy().astype(int)
     precisions = average_precisions(logits.sigmoid().numpy(), truth)
-    counts = multilabel_confusion_matrix(truth, given).reshape(-1, 4)[:, [3, 1, 2, 0]]
-    support = truth.sum(axis=0)
-    scores = {"average_precision": precisions, **label_scores(counts[:, 0], support, given.sum(axis=0))}
+    right, support, predicted = (truth & given).sum(axis=0), truth.sum(axis=0), given.sum(axis=0)
+    counts = np.stack([right, predicted - right, support - right, len(truth) - support - predicted + right], axis=1)
+    scores = {"average_precision": precisions, **label_scores(right, support, predicted)}
     return {
         "per_class": label_rows(names, support, scores),
         "confusion_matrix": counts.tolist(),

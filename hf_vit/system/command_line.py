@@ -196,9 +196,9 @@ class Parser(argparse.ArgumentParser):
     def normalized(self, word: str) -> str:
         """`--num-workers=2` -> `--num_workers=2`, `--no-flip` -> `--flip=false`."""
         flag, equals, value = word.partition("=")
-        name = flag.removeprefix("--").replace("-", "_")
+        name = flag[2:].replace("-", "_")
         negated = self.flags.get(name.removeprefix("no_"))
-        if name == flag or negated is None:
+        if not flag.startswith("--") or negated is None:
             return word
         if name != negated.dest:
             return f"--{negated.dest}=false" if negated.type is bool else word
@@ -262,11 +262,13 @@ def read_yaml(parser: Parser, name: str, presets: Path) -> list[str]:
         parser.error(f"--config {name}: no such file or preset; did you mean --config {', '.join(close)}?")
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         parser.error(f"--config {file} is not YAML: {error}")
-    if not isinstance(values, dict):
+    if not isinstance(values, dict) or any(isinstance(value, dict | list) for value in values.values()):
         parser.error(f"--config {file}: must hold flat `key: value` lines, got {values!r}")
     for key in map(str, values):
         if key.replace("-", "_") not in parser.flags:
-            parser.error(f"--config {file}: unknown key {key!r}{parser.meant_by(key)}")
+            parser.error(
+                f"--config {file}: unknown key {key!r}{parser.meant_by(key) or ' (CHANGELOG.md lists those that went)'}"
+            )
     return [f"--{key}={value}" for key, value in values.items() if value is not None]
 
 

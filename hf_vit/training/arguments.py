@@ -65,9 +65,7 @@ class TrainArguments:
     balance: Literal["none", "sampling", "weights"] = argument(
         "none", "rare classes: sampling draws classes equally often, weights gives them equal loss"
     )
-    label_names: str | None = argument(
-        None, "text file of class names, one per line, for integer labels"
-    )
+    label_names: str | None = argument(None, "text file of class names, one per line, for integer labels")
     label_separator: str | None = argument(None, 'multi-label: what separates the labels in a text, such as ";"')
     label_columns: str | None = argument(None, "multi-label: columns of 0 and 1, such as cat,dog,bird")
     class_level: int | None = argument(None, "folder level below the split that names the class, default: 1")
@@ -271,7 +269,7 @@ CONFLICTS = {  # a flag, and those that do not go with it
     "preset": "model_name_or_path freeze_backbone freeze_layers lora_rank",
     "lora_rank": "freeze_backbone freeze_layers",
     "cache_features": "shift color_jitter erase mixup cutmix auto_augment streaming teacher_name_or_path",  # each image is seen once
-    "streaming": "shots balance eval_epochs",  # which need the whole data set at hand
+    "streaming": "shots balance",  # which need the whole data set at hand
     "teacher_name_or_path": "mask_ratio norm_pix_loss decoder_hidden_size decoder_num_hidden_layers "
     "decoder_num_attention_heads decoder_intermediate_size",  # of a masked autoencoder
     "overwrite": "resume",

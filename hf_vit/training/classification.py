@@ -244,7 +244,7 @@ class Classification(Task):
             )
             found.append(
                 f"{counted(evaluated, 'image')} are too few to tell this model ({value:.2%}) from chance{answer} ({chance:.2%}). "
-                "Hold out more with --eval_fraction 0.3."
+                + ("Hold out more with --eval_fraction 0.3." if "part of" in self.data.scored else "Evaluate on more.")
             )
         elif low <= chance:
             found.append(

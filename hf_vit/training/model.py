@@ -196,14 +196,21 @@ def find_batch_size(model, compute_loss, spec: ImageSpec, batch_size: int, devic
         copies: of the trainable weights: AdamW's two moments, an average, the buckets of DDP.
 
     Raises:
-        RuntimeError: if one image is too many.
+        ValueError: if one image is too many.
     """
 
     divisors = [size for size in range(batch_size - 1, 0, -1) if batch_size % size == 0]
     # Only even ones of an even number: pairs are mixed.
     smaller = iter([size for size in divisors if size % 2 == batch_size % 2 or size == 1])
 
-    @find_executable_batch_size(starting_batch_size=batch_size, reduce_batch_size_fn=lambda: next(smaller, 0))
+    def reduce() -> int:
+        if (size := next(smaller, None)) is None:
+            raise UserError(
+                "not even one image fits in memory: pass --gradient_checkpointing true, or a smaller --image_size or model"
+            )
+        return size
+
+    @find_executable_batch_size(starting_batch_size=batch_size, reduce_batch_size_fn=reduce)
     def try_step(size: int) -> int:
         try:
             beside = [torch.empty_like(p) for p in model.parameters() if p.requires_grad for _ in range(copies)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import DatasetDict
+from datasets import ClassLabel, DatasetDict
 from image_data import ANIMALS, dataset, encoded, pictures, table_of, write_tar
 from PIL import Image
 
@@ -98,6 +98,7 @@ TABLES = {
     "columns of other names": ("a.csv", "where,what,label\n" + LINES.replace("\n", ",x\n"),
                                                             {"image_column": "where", "label_column": "what"}, {"train": CAT_DOG}),
     "JSON lines": ("a.jsonl", "\n".join(JSON_ROWS), {}, {"train": CAT_DOG}),
+    "labels that look like dates": ("a.jsonl", '{"file": "1.png", "label": "2021-05-01"}\n{"file": "3.png", "label": "x"}', {}, {"train": {"2021-05-01": "r", "x": "g"}}),
     "a column of splits": ("a.csv", WITH_SPLIT, {}, {"train": {"cat": "r", "dog": "g"}, "validation": {"cat": "r"}, "test": {"dog": "g"}}),
     "cells are text": ("a.csv", "file,label\n1.png,01\n2.png,1\n3.png,None\n4.png,NA\n", {}, {"train": {"01": "r", "1": "r", "None": "g", "NA": "g"}}),
     "whole numbers": ("a.csv", "file,label\n1.png,2\n2.png,2\n3.png,10\n4.png,10\n", {}, {"train": {"2": "rr", "10": "gg"}}),
@@ -263,6 +264,22 @@ def test_the_summary_counts_what_is_read_and_what_is_left_out(tmp_path, monkeypa
     assert evaluated == "validation: 1 image, 2 classes (cat 1, dog 0), from photos/val"
     for part in ("1 .heic", "2 images outside", "--class_level", "--dataset_name photos/eel.csv"):
         assert sum(part in line for line in left_out) > 0, part
+
+
+def test_of_several_configurations_the_default_is_read_and_what_is_no_split_is_named(tmp_path):
+    for folder, names in (("coarse", ["a", "b"]), ("fine", ["c", "d"])):
+        (tmp_path / folder).mkdir()
+        table_of(range(4)).cast_column("label", ClassLabel(names=names)).to_parquet(
+            tmp_path / folder / "train.parquet"
+        )
+    configs = (
+        "- config_name: coarse\n  default: true\n  data_files: coarse/*\n- config_name: fine\n  data_files: fine/*"
+    )
+    (tmp_path / "README.md").write_text(f"---\nconfigs:\n{configs}\n---\n")
+    read = read_source(str(tmp_path))
+    assert read.splits["train"].features["label"].names == ["a", "b"]
+    assert any("fine" in phrase for phrase in read.skipped)
+    assert load_splits(str(tmp_path), "fine")["train"].features["label"].names == ["c", "d"]
 
 
 def test_the_summary_names_ten_classes(tmp_path):

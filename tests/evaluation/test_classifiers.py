@@ -26,6 +26,12 @@ def test_a_checkpoint_without_a_processor_is_warned_about(tiny_config, tmp_path,
     assert "no preprocessor_config.json" in caplog.text
 
 
+def test_a_head_of_another_number_of_labels_is_no_trained_one(tiny_config, tmp_path):
+    HFViTForImageClassification(tiny_config()).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="classifier"):
+        load_classifier(str(tmp_path), trained=True, num_labels=7, ignore_mismatched_sizes=True)
+
+
 def test_a_model_of_another_task_is_no_classifier_of_images(tmp_path):
     sizes = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=20)
     BertForSequenceClassification(BertConfig(**sizes)).save_pretrained(tmp_path)

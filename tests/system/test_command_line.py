@@ -62,6 +62,7 @@ def test_hyphens_are_underscores_in_flags_and_keys_and_stay_in_values(tmp_path):
         ["--config", str(tmp_path / "p.yaml"), *TRAIN, "--num-workers", "3", "--train-split=a-b", "--no-flip"]
     )
     assert (args.weight_decay, args.num_workers, args.train_split, args.flip) == (0.5, 3, "a-b", False)
+    assert parse_args([*TRAIN, "--output_dir", "no-flip"]).output_dir == "no-flip"
 
 
 @pytest.mark.parametrize(

@@ -306,7 +306,7 @@ def test_a_nan_in_one_process_skips_the_step_in_both_and_a_signal_stops_both_aft
     assert "after step 6" in printed[0]
     assert [len(ids) for ids in noted(run, "ids")] == [6, 6]
     assert not (run / "results.json").exists()
-    (last,) = run.glob("checkpoints/step-*")
+    last = max(run.glob("checkpoints/step-*"))
     assert json.loads((last / "state.json").read_text())["skipped_steps"] == [3]
     for file in last.glob("*.safetensors"):
         assert all(tensor.isfinite().all() for tensor in load_file(file).values()), file

@@ -137,7 +137,7 @@ def test_scored_images_that_are_trained_on_too_are_counted_if_there_are_not_too_
     DatasetDict(train=images.select(range(20)), test=scored).save_to_disk(tmp_path / "data")
     results = runs.train(tmp_path / "data", tmp_path / "run", crop="none", max_train_steps=1)
     assert results.data["scored_duplicates"] == found
-    assert ("3 of the 5 images" in capsys.readouterr().out) == (found is not None)
+    assert ("3 of 5 images" in capsys.readouterr().out) == (found is not None)
 
 
 def test_a_split_to_score_in_which_no_image_has_a_label_ends_the_run_before_it_trains(tmp_path):

@@ -25,7 +25,7 @@ def parse_yaml(tmp_path, text, *flags):
     ("key", "written", "meant"),
     [
         ("learning_rate", "3e-4", 3e-4),
-        ("flip", "no", False),
+        ("flip", "false", False),
         ("flip", "true", True),
         ("output_dir", "~/runs", "/home/al/runs"),
     ],
