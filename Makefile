@@ -27,7 +27,7 @@ goldens: .venv/installed
 	$(BIN)/python tests/goldens/same_weights.py
 
 torture: .venv/installed
-	$(BIN)/python tests/torture.py
+	for kind in adamw muon lora fsdp2; do $(BIN)/python tests/torture.py --kind $$kind || exit 1; done
 
 upstream: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --group upstream

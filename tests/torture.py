@@ -171,7 +171,7 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=30, help="runs that a kill must have hit (default: 30)")
+    parser.add_argument("--runs", type=int, default=6, help="runs that a kill must have hit (default: 6)")
     parser.add_argument("--seed", type=int, default=0, help="decides the instants (default: 0)")
     parser.add_argument("--kind", choices=KINDS, default="adamw", help="(default: adamw)")
     args = parser.parse_args()
