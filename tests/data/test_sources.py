@@ -156,7 +156,6 @@ DATA_SETS = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # `datasets` leaves metadata.csv open
 @pytest.mark.parametrize("kind", DATA_SETS)
 def test_a_data_set_is_read_by_datasets(kind, tmp_path):
     write, expected = DATA_SETS[kind]
@@ -212,7 +211,6 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_cannot_be_read_is_one_error_with_what_the_user_needs(what, tmp_path):
     write, needed = REFUSED[what]

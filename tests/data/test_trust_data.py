@@ -147,7 +147,6 @@ def test_a_row_from_the_hub_names_files_of_its_own_repository(path, allowed):
             files.resolve(path)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # `datasets` leaves metadata.csv open
 def test_links_that_a_walk_of_the_users_own_folder_finds_are_followed(home):
     for split in ("train", "validation"):
         for name in ("cat", "dog"):
