@@ -28,6 +28,15 @@ def uncached(monkeypatch):
 # Their order
 
 
+@pytest.mark.parametrize("labels", [None, np.array([0] * 8 + [1] * 2)])
+def test_in_a_batch_larger_than_the_set_images_repeat_under_other_ids(labels):
+    (batch,) = epoch_batches(10, 64, 0, 0, labels=labels)
+    assert len(set(batch)) == 64
+    assert {number % 10 for number in batch} == set(range(10))
+    if labels is not None:
+        assert sum(labels[number % 10] for number in batch) == pytest.approx(32, abs=2)
+
+
 def test_an_epoch_shows_every_image_once_in_an_order_of_seed_and_epoch_alone():
     order = lambda seed, epoch: list(chain(*epoch_batches(12, 4, seed, epoch)))
     assert sorted(order(1, 3)) == list(range(12))

@@ -146,3 +146,5 @@ def test_where_all_predictions_are_right_the_exact_bound_is_given():
     for name in ("balanced_accuracy", "macro_f1"):  # with all of 30 right at this true accuracy, one time in forty
         low, high = found[name]
         assert (low**30, high) == (pytest.approx(0.025), 1.0)
+    low, high = intervals.intervals(logits, (labels + 1) % logits.shape[1], resamples=20)["balanced_accuracy"]
+    assert (low, (1 - high) ** 30) == (0.0, pytest.approx(0.025))  # all of 30 wrong

@@ -312,3 +312,10 @@ def test_a_rectangular_grid_needs_its_image_size_and_a_timm_repo_says_it(referen
     said = dict(pretrained_cfg={"input_size": [3, 16, 40]})
     folder = timm_repo(tmp_path / "repo", to_timm(native), **said)
     assert difference(CLASSIFIER.from_pretrained(folder), native, images) <= ROUNDING
+
+
+def test_positions_that_may_be_a_square_are_one_whatever_size_is_asked_for(reference, tmp_path):
+    file = save(to_timm(reference()), tmp_path / "vit.pth")  # 4 x 4 patches, or 2 x 8
+    asked, resized = CLASSIFIER.from_checkpoint(file, image_size=(16, 64)), CLASSIFIER.from_checkpoint(file)
+    resized.resize_input(image_size=(16, 64))
+    assert torch.equal(*(model.vit.embeddings.position_embeddings for model in (asked, resized)))
