@@ -32,7 +32,6 @@ def uncached(monkeypatch):
 def test_in_a_batch_larger_than_the_set_images_repeat_under_other_ids(labels):
     (batch,) = epoch_batches(10, 64, 0, 0, labels=labels)
     assert len(set(batch)) == 64
-    assert {number % 10 for number in batch} == set(range(10))
     if labels is not None:
         assert sum(labels[number % 10] for number in batch) == pytest.approx(32, abs=2)
 
