@@ -114,8 +114,10 @@ def test_another_layout_takes_away_what_the_first_left_and_keeps_the_owners_file
 
 
 def test_a_run_without_labels_is_pushed_with_its_code_and_gives_the_same_features(runs, hub):
-    recipe(runs["unlabelled"], "--repo", "alice/encoder", "--push")
+    recipe(runs["unlabelled"], "--repo", "alice/encoder", "--push", "--without_images")
     files = hub.files("alice/encoder")
+    assert (runs["unlabelled"] / "model" / "figures" / "reconstructions.png").is_file()
+    assert "figures/reconstructions.png" not in files
     assert {"masked_autoencoder.py", "probes.safetensors", "training/results.json"} <= {*files}
     assert metadata_of(files)["pipeline_tag"] == "image-feature-extraction"
     images, places = torch.randn(2, 3, 28, 28), (runs["unlabelled"] / "model", "alice/encoder")

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
 from hf_vit import HFViTBackbone, HFViTConfig, HFViTForImageClassification, HFViTModel
+from hf_vit.model.positions import fixed_position_embeddings, sincos_2d
 
 
 POSITIONS = "vit.embeddings.position_embeddings"
@@ -288,3 +289,9 @@ def test_a_resized_model_trains_in_every_tensor_and_what_was_frozen_stays_frozen
     model(pixels(2, 24, 16, channels=1), labels=torch.tensor([0, 2])).loss.backward()
     for name in (KERNEL, POSITIONS):
         assert (model.get_parameter(name).grad is not None) == trainable, name
+
+
+def test_fixed_positions_of_as_many_patches_on_another_grid_are_those_of_that_grid():
+    for grid in ((4, 4), (2, 8)):
+        found = fixed_position_embeddings("sincos2d", 0, grid, 16, torch.device("cpu"), torch.float32)
+        assert torch.equal(found, sincos_2d(grid, 16))
