@@ -118,8 +118,10 @@ def test_classify_says_what_it_sees_and_reads_what_training_reads(run, photos, t
     Image.fromarray(pixels.astype(np.uint16) * 257).save(tmp_path / "deep.png")
     Image.fromarray(pixels).save(tmp_path / "grey.png")
     Image.fromarray(np.full((10, 1000, 3), (200, 40, 40), np.uint8)).save(tmp_path / "flat.png")
-    files = ("flat.png", photos / "blue" / "5.jpg", "deep.png", "grey.png")
-    flat, blue, deep, grey = recipe("classify.py", run, *files, cwd=tmp_path).splitlines()[:4]
+    (tmp_path / "broken.png").write_text("no image")
+    files = ("broken.png", "flat.png", photos / "blue" / "5.jpg", "deep.png", "grey.png")
+    flat, blue, deep, grey, *_, error = recipe("classify.py", run, *files, cwd=tmp_path, fails=True).splitlines()
+    assert "broken.png" in error
     assert re.match(r"flat\.png: red \d+%, ", flat)
     assert re.match(r"5\.jpg: blue \d+%, ", blue)
     assert deep.replace("deep", "grey") == grey
