@@ -144,6 +144,8 @@ def export(checkpoint: str, folder: Path, evaluated) -> dict:
     model = exporting.load_for_export(checkpoint)
     full, small, saved = folder / "onnx" / "model.onnx", folder / "onnx" / "model_quantized.onnx", folder / "model.pt2"
     full.parent.mkdir()
+    if evaluated is not None:  # before minutes are spent
+        match_labels(torch.zeros(0, dtype=torch.long), evaluated[1], model.config.id2label)
     program = exporting.trace(model)
     torch.export.save(program, saved)
     exporting.to_onnx(program, model.config, full)
