@@ -125,9 +125,8 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return action.dest.rpartition("_")[2].upper()
 
     def _get_help_string(self, action):
-        if (
-            action.default in (None, argparse.SUPPRESS) or action.nargs == 0
-        ):  # of a default None, the help says what it means
+        # Of a default None, the help says what it means.
+        if action.default in (None, argparse.SUPPRESS) or action.nargs == 0:
             return action.help
         return f"{action.help} (default: {action.default})"
 

@@ -20,6 +20,7 @@ from hf_vit.evaluation.results import Results
 from hf_vit.model.configuration_hf_vit import as_pair
 from hf_vit.model.masked_autoencoder import HFViTForPreTraining
 from hf_vit.model.modeling_hf_vit import HFViTModel
+from hf_vit.run_figures import save_figures
 from hf_vit.system.command_line import shell_line
 from hf_vit.system.errors import UserError
 from hf_vit.system.recipes_folder import RECIPES
@@ -188,8 +189,7 @@ class PreTraining(Task):
 
     def draw(self, folder: Path, log: list[dict], scores: dict, samples: dict):
         """The curves and, of a masked autoencoder as it was saved, a few reconstructions."""
-        folder.mkdir()
-        figures.save(figures.curves(log, "mean squared error"), folder / "curves.png")
+        save_figures(folder, {"curves": figures.curves(log, "mean squared error")})
         spec = self.data.spec
         if self.teacher is not None or spec.channels not in (1, 3):
             return
@@ -198,7 +198,7 @@ class PreTraining(Task):
         model = HFViTForPreTraining.from_pretrained(folder.parent)
         rows = zip(*reconstruction_pictures(model, pixel_values, noise, spec), strict=True)
         pictures, titles = [figures.as_picture(cell) for row in rows for cell in row], ["image", "seen", "answer"]
-        figures.save(figures.grid(pictures, titles * len(pixel_values), len(titles)), folder / "reconstructions.png")
+        save_figures(folder, {"reconstructions": figures.grid(pictures, titles * len(pixel_values), len(titles))})
 
     def next_command(self, run_folder: Path) -> str:
         """Fine-tune the model."""
