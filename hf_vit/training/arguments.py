@@ -6,7 +6,6 @@ It imports the standard library and PyYAML alone: flags are answered before the 
 import contextlib
 import dataclasses
 import os
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -273,18 +272,8 @@ CONFLICTS = {  # a flag, and those that do not go with it
     "teacher_name_or_path": "mask_ratio norm_pix_loss decoder_hidden_size decoder_num_hidden_layers "
     "decoder_num_attention_heads decoder_intermediate_size",  # of a masked autoencoder
     "overwrite": "resume",
+    "problem_type": "shots balance label_names label_separator label_columns streaming teacher_name_or_path",  # of classes
 }
-
-
-OF_CLASSES = (
-    "shots",
-    "balance",
-    "label_names",
-    "label_separator",
-    "label_columns",
-    "streaming",
-    "teacher_name_or_path",
-)
 
 
 def check_combinations(args: TrainArguments):
@@ -303,8 +292,6 @@ def check_combinations(args: TrainArguments):
     for name in sorted(given & {*CONFLICTS}):
         for other in sorted(given & {*CONFLICTS[name].split()}):
             raise UserError(f"--{name} does not go with --{other}: leave one out")
-    if args.problem_type == "regression" and (others := sorted(given & {*OF_CLASSES})):
-        raise UserError(f"--problem_type regression does not go with --{others[0]}: leave one out")
     if args.eval_split == args.train_split:
         raise UserError("--eval_split and --train_split are the same: leave one out, and a part of it is held out")
 
@@ -353,16 +340,11 @@ def to_yaml(args: TrainArguments) -> str:
 
 def parse_overrides(text: str | None) -> dict:
     """`"hidden_size=64,pooling=mean"` -> `{"hidden_size": 64, "pooling": "mean"}`."""
-    parts = re.split(r",(?![^\[]*\])", text or "")  # not at the comma of image_size=[32,48]
-    pairs = [part.partition("=") for part in parts if part.strip()]
-    for name, equals, _value in pairs:
-        if not equals:
-            raise UserError(f"config_overrides: {name!r} has no value; wanted `field=value,field=value`")
-    return {name.strip(): _parse_value(value) for name, _equals, value in pairs}
-
-
-def _parse_value(text: str):
-    value = yaml.safe_load(text)
-    with contextlib.suppress(TypeError, ValueError):  # YAML 1.1 takes 1e-4 for text
-        return float(value) if isinstance(value, str) else value
-    return value
+    fields = yaml.safe_load("{" + (text or "").replace("=", ": ") + "}")
+    if len(fields) != (text or "").count("="):
+        raise UserError(f"config_overrides must be field=value,field=value, got {text!r}")
+    for name, value in fields.items():
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError):  # YAML 1.1 takes 1e-4 for text
+                fields[name] = float(value)
+    return fields

@@ -81,15 +81,15 @@ class PreTraining(Task):
             ValueError: for a mask ratio that leaves no patch visible or none masked, an image size that the patch does not
                 divide, or a teacher that sees images of another shape.
         """
-        args, fields = self.args, {"patch_dropout_rate": 0.0}  # a checkpoint may have another
+        args, no_dropout = self.args, {"patch_dropout_rate": 0.0}  # a checkpoint may have another
+        if "patch_dropout_rate" in (args.config_overrides or ""):
+            raise UserError(
+                "--config_overrides patch_dropout_rate must be left out: pre-training itself chooses the patches"
+            )
         if args.teacher_name_or_path is None:
-            fields |= {name: getattr(args, name) for name in AUTOENCODER if getattr(args, name) is not None}
-        source = self.source(**fields)
-        if source[3]["patch_dropout_rate"] != 0:
-            raise UserError("--config_overrides patch_dropout_rate must be 0: pre-training itself chooses the patches")
-        if args.teacher_name_or_path is None:
-            return build_encoder(HFViTForPreTraining, *source)
-        student, processor = build_encoder(HFViTModel, *source)
+            decoder = {name: getattr(args, name) for name in AUTOENCODER if getattr(args, name) is not None}
+            return build_encoder(HFViTForPreTraining, *self.source(**no_dropout, **decoder))
+        student, processor = build_encoder(HFViTModel, *self.source(**no_dropout))
         spec = image_spec_of(processor, student.config)
         self.teacher = FeatureTeacher(args.teacher_name_or_path, spec)
         of_teacher, grid = self.teacher.model.config, student.config.grid_size

@@ -113,7 +113,7 @@ def print_plan(args: TrainArguments, task: Task):
     splits, _stream, _labels, _split = task.load_rows(print_main)
     trained = None if args.streaming else len(splits["train"])
     size = DataSize(trained, task.evaluation_images(len(splits["eval"])))
-    checkpoint, preset, _, fields, _ = task.source()
+    checkpoint, preset, fields, _ = task.source()
     config = load_config(checkpoint, preset, fields)
     print_main(resolve(args, size, config.hidden_size, int(os.environ.get("WORLD_SIZE", "1"))).describe())
 

@@ -215,7 +215,7 @@ def test_a_pipeline_sees_what_was_scored(checkpoint, size, tmp_path, randomize):
             processor = BitImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 14, "width": 14})
         processor.save_pretrained(base)
     preset, overrides = ("tiny-patch16-224", small) if base is None else (None, {})
-    model, processor = build_model(["cat", "dog"], base, preset, 16, overrides, eval_crop)
+    model, processor = build_model(["cat", "dog"], base, preset, {**overrides, "image_size": 16}, eval_crop)
     randomize(model).save_pretrained(tmp_path / "model")
     processor.save_pretrained(tmp_path / "model")
     saved = json.loads((tmp_path / "model" / "preprocessor_config.json").read_text())

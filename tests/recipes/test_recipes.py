@@ -140,7 +140,7 @@ def test_the_command_that_a_run_prints_runs_as_it_is_printed_with_spaces_in_ever
     assert warning in printed
     assert warning in (tmp_path / "my runs" / "a b" / "model" / "README.md").read_text()
     line = re.search("next: (.*)", printed)[1]
-    activated = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    activated = os.environ | {"PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"}
     done = subprocess.run(line, shell=True, capture_output=True, text=True, cwd=tmp_path, env=activated)
     assert done.stdout.startswith("example.png: "), done.stderr
 
