@@ -47,7 +47,7 @@ class TrainArguments:
     hidden: ClassVar[tuple[str, ...]] = ()  # fields that are no flags of a script
 
     dataset_name: str | None = argument(
-        None, "Hub id, folder, table file, or `fashion-mnist-mini` (embedded)", group="data"
+        None, "Hub id, folder, table file, or `fashion-mnist-mini` (bundled)", group="data"
     )
     dataset_config: str | None = argument(None, "configuration of the data set, if it has several")
     image_column: str | None = argument(None, "image column; default: found by its feature type")
@@ -64,10 +64,10 @@ class TrainArguments:
     balance: Literal["none", "sampling", "weights"] = argument(
         "none", "rare classes: sampling draws classes equally often, weights gives them equal loss"
     )
-    label_names: str | None = argument(None, "text file of class names, one per line, for integer labels")
+    label_names: str | None = argument(None, "text file of class names, one per line")
     label_separator: str | None = argument(None, 'multi-label: what separates the labels in a text, such as ";"')
     label_columns: str | None = argument(None, "multi-label: columns of 0 and 1, such as cat,dog,bird")
-    class_level: int | None = argument(None, "folder level below the split that names the class, default: 1")
+    class_level: int | None = argument(None, "depth of the class folder below the split, default: 1")
     on_bad_image: Literal["stop", "skip"] = argument(
         "stop", "what to do with images that cannot be decoded", resume=True
     )
@@ -107,7 +107,7 @@ class TrainArguments:
     seed: int = argument(0, "random seed: initial weights, data order, augmentation", NOT_NEGATIVE)
     checkpointing_steps: int | None = argument(
         None,
-        "steps between checkpoints; 0: only when stopped; default: after 1 minute, then every 5",
+        "steps between checkpoints; 0: only when stopped; default: after 1 minute, then every 5 minutes",
         NOT_NEGATIVE,
         resume=True,
     )
@@ -130,7 +130,7 @@ class TrainArguments:
     )
     learning_rate: float | None = argument(
         None,
-        "peak learning rate; default: by method, number of images and model width",
+        "peak learning rate; default: from method, number of images and model width",
         POSITIVE,
         group="optimizer",
     )
@@ -172,7 +172,7 @@ class TrainArguments:
     )
     eval_crop: float | None = argument(
         None,
-        "fraction of the resized shorter side to center-crop; default: as the image processor",
+        "center crop: fraction of the resized shorter side; default: the image processor's",
         PART,
     )
     flip: bool = argument(True, "random horizontal flip")
@@ -188,7 +188,7 @@ class TrainArguments:
         NOT_NEGATIVE,
     )
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = argument(
-        "auto", "auto: bf16 where the hardware is fast at it", resume=True, group="hardware"
+        "auto", "auto: bf16 if the hardware computes in it", resume=True, group="hardware"
     )
     num_workers: int | None = argument(
         None,
@@ -213,7 +213,7 @@ class TrainArguments:
     eval_steps: int | None = argument(None, "steps between evaluations; overrides --eval_epochs", AT_LEAST_ONE)
     log_steps: int | None = argument(
         None,
-        "steps between lines of metrics.jsonl; default: 10, fewer in short runs",
+        "steps between lines of metrics.jsonl; default: 10, or less in short runs",
         AT_LEAST_ONE,
         resume=True,
     )
