@@ -178,10 +178,10 @@ def find_batch_size(model, compute_loss, spec: ImageSpec, batch_size: int, devic
     Raises:
         ValueError: if one image is too many.
     """
-
     divisors = [size for size in range(batch_size - 1, 0, -1) if batch_size % size == 0]
     # Only even ones of an even number: pairs are mixed.
     smaller = iter([size for size in divisors if size % 2 == batch_size % 2 or size == 1])
+    trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
     def reduce() -> int:
         if (size := next(smaller, None)) is None:
@@ -193,9 +193,8 @@ def find_batch_size(model, compute_loss, spec: ImageSpec, batch_size: int, devic
     @find_executable_batch_size(starting_batch_size=batch_size, reduce_batch_size_fn=reduce)
     def try_step(size: int) -> int:
         try:
-            beside = [torch.empty_like(p) for p in model.parameters() if p.requires_grad for _ in range(copies)]
             pixel_values = torch.zeros(size, spec.channels, spec.height, spec.width, device=device)
-            beside += [torch.empty_like(pixel_values) for _ in range(3)]
+            _beside = torch.empty(copies * trainable + 3 * pixel_values.numel(), device=device)
             compute_loss(pixel_values).backward()
         finally:
             model.zero_grad(set_to_none=True)
