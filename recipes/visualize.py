@@ -9,7 +9,7 @@ MODEL is a run, a model folder or a Hub id of any format that hf_vit reads. The 
     attention.png     images, and how much each patch counts for the predicted class
     layers.png        the attention of every layer, mean of its heads, or what --method and --layers ask for
     heads.png         the attention of each head in the last layer, or in the last of --layers
-    inside.png        patch filters, similarity of positions, how far the heads of each layer look
+    distances.png     how far the heads of each layer look
     predictions.png, mistakes.png, confusion.png, calibration.png    with --dataset_name: how the model does on the split
 """
 
