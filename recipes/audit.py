@@ -23,7 +23,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_group("hardware", **hardware(batch_size=256))
     args = parser.parse_args(argv)
     parser.check_output_files(args.output_file, overwrite=args.overwrite, endings=(".html",))
-    parser.refuse_mistyped_paths(MODEL=args.model_name_or_path, dataset_name=args.dataset_name)
     return args
 
 
@@ -120,10 +119,9 @@ def find_duplicates(table: pd.DataFrame, vectors: torch.Tensor) -> pd.DataFrame:
     return pd.concat([table[:0].assign(kind=0, group=0), *numbered])
 
 
-def find_suspects(args, images: ThumbnailDataset, table: pd.DataFrame, labels: list[str], accelerator) -> pd.DataFrame:
+def find_suspects(args, classifier: SavedClassifier, images, table: pd.DataFrame, labels: list[str]) -> pd.DataFrame:
     """The part of the table whose labels are contradicted, the most contradicted first, with `predicted` and
     `label_probability`."""
-    classifier = SavedClassifier(args.model_name_or_path, accelerator)
     how = (args.on_bad_image, args.per_device_eval_batch_size, args.num_workers)
     readable, features, seen = classifier.predict(images.rows.select(table.index), *how, features=True)
     truth = readable.labels[seen]
@@ -198,15 +196,17 @@ def main(args: argparse.Namespace):
     accelerator = set_up_evaluation(args.mixed_precision)
     if accelerator.num_processes > 1:
         raise UserError("one process looks at all images: run it without `accelerate launch` or --num_processes")
+    with_model = args.model_name_or_path is not None
+    classifier = SavedClassifier(args.model_name_or_path, accelerator) if with_model else None
     rows, labels = read_rows(args)
-    if args.model_name_or_path is not None and has_several_labels(rows):
+    if with_model and has_several_labels(rows):
         raise UserError("--model_name_or_path is for images with one label, and these have several: leave it out")
     images = ThumbnailDataset(rows, args.on_bad_image)
     table, vectors = read_images(images, labels, args.num_workers)
     duplicates, suspects = find_duplicates(table, vectors), None
     tables = {"duplicates": duplicates.drop(columns="kind")}
-    if args.model_name_or_path is not None:
-        tables["labels"] = suspects = find_suspects(args, images, table, labels, accelerator)
+    if with_model:
+        tables["labels"] = suspects = find_suspects(args, classifier, images, table, labels)
     for name, found in tables.items():
         found = found.drop(columns=["digest", "width", "height"])  # of the page alone
         write_text(args.output_file.with_suffix(f".{name}.csv"), csv_text(found, float_format="%.6f"))

@@ -14,15 +14,13 @@ from pathlib import Path
 from command_line import Parser
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__, "MODEL IMAGE [IMAGE ...]")
     parser.add_argument("model", metavar="MODEL", help="run, model folder or Hub id of an image classifier")
     parser.add_argument(
         "images", nargs="+", metavar="IMAGE", help="image files, a folder of class folders, or `fashion-mnist-mini`"
     )
-    args = parser.parse_args(argv)
-    parser.refuse_mistyped_paths(MODEL=args.model)
-    return args
+    return parser.parse_args()
 
 
 if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds

@@ -14,7 +14,7 @@ from pathlib import Path
 from command_line import COLUMNS, DATA, SWITCH, Parser, at_least, bad_images, hardware
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__, "--model_name_or_path MODEL --dataset_name DATA [--flag value ...]")
     model = dict(required=True, help="run, model folder or Hub id of an image classifier")
     merged = "patches to merge per layer: faster, slightly less accurate (arXiv 2210.09461)"
@@ -27,11 +27,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     about = "JSON file for the metrics; beside it, predictions of each image as .predictions.csv"
     overwrite = dict(**SWITCH, help="replace existing output files")
     parser.add_group("results", output_file=dict(type=Path, help=about), overwrite=overwrite)
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     if args.output_file is not None:
         table = args.output_file.with_suffix(".predictions.csv")
         parser.check_output_files(args.output_file, table, overwrite=args.overwrite)
-    parser.refuse_mistyped_paths(MODEL=args.model_name_or_path, dataset_name=args.dataset_name)
     return args
 
 

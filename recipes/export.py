@@ -38,9 +38,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         **COLUMNS,
         **bad_images("stop"),
     )
-    args = parser.parse_args(argv)
-    parser.refuse_mistyped_paths(MODEL=args.model, dataset_name=args.dataset_name)
-    return args
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds

@@ -21,11 +21,11 @@ from command_line import Parser
 HOUSE = Path(__file__).resolve().parents[1]
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__, "[--output_file FILE]")
     file = HOUSE / "model_cards" / "parity.json"
     parser.add_argument("--output_file", type=Path, default=file, help="JSON file for the differences")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     parser.check_output_files(args.output_file)
     return args
 

@@ -45,7 +45,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     files = (args.output_file, *beside(args.output_file))
     parser.check_output_files(*files, overwrite=args.overwrite, endings=SUFFIXES[args.output])
-    parser.refuse_mistyped_paths(MODEL=args.model_name_or_path, dataset_name=args.dataset_name)
     return args
 
 

@@ -24,7 +24,7 @@ SAMPLED = 4  # images of a data set in the pictures of attention
 METHODS = ("mean", "rollout", "gradient_rollout", "grad_cam")  # those of `attention_maps` with one map a layer
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__, "MODEL (--images FILE [FILE ...] | --dataset_name DATA) [--flag value ...]")
     parser.add_argument("model", metavar="MODEL", help="run, model folder or Hub id")
     source = parser.add_argument_group("images").add_mutually_exclusive_group(required=True)
@@ -41,9 +41,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         label="class of the gradient methods; default: the predicted one",
         output_dir=dict(type=Path, help=where),
     )
-    args = parser.parse_args(argv)
-    parser.refuse_mistyped_paths(MODEL=args.model, dataset_name=args.dataset_name)
-    return args
+    return parser.parse_args()
 
 
 if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds

@@ -226,17 +226,6 @@ class Parser(argparse.ArgumentParser):
         super().error(message)
 
     @staticmethod
-    def refuse_mistyped_paths(**names: str | None):
-        """End with exit code 1 and a sentence if a name is that of no file or folder, and of nothing on the Hub either."""
-        from hf_vit.system.hub_names import refuse_mistyped_path  # it may import huggingface_hub
-
-        for flag, name in names.items():
-            try:
-                refuse_mistyped_path(name, flag if flag.isupper() else f"--{flag}")
-            except ValueError as error:
-                sys.exit(f"error: {error}")
-
-    @staticmethod
     def check_output_files(*files: Path, overwrite: bool = True, endings: tuple[str, ...] = ()):
         """End with exit code 1 and a sentence if a file cannot be written, before there is anything to write: the first lies in no
         folder or has none of these `endings`, or one is there already and may not be replaced."""

@@ -215,14 +215,14 @@ def main(args: argparse.Namespace):
         args.output_file.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flag = parser.add_argument
     flag("--output_file", type=Path, required=True, help="JSON file of the stages")
     flag("--minutes", type=float, default=9.0, help="no stage begins that may end later; default: 9")
     flag("--stages", nargs="+", choices=STAGES, default=list(STAGES), help="what to measure, in this order")
     flag("--tiny", action="store_true", help="small sizes, to check the script itself, also without a GPU")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     if DEVICE.type != "cuda" and not args.tiny:
         parser.error("no CUDA device: --tiny checks the script without one")
     return args
