@@ -3,8 +3,9 @@
     python recipes/app.py runs/demo
     python recipes/app.py USER/NAME --port 8000
 
-It listens on http://127.0.0.1:7860 and needs no network. `recipes/publish.py RUN --repo USER/NAME --space` makes a Space of
-this file, which then shows the model that the README.md of the Space names.
+It listens on http://127.0.0.1:7860 and needs no network. `recipes/publish.py RUN --repo USER/NAME
+--space` makes a Space of this file, which then shows the model that the README.md of the Space
+names.
 """
 
 import argparse

@@ -1,11 +1,14 @@
-"""Find what is wrong with a data set: broken images, duplicates, rare classes and, with a trained model, wrong labels.
+"""Find what is wrong with a data set: broken images, duplicates, rare classes and, with a trained
+model, wrong labels.
 
     python recipes/audit.py --dataset_name photos --output_file audit.html
-    python recipes/audit.py --dataset_name photos --model_name_or_path runs/photos --output_file runs/photos/audit.html
+    python recipes/audit.py --dataset_name photos --model_name_or_path runs/photos \\
+        --output_file runs/photos/audit.html
 
-It writes one page with pictures, and tables beside it: audit.duplicates.csv and, with a model, audit.labels.csv. Duplicates are
-equal files and similar pictures, within a split and across splits. A label is suspect if a classifier on the model's features,
-fitted without that image, contradicts it. The data is not changed.
+It writes one page with pictures, and tables beside it: audit.duplicates.csv and, with a model,
+audit.labels.csv. Duplicates are equal files and similar pictures, within a split and across
+splits. A label is suspect if a classifier on the model's features, fitted without that image,
+contradicts it. The data is not changed.
 """
 
 import argparse

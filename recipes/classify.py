@@ -1,11 +1,13 @@
-"""Print what a saved model sees in images, or in a few images of a data set next to their true labels.
+"""Print what a saved model sees in images, or in a few images of a data set next to their true
+labels.
 
     python recipes/classify.py runs/demo/model recipes/data/bag.png
     python recipes/classify.py runs/photos photos/cat/*.jpg
     python recipes/classify.py google/vit-base-patch16-224 photo.jpg
     python recipes/classify.py runs/demo/model fashion-mnist-mini
 
-A line an image, with the three most likely classes; nothing is written. predict.py writes a table of any number of images.
+A line an image, with the three most likely classes; nothing is written. predict.py writes a table
+of any number of images.
 """
 
 import argparse

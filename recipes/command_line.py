@@ -5,10 +5,9 @@ import signal
 import sys
 from pathlib import Path
 
-from hf_vit.system.command_line import Parser, at_least  # noqa: F401, for the scripts
+from hf_vit.system.command_line import SWITCH, Parser, at_least  # noqa: F401, for the scripts
 
 
-SWITCH = dict(type=bool, nargs="?", const=True, default=False, metavar="true|false")
 DATA = dict(
     dataset_name=dict(required=True, help="Hub id, folder, table file, or `fashion-mnist-mini` (embedded)"),
     dataset_config="configuration of the data set, if it has several",

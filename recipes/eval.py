@@ -1,10 +1,13 @@
 """Evaluate a saved image classifier on a data set, or probe its frozen features.
 
     python recipes/eval.py --model_name_or_path runs/demo --dataset_name fashion-mnist-mini
-    python recipes/eval.py --model_name_or_path runs/photos --dataset_name new_photos --split train --output_file scores.json
-    python recipes/eval.py --model_name_or_path google/vit-base-patch16-224-in21k --dataset_name photos --probe_split train
+    python recipes/eval.py --model_name_or_path runs/photos --dataset_name new_photos \\
+        --split train --output_file scores.json
+    python recipes/eval.py --model_name_or_path google/vit-base-patch16-224-in21k \\
+        --dataset_name photos --probe_split train
 
-It prints the metrics, their 95% intervals and the scores of each class. It writes nothing but --output_file and, beside it, a table of the predictions.
+It prints the metrics, their 95% intervals and the scores of each class. It writes nothing but
+--output_file and, beside it, a table of the predictions.
 """
 
 import argparse

@@ -3,9 +3,10 @@
     python recipes/parity.py
     python recipes/parity.py --output_file parity.json
 
-It takes ViT-Ti's width and depth, and some minutes. model_cards/parity.json, which it writes, is what recipes/benchmarks/tables.py shows.
-Each case builds a reference model of transformers with random weights in every tensor, writes it as its family writes it, loads
-the file with hf_vit, compares the outputs, exports it with `to_transformers()` and compares again.
+It takes ViT-Ti's width and depth, and some minutes. model_cards/parity.json, which it writes, is
+what recipes/benchmarks/tables.py shows. Each case builds a reference model of transformers with
+random weights in every tensor, writes it as its family writes it, loads the file with hf_vit,
+compares the outputs, exports it with `to_transformers()` and compares again.
 """
 
 import argparse

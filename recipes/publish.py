@@ -1,12 +1,17 @@
 """Publish a finished run on the Hub, or show what would be published; check what came back.
 
-    python recipes/publish.py runs/mine --repo USER/NAME            (shows files, sizes, card and destination; sends nothing)
-    python recipes/publish.py runs/mine --repo USER/NAME --push     (one commit; private, unless --public)
-    python recipes/publish.py runs/mine --repo USER/NAME --space    (its page, recipes/app.py, as a Space of that name; with --push)
-    python recipes/publish.py --verify USER/NAME                    (check that a repository gives the saved logits)
+    python recipes/publish.py runs/mine --repo USER/NAME
+    python recipes/publish.py runs/mine --repo USER/NAME --push
+    python recipes/publish.py runs/mine --repo USER/NAME --space --push
+    python recipes/publish.py --verify USER/NAME
 
-The run is one of train.py or pretrain.py; its folder is only read. The token is that of `hf auth login`, or HF_TOKEN; HF_ENDPOINT
-names another Hub. After an interruption or a failure, the same command continues.
+The first command shows card, files, sizes and destination, and sends nothing. The second makes one
+commit, to a private repository unless --public. The third makes the page of recipes/app.py a Space.
+The last checks that a repository gives the logits saved in it.
+
+The run is one of train.py or pretrain.py; its folder is only read. The token is that of `hf auth
+login`, or HF_TOKEN; HF_ENDPOINT names another Hub. After an interruption or a failure, the same
+command continues.
 """
 
 import argparse

@@ -2,15 +2,18 @@
 
     python recipes/visualize.py runs/photos --images photos/cat/1.jpg photos/dog/7.jpg
     python recipes/visualize.py runs/demo --dataset_name fashion-mnist-mini --split test
-    python recipes/visualize.py google/vit-base-patch16-224 --images photo.jpg --method rollout --output_dir pictures
+    python recipes/visualize.py google/vit-base-patch16-224 --images photo.jpg --method rollout \\
+        --output_dir pictures
 
-MODEL is a run, a model folder or a Hub id of any format that hf_vit reads. The pictures in --output_dir:
+MODEL is a run, a model folder or a Hub id of any format that hf_vit reads. The pictures in
+--output_dir:
 
     attention.png     images, and how much each patch counts for the predicted class
-    layers.png        the attention of every layer, mean of its heads, or what --method and --layers ask for
+    layers.png        the attention of every layer, mean of its heads, or by --method and --layers
     heads.png         the attention of each head in the last layer, or in the last of --layers
     distances.png     how far the heads of each layer look
-    predictions.png, mistakes.png, confusion.png, calibration.png    with --dataset_name: how the model does on the split
+    predictions.png, mistakes.png, confusion.png, calibration.png
+                      with --dataset_name: how the model does on the split
 """
 
 import argparse

@@ -1,11 +1,12 @@
-"""Make a data set of several labels an image: pairs of the embedded Fashion-MNIST images side by side, 28x56, with the labels of
-both.
+"""Make a data set of several labels an image: pairs of the embedded Fashion-MNIST images side by
+side, 28x56, with the labels of both.
 
     python recipes/data/make_fashion_pairs.py fashion-pairs
     python recipes/data/make_fashion_pairs.py ~/data/fashion-pairs
 
-Each image occurs in two pairs, once at the left and once at the right. It writes a Parquet file for each split: pairs of training
-images, of which one in ten is for validation, and pairs of test images. The column `labels` is a list of one or two of the ten classes.
+Each image occurs in two pairs, once at the left and once at the right. It writes a Parquet file
+for each split: pairs of training images, of which one in ten is for validation, and pairs of test
+images. The column `labels` is a list of one or two of the ten classes.
 """
 
 import argparse
