@@ -8,7 +8,8 @@
     python recipes/train.py --config demo
     python recipes/train.py --dataset_name photos --output_dir runs/photos \\
         --model_name_or_path google/vit-base-patch16-224-in21k
-    python recipes/train.py --dataset_name photos --preset tiny-patch16-224 --output_dir runs/scratch
+    python recipes/train.py --dataset_name photos --preset tiny-patch16-224 \\
+        --output_dir runs/scratch
     accelerate launch --config_file recipes/accelerate/ddp.yaml --num_processes 2 \\
         recipes/train.py --config cifar10
 
