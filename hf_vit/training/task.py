@@ -36,8 +36,8 @@ class Task:
         by the name of their file
     intervals(logits, labels, scores) -> 95% intervals of the metrics, where there are labels
     faults(results, log) -> a sentence for each reason not to trust the model; none for a good one
-    draw(folder, log, scores, samples): pictures of the saved model, whose folder is above `folder`, from the lines of metrics.jsonl and
-        what `artifacts` gave
+    draw(folder, log, scores, samples): pictures into `folder`, which lies in that of the saved model, from the lines of metrics.jsonl
+        and what `artifacts` gave
     next_command(run_folder) -> the command to go on with
     fit_head(head, features, labels), where there are labels: train a new head alone on features (n, D) of the training images
 

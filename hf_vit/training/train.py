@@ -156,7 +156,7 @@ def train_and_save(run: Run) -> bool:
             with contextlib.suppress(Exception):  # it must not hide what went wrong
                 run.save()
         if state.saved_step > 0:
-            print_main(f"stopped after step {state.step:,}: the same command continues from step {state.saved_step:,}")
+            print_main(f"stopped after step {state.step:,}; the last checkpoint is of step {state.saved_step:,}")
         raise
 
 

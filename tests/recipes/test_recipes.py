@@ -343,7 +343,7 @@ def test_an_error_late_in_a_run_loses_no_step(shards, tmp_path):
         "--output_dir", "run", cwd=tmp_path, fails=True,
     )  # fmt: skip
     assert "cannot be read as an image" in printed
-    (said,) = [line for line in printed.splitlines() if "the same command continues from step" in line]
+    (said,) = [line for line in printed.splitlines() if "the last checkpoint is of step" in line]
     (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("step-*")
     assert int(checkpoint.name.removeprefix("step-")) == int(said.rpartition(" ")[2]) > 0
 
