@@ -37,7 +37,7 @@ def server():
             pass
 
     listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=listening.serve_forever, daemon=True).start()
+    threading.Thread(target=listening.serve_forever, args=(0.02,), daemon=True).start()
     yield SimpleNamespace(url=f"http://127.0.0.1:{listening.server_port}", asked=asked)
     listening.shutdown()
     listening.server_close()

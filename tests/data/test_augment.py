@@ -5,7 +5,6 @@ the paper in numpy. Where numbers are drawn, the reference reads the same stream
 """
 
 import math
-from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -56,12 +55,12 @@ def close(ours, reference, atol):
 
 def test_hashed_numbers_look_uniform_and_independent():
     index = torch.arange(20000)
-    first, second = (uniform(index, seed=0, epoch=epoch, stream=0) for epoch in (0, 1))
-    for numbers in (first, second, uniform(index, 1, 0, 0), uniform(index, 0, 0, 1)):
-        counts = np.histogram(numbers, bins=20, range=(0, 1))[0]
+    first, *others = numbers = [uniform(index, *draw) for draw in ((0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 0, 1))]
+    for drawn in numbers:
+        counts = np.histogram(drawn, bins=20, range=(0, 1))[0]
         assert abs(counts - 1000).max() < 150  # five standard deviations
-    assert abs(np.corrcoef(first, second)[0, 1]) < 0.04
-    assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.04
+    for other in (*others, first.roll(1)):
+        assert abs(np.corrcoef(first, other)[0, 1]) < 0.04
     assert uniform(torch.tensor([102897]), 0, 2, 1) < 1  # its 53 bits are within 2^-25 of 1; one image in 3e7 is so
 
 
@@ -72,12 +71,12 @@ EACH = [
     dict(crop="resized"),
     dict(color_jitter=0.3),
     dict(erase=0.5),
+    dict(auto_augment="trivial"),
+    dict(auto_augment="rand"),
 ]
-EACH += [dict(auto_augment=name) for name in ("trivial", "rand")]
-ALL = dict(crop="resized", crop_scale=0.2, shift=2, flip=True, auto_augment="trivial", color_jitter=0.3, erase=0.5)
 
 
-@pytest.mark.parametrize("how", [*EACH, ALL], ids=str)
+@pytest.mark.parametrize("how", EACH, ids=str)
 def test_what_an_image_gets_is_a_function_of_seed_epoch_and_image_alone(how):
     batch = images()
     whole = augmented(batch, INDEX, 1, 2, SPEC, **how)
@@ -90,13 +89,9 @@ def test_what_an_image_gets_is_a_function_of_seed_epoch_and_image_alone(how):
         assert not torch.equal(augmented(images(), INDEX, *numbers, SPEC, **how), whole)
 
 
-def test_a_batch_goes_through_its_augmentations_in_the_stated_order():
-    batch, ids = images(height=20, width=24), (INDEX, 5, 6)
-    ours = augmented(batch, *ids, SPEC, **ALL)
-    batch = augment.random_flip(augment.random_shift(batch, *ids, pixels=2), *ids) / 255
-    batch = augment.trivial_augment(augment.random_resized_crop(batch, *ids, size=(16, 16), scale=(0.2, 1)), *ids)
-    batch = standardize_(augment.color_jitter(batch, *ids, strength=0.3), SPEC)
-    torch.testing.assert_close(ours, augment.random_erase(batch, *ids, probability=0.5))
+def test_noise_erases_what_is_already_normalised():
+    ours = augmented(images(), INDEX, 5, 6, SPEC, erase=0.5)
+    torch.testing.assert_close(ours, augment.random_erase(standardize_(images() / 255, SPEC), INDEX, 5, 6, 0.5))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -105,10 +100,11 @@ def test_a_batch_goes_through_its_augmentations_in_the_stated_order():
 
 def test_flip_mirrors_half_of_the_images_and_leaves_the_rest():
     batch, index = images(1000, 3, 6, 9), torch.arange(1000)
-    mirrored = [u < 0.5 for u in draw(0, index)]
-    wanted = [image.flip(2) if turned else image for image, turned in zip(batch, mirrored, strict=True)]
-    assert torch.equal(augment.random_flip(batch, index, 0, 0), torch.stack(wanted))
-    assert 440 < sum(mirrored) < 560
+    mirrored = uniform(index, 0, 0, 0) < 0.5
+    batch_of = augment.random_flip(batch, index, 0, 0)
+    assert torch.equal(batch_of[mirrored], batch[mirrored].flip(3))
+    assert torch.equal(batch_of[~mirrored], batch[~mirrored])
+    assert 440 < mirrored.sum() < 560
 
 
 @pytest.mark.parametrize("mode", ["constant", "reflect"])
@@ -122,9 +118,7 @@ def test_shift_equals_moving_each_image_by_itself(mode):
         np.testing.assert_array_equal(one, padded[:, y : y + 12, x : x + 17])
 
 
-@pytest.mark.parametrize(
-    ("channels", "size", "scale"), [(3, (20, 28), (0.35, 1)), (1, (11, 40), (0.08, 1)), (3, (40, 23), (0.5, 0.6))]
-)
+@pytest.mark.parametrize(("channels", "size", "scale"), [(3, (20, 28), (0.35, 1)), (1, (11, 40), (0.5, 0.6))])
 def test_resized_crop_equals_pil_on_the_same_box(channels, size, scale):
     batch = images(64, channels, 20, 28) / 255
     cropped = augment.random_resized_crop(batch, INDEX, 0, 0, size, scale)
@@ -176,12 +170,11 @@ def reference(name, image, amount=None):
 @each_number_of_channels
 @pytest.mark.parametrize(("name", "grey_levels"), [("autocontrast", 1), ("equalize", 0)])
 def test_stretches_equal_pil(name, grey_levels, channels):
-    batch = images(7, channels, 30, 41) / 255
+    batch = images(5, channels, 30, 41) / 255
     batch[1] = (batch[1] ** 3 * 30).round() / 255  # few dark values
     batch[2], batch[2, :, 3, 4] = 100 / 255, 200 / 255  # one value but for a pixel
     batch[3] = (batch[3] ** 4 * 255).round() / 255  # values rare and common
-    batch[4], batch[5] = 0, 1
-    batch[6] = (90 + batch[6] * 70).round() / 255  # half of the range
+    batch[4] = 1
     for one, image in zip(getattr(augment, name)(batch), batch, strict=True):
         close(one, reference(name, image), atol=grey_levels * GREY + 1e-6)
 
@@ -237,27 +230,26 @@ def test_trivial_augment_is_one_operation_of_its_paper_an_image_and_rand_augment
 
 
 def test_erasing_equals_a_loop_over_pixels():
-    channels, H, W = 3, 12, 17
-    batch = torch.randn(64, channels, H, W)
+    H, W = 12, 17
+    batch = torch.randn(64, 3, H, W)
+    noise = torch.special.ndtri(uniform(torch.arange(batch.numel()), 0, 0, 12)).view_as(batch)
     erased, by_hand = augment.random_erase(batch, INDEX, 0, 0, 0.7), batch.clone()
     for n, (happens, area, ratio, y, x) in enumerate(zip(*(draw(stream) for stream in range(7, 12)), strict=True)):
         area, ratio = 0.02 + (1 / 3 - 0.02) * area, 0.3 ** (1 - 2 * ratio)  # height to width, from 0.3 to 1 / 0.3
         height, width = H * min(1, (area * ratio) ** 0.5), W * min(1, (area / ratio) ** 0.5)
         top, left = y * (H - height), x * (W - width)
-        noise = draw(12, n * channels * H * W + torch.arange(channels * H * W))
-        for number, (c, row, column) in enumerate(np.ndindex(channels, H, W)):
+        for row, column in np.ndindex(H, W):
             if happens < 0.7 and top <= row < top + height and left <= column < left + width:
-                by_hand[n, c, row, column] = NormalDist().inv_cdf(noise[number])
-    torch.testing.assert_close(erased, by_hand, atol=1e-3, rtol=0)
+                by_hand[n, :, row, column] = noise[n, :, row, column]
+    torch.testing.assert_close(erased, by_hand.float(), atol=1e-3, rtol=0)
 
 
 def test_mixup_blends_neighbours_and_their_targets_alike():
     batch, targets = torch.rand(7, 3, 4, 4), torch.eye(7)
     mixed, blended = augment.mix(batch, targets, 0.4, 0, seed=0, epoch=1, batch=2)
-    weight = blended[0, 0].item()
-    for one, other in ((0, 1), (1, 0), (2, 3), (3, 2), (4, 5), (5, 4), (6, 6)):  # the last of an odd batch is alone
-        torch.testing.assert_close(mixed[one], weight * batch[one] + (1 - weight) * batch[other])
-        torch.testing.assert_close(blended[one], weight * targets[one] + (1 - weight) * targets[other])
+    weight, neighbours = blended[0, 0].item(), [1, 0, 3, 2, 5, 4, 6]  # the last of an odd batch is alone
+    torch.testing.assert_close(mixed, weight * batch + (1 - weight) * batch[neighbours])
+    torch.testing.assert_close(blended, weight * targets + (1 - weight) * targets[neighbours])
     weights = [augment.mix(batch, targets, 0.4, 0, 0, 0, n)[1][0, 0].item() for n in range(400)]
     assert abs(np.var(weights) - 1 / (4 * 1.8)) < 0.02  # of Beta(a, a): 1 / (4 (2 a + 1))
 
@@ -284,7 +276,6 @@ def test_mixing_depends_on_seed_epoch_and_batch_and_not_on_how_the_batch_is_spli
     batch, targets = torch.rand(12, 3, 8, 9), torch.eye(12)
     mix = lambda images, targets, *numbers: augment.mix(images, targets, mixup, cutmix, *numbers)
     whole = mix(batch, targets, 0, 1, 2)
-    for split in (2, 4, 6):
-        parts = [mix(*part, 0, 1, 2) for part in zip(batch.split(split), targets.split(split), strict=True)]
-        assert all(torch.equal(one, torch.cat(of)) for one, of in zip(whole, zip(*parts, strict=True), strict=True))
+    parts = [mix(*part, 0, 1, 2) for part in zip(batch.split(4), targets.split(4), strict=True)]
+    assert all(torch.equal(one, torch.cat(of)) for one, of in zip(whole, zip(*parts, strict=True), strict=True))
     assert not any(torch.equal(mix(batch, targets, *n)[0], whole[0]) for n in ((1, 1, 2), (0, 2, 2), (0, 1, 3)))

@@ -4,8 +4,6 @@ Stated tolerance: where a file is decoded whole, each value is within 2 of Pillo
 values are within 2 of Pillow's in the mean.
 """
 
-import json
-import math
 from io import BytesIO
 
 import numpy as np
@@ -55,8 +53,6 @@ def differences(item, spec, count=12, factor=1):
     """Of each crop by us, and by Pillow from the whole upright photo. Where the decoder shrinks by `factor`, a box begins and
     ends with whole pixels of what that gives."""
     image = ImageOps.exif_transpose(PILImage.open(BytesIO(item["bytes"])))
-    if image.mode == "I;16":
-        image = PILImage.fromarray((np.asarray(image) // 257).astype(np.uint8))
     image = image.convert("RGBA") if image.mode == "P" else image
     image = image.convert(MODES[spec.channels])
     for params in crop_params(torch.arange(count), spec, seed=0):
@@ -99,14 +95,13 @@ def test_where_no_box_fits_it_is_the_largest_in_the_middle_of_an_allowed_shape(w
 
 def test_which_part_is_cut_depends_on_seed_epoch_and_image_alone():
     rows = undecoded([item_of(scene(100, 80))] * 3)
-    images, ids = ImageDataset(rows, spec_of(), seed=5), torch.arange(3)
-    assert images.cache is None
-    first = images.__getitems__(ids.tolist())["images"]
+    images = ImageDataset(rows, spec_of(), seed=5)
+    first = images.__getitems__([0, 1, 2])["images"]
     assert torch.equal(images.__getitems__([2, 0])["images"], first[[2, 0]])
-    later = images.__getitems__((ids + EPOCH_STRIDE).tolist())
-    again = images.__getitems__((ids + 3).tolist())  # the same photos for the second time in an epoch
+    later = images.__getitems__([number + EPOCH_STRIDE for number in range(3)])
+    again = images.__getitems__([3, 4, 5])  # the same photos for the second time in an epoch
     assert (later["index"].tolist(), again["index"].tolist()) == ([0, 1, 2], [3, 4, 5])
-    other_seed = ImageDataset(rows, spec_of(), seed=6).__getitems__(ids.tolist())["images"]
+    other_seed = ImageDataset(rows, spec_of(), seed=6).__getitems__([0, 1, 2])["images"]
     parts = [*first, *later["images"], *again["images"], *other_seed]  # all of the same photo
     assert len({part.numpy().tobytes() for part in parts}) == 12
 
@@ -121,15 +116,11 @@ for way, exif in UPRIGHT.items():
     exif[0x0112] = way
 FILES = {  # made of a size
     **{f"JPEG {mode}": lambda size, mode=mode: item_of(scene(*size, mode), "JPEG") for mode in ("RGB", "L", "CMYK")},
-    **{f"PNG {mode}": lambda size, mode=mode: item_of(scene(*size, mode)) for mode in ("RGB", "L", "RGBA")},
+    "PNG RGBA": lambda size: item_of(scene(*size, "RGBA")),
     "palette": lambda size: item_of(scene(*size, "P"), transparency=bytes([0, 128, 255])),
-    "16 bits": lambda size: item_of(PILImage.fromarray(np.asarray(scene(*size, "L")).astype(np.uint16) * 250)),
+    "TIFF 6": lambda size: item_of(scene(*size), "TIFF", exif=UPRIGHT[6]),
     **{
         f"JPEG {way}": lambda size, exif=exif: item_of(scene(*size), "JPEG", exif=exif)
-        for way, exif in UPRIGHT.items()
-    },
-    **{
-        f"TIFF {way}": lambda size, exif=exif: item_of(scene(*size), "TIFF", exif=exif)
         for way, exif in UPRIGHT.items()
     },
 }
@@ -138,10 +129,9 @@ FILES = {  # made of a size
 @pytest.mark.parametrize("resample", PILImage.Resampling, ids=lambda resample: resample.name)
 @pytest.mark.parametrize("kind", FILES)
 def test_a_crop_is_pillows_of_the_same_box_of_the_upright_photo(kind, resample):
-    for size in [(75, 50), (20, 31), (2, 3)] + [(450, 601)] * kind.startswith(
-        "PNG"
-    ):  # a JPEG is shrunk by its decoder
-        for channels in MODES if kind == "PNG RGBA" else (1, 3):
+    is_png = kind == "PNG RGBA"
+    for size in [(75, 50), (20, 31), (2, 3), *[(300, 401)] * is_png]:  # a JPEG is shrunk by its decoder
+        for channels in MODES if is_png else (1, 3):
             by_torch = resample.name in ("BILINEAR", "BICUBIC") and channels < 4
             for difference in differences(FILES[kind](size), spec_of(channels, resample), count=4):
                 assert difference.max() <= 2 * by_torch
@@ -149,7 +139,8 @@ def test_a_crop_is_pillows_of_the_same_box_of_the_upright_photo(kind, resample):
 
 @pytest.mark.parametrize(
     ("kind", "size", "factor"),
-    [(f"JPEG {mode}", *size) for mode in ("RGB", "L", "CMYK") for size in (((150, 113), 2), ((601, 447), 8))]
+    [(f"JPEG {mode}", (150, 113), 2) for mode in ("RGB", "L", "CMYK")]
+    + [("JPEG RGB", (601, 447), 8)]
     + [(f"JPEG {way}", (304, 232), 4) for way in UPRIGHT],
 )
 def test_a_crop_of_a_shrunk_jpeg_is_pillows_within_two_in_the_mean(kind, size, factor, shrunk_to):
@@ -184,15 +175,12 @@ DEIT = DeiTImageProcessorPil(size={"height": 256, "width": 256}, crop_size={"hei
 @pytest.mark.parametrize(
     ("processor", "height", "width", "eval_crop", "resized"),
     [
-        *[
-            (STRETCHED, side, side, part, math.floor(side / part))
-            for side, part in ((224, 0.875), (384, 0.9), (518, 0.95))
-        ],
+        (STRETCHED, 224, 224, 0.875, 256),
+        (STRETCHED, 384, 384, 0.9, 426),
         (STRETCHED, 24, 24, None, None),
         (STRETCHED, 16, 24, 0.8, 30),  # of a model that is not square the longer side counts
         (DINO, 224, 224, None, 256),
         (DINO, 384, 384, None, 438),
-        (DINO, 384, 384, 0.9, 426),
         (DEIT, 112, 224, None, (128, 256)),
     ],
 )
@@ -200,7 +188,7 @@ def test_the_centre_is_that_of_eval_crop_or_else_of_the_checkpoint(processor, he
     assert eval_resize(image_spec_of(processor, HFViTConfig()), height, width, eval_crop) == resized
 
 
-@pytest.mark.parametrize("size", [(80, 60), (60, 81), (20, 13)])
+@pytest.mark.parametrize("size", [(80, 60), (20, 33)])
 @pytest.mark.parametrize("checkpoint", ["stretched", "centre", "scratch"])
 def test_a_pipeline_sees_what_was_scored(checkpoint, size, tmp_path, randomize):
     """The saved image processor gives the pixels of the loader, and both give those of Pillow."""
@@ -218,12 +206,8 @@ def test_a_pipeline_sees_what_was_scored(checkpoint, size, tmp_path, randomize):
     model, processor = build_model(["cat", "dog"], base, preset, 16, overrides, eval_crop)
     randomize(model).save_pretrained(tmp_path / "model")
     processor.save_pretrained(tmp_path / "model")
-    saved = json.loads((tmp_path / "model" / "preprocessor_config.json").read_text())
-    assert (saved["size"], saved["crop_size"]) == ({"shortest_edge": 18}, {"height": 16, "width": 16})
     restored = AutoImageProcessor.from_pretrained(tmp_path / "model")
     spec = image_spec_of(restored, model.config)
-    assert (spec.resize, spec.processor) == (18, None)
-
     image = scene(*size)
     scored = ImageDataset(undecoded([item_of(image)]), spec).__getitems__([0])["images"]
     width, height = (18 * side // min(size) for side in size)

@@ -50,16 +50,9 @@ FILES = {
     "GIF": encoded(picture(3).convert("P"), "GIF", transparency=3),
     "turned PNG": encoded(picture(3), **turned(6)),
     **{f"JPEG {mode}": encoded(grainy(mode=mode), "JPEG") for mode in ("L", "RGB", "CMYK", "YCbCr")},
-    **{
-        f"JPEG 4:{at}{' progressive' * progressive}": encoded(
-            grainy(), "JPEG", subsampling=at, progressive=progressive
-        )
-        for at in range(3)
-        for progressive in (False, True)
-    },
+    **{f"JPEG 4:{at}": encoded(grainy(), "JPEG", subsampling=at, progressive=at > 1) for at in range(3)},
     **{f"JPEG {way}": encoded(grainy(), "JPEG", **turned(way)) for way in range(1, 9)},
     "grey JPEG, turned": encoded(grainy(mode="L"), "JPEG", **turned(5)),
-    "coarse JPEG": encoded(grainy(), "JPEG", quality=5),
     "JPEG stored as RGB": encoded(grainy(), "JPEG", keep_rgb=True),
     "two pictures": encoded(grainy(), "MPO", save_all=True, append_images=[picture(1, (37, 53))]),
     "more behind the end": encoded(grainy(), "JPEG") + b"more",
@@ -84,12 +77,9 @@ def test_sixteen_bits_become_eight_in_every_channel(dtype, kind, channels):
     np.testing.assert_array_equal(decoded, np.repeat(deep[..., None] // 257, channels, axis=2))
 
 
-WHOLE = encoded(grainy((64, 64)), "JPEG")
-
-
 def test_a_damaged_jpeg_is_read_where_pillow_reads_it_and_to_its_pixels():
-    marks = bytearray(WHOLE)
-    marks[len(WHOLE) // 2 : len(WHOLE) // 2 + 40 : 2] = bytes(20)
+    marks = bytearray(encoded(grainy((64, 64)), "JPEG"))
+    marks[len(marks) // 2 : len(marks) // 2 + 40 : 2] = bytes(20)
     np.testing.assert_array_equal(open_image({"bytes": bytes(marks), "path": None}, 3), by_pillow(marks))
 
 
@@ -104,8 +94,7 @@ OURS = {
     "CLIP": CLIPImageProcessorPil(size={"shortest_edge": 12}, crop_size={"height": 12, "width": 12}),
     "DINOv2": BitImageProcessorPil(size=SMALL, crop_size=CROP, resample=0),
     "crop larger than the image": BitImageProcessorPil(size={"shortest_edge": 9}, crop_size=CROP),
-    "not normalised": ViTImageProcessorPil(size=CROP, do_normalize=False),
-    "rescaled otherwise": ViTImageProcessorPil(size=CROP, rescale_factor=1 / 127.5),
+    "not normalised": ViTImageProcessorPil(size=CROP, do_normalize=False, rescale_factor=1 / 127.5),
     "not rescaled": ViTImageProcessorPil(size=CROP, do_rescale=False),
     "of 224 pixels": ViTImageProcessorPil(image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.4], resample=3),
 }
@@ -146,7 +135,7 @@ def test_a_processor_whose_images_the_model_does_not_take_is_named_with_the_shap
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
-@pytest.mark.parametrize("size", [(37, 53), (5, 7), (8, 12), (200, 13)])
+@pytest.mark.parametrize("size", [(37, 53), (5, 7), (8, 12)])
 @pytest.mark.parametrize("resample", PILImage.Resampling, ids=lambda resample: resample.name)
 def test_torch_resizes_a_training_image_within_two_of_pillow_and_pillow_where_torch_cannot(resample, size, channels):
     spec = dataclasses.replace(spec_of(channels=channels), resample=int(resample))

@@ -48,17 +48,11 @@ def test_an_epoch_shows_every_image_once_in_an_order_of_seed_and_epoch_alone():
 def test_any_number_of_processes_sees_together_what_one_sees(count, labels):
     labels = labels if labels is None else labels[-count:]
     whole = list(epoch_batches(count, 8, 0, 1, labels=labels))
-    for world in (2, 4):
-        parts = (epoch_batches(count, 8 // world, 0, 1, rank, world, labels) for rank in range(world))
-        assert [list(chain(*step)) for step in zip(*parts, strict=True)] == whole
+    parts = (epoch_batches(count, 2, 0, 1, rank, 4, labels) for rank in range(4))
+    assert [list(chain(*step)) for step in zip(*parts, strict=True)] == whole
 
 
-def test_fewer_images_than_a_batch_still_fill_one_each_time_as_another_sample():
-    (batch,) = epoch_batches(3, 8, seed=0, epoch=0)
-    assert (len(batch), len(set(batch)), {number % 3 for number in batch}) == (8, 8, {0, 1, 2})
-
-
-@pytest.mark.parametrize("counts", [(30, 6), (2, 1), (11, 5, 4, 3, 2, 2, 1, 1, 1, 1)])
+@pytest.mark.parametrize("counts", [(30, 6), (11, 5, 4, 3, 2, 2, 1, 1, 1, 1)])
 def test_balanced_sampling_draws_each_class_as_often_within_one_and_each_time_as_another_sample(counts):
     labels = np.repeat(np.arange(len(counts)), counts)
     for epoch in range(5):
@@ -69,9 +63,8 @@ def test_balanced_sampling_draws_each_class_as_often_within_one_and_each_time_as
         assert all(np.ptp(times[labels[rows] == label]) <= 1 for label in np.unique(labels[rows]) if label > 0)
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_every_image_is_evaluated_once_also_those_that_fill_no_batch(world):
-    batches = [batch for rank in range(world) for batch in sequential_batches(11, 4, rank, world)]
+def test_every_image_is_evaluated_once_also_those_that_fill_no_batch():
+    batches = [batch for rank in range(2) for batch in sequential_batches(11, 4, rank, 2)]
     assert sorted(chain(*batches)) == list(range(11))
 
 
@@ -179,9 +172,9 @@ def test_a_bad_image_is_named_by_row_and_file_or_skipped_and_counted(kind, limit
     monkeypatch.setattr(PILImage, "MAX_IMAGE_PIXELS", 4200)
     items = good_items(4)
     items[2] = BAD[kind]
-    with pytest.raises(UserError, match=r"row 2 .*--on_bad_image skip") as error:
+    named = "" if kind == "nothing" else "some.jpg.*"
+    with pytest.raises(UserError, match=rf"row 2 .*{named}--on_bad_image skip"):
         list(data_loader(ImageDataset(undecoded(items), spec_of()), [[0, 1], [2, 3]], num_workers=0))
-    assert ("some.jpg" in str(error.value)) == (kind != "nothing")
     images = ImageDataset(undecoded(items), spec_of(), on_bad_image="skip")
     if limit:  # it is not even in the cache
         assert (images.rows["row"][:], images.labels.tolist(), len(images.cache)) == ([0, 1, 3], [0, 1, 1], 3)

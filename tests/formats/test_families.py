@@ -122,14 +122,13 @@ def test_a_classifier_opens_as_base_model_with_the_tokens_and_pooled_vector_of_i
     assert difference(BASE.from_pretrained(tmp_path), base, torch.randn(2, 3, 32, 32)) <= ROUNDING
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_folder_in_shards_and_in_half_precision_loads_the_same(tmp_path, dtype):
-    native = native_of("Dinov2ForImageClassification").to(dtype)
-    native.save_pretrained(tmp_path, max_shard_size="500KB")
+def test_a_folder_in_shards_of_half_precision_loads_the_same(tmp_path):
+    native = native_of("Dinov2ForImageClassification").bfloat16()
+    native.save_pretrained(tmp_path, max_shard_size="250KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 3
-    model, images = CLASSIFIER.from_pretrained(tmp_path), torch.randn(2, 3, 32, 32, dtype=dtype)
-    assert model.dtype == model.to_transformers().dtype == dtype
-    assert difference(model, native, images) <= (ROUNDING if dtype == torch.float32 else 1e-2)
+    model, images = CLASSIFIER.from_pretrained(tmp_path), torch.randn(2, 3, 32, 32)
+    assert model.dtype == torch.bfloat16
+    assert difference(model.float(), native.float(), images) <= ROUNDING
 
 
 def test_an_image_that_patches_do_not_cover_is_cut_and_the_log_says_so(tmp_path, caplog):
@@ -181,7 +180,6 @@ CONVERTED = [
     (BASE, dict(n_cls_tokens=3), "PixioModel"),
     (BASE, dict(use_class_token=False, pooling="map"), "SiglipVisionModel"),
     (BASE, dict(ROTARY, **SWIGLU, rope_theta=50.0, key_bias=False, patch_bias=False), "DINOv3ViTModel"),
-    (BASE, dict(ROTARY, image_size=(16, 24), patch_size=(4, 8), qkv_bias=False), "DINOv3ViTModel"),
     (BASE, dict(CLIP, final_norm="pooled"), "CLIPVisionModel"),
     (CLASSIFIER, CLIP_HEAD, f"CLIP{OF_CLASS}"),
     (BASE, dict(final_norm="none", pooling="mean", layerscale_value=0.5), "InternVLVisionModel"),
@@ -293,7 +291,4 @@ def test_labels_mode_dtype_rates_and_backend_are_carried_over(make, fields):
     model.set_attn_implementation("eager")
     native = model.to(torch.bfloat16).to_transformers()
     assert {name: getattr(native.config, name) for name in carried} == carried
-    assert native.config._attn_implementation == "eager"
-    assert {parameter.dtype for parameter in native.parameters()} == {torch.bfloat16}
-    assert not native.training
-    assert model.train().to_transformers().training
+    assert (native.config._attn_implementation, native.dtype, native.training) == ("eager", torch.bfloat16, False)

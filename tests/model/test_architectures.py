@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,6 @@ from torch.nn import functional as F
 from hf_vit import HFViTBackbone, HFViTConfig, HFViTForImageClassification, HFViTModel
 from hf_vit.model.configuration_hf_vit import as_pair
 from hf_vit.model.patches import random_patches
-from hf_vit.model.positions import rotary_2d
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -24,11 +24,11 @@ from hf_vit.model.positions import rotary_2d
 
 
 ACTIVATIONS = {
-    "gelu": lambda x: x * (1 + torch.erf(x / math.sqrt(2))) / 2,
-    "gelu_new": lambda x: x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
-    "silu": lambda x: x * torch.sigmoid(x),
-    "relu": lambda x: x.clamp(min=0),
+    "silu": F.silu,
+    "relu": torch.relu,
     "tanh": torch.tanh,
 }
 
@@ -175,6 +175,14 @@ class Plain:
         return tuple(states), x, pooled, self.dense(hidden, "classifier")
 
 
+def gradients(model, **inputs):
+    """The gradient of every trained parameter by name, with the same dropout at each call."""
+    model.zero_grad()
+    torch.manual_seed(1)
+    model(**inputs).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
 def assert_is_plain(model, images):
     states, tokens, pooled, logits = Plain(model)(images)
     base, close = model.vit(images, output_hidden_states=True), dict(rtol=1e-4, atol=1e-5, check_dtype=False)
@@ -225,14 +233,6 @@ def test_a_new_model_starts_with_tokens_of_the_initializer_range_unit_norms_and_
         else:  # Xavier uniform
             assert parameter.std().item() == pytest.approx((2 / sum(parameter.shape)) ** 0.5, rel=0.1), name
     assert seen == set(tokens)
-
-
-def test_rotary_angles_computed_by_hand():
-    cos, sin = rotary_2d((1, 4), 8, 100.0, torch.zeros(1))  # columns at -3/4, -1/4, 1/4, 3/4; the row at 0
-    assert cos.shape == sin.shape == (4, 8)
-    one_row, turns = [0, 0], [-3 / 4, -1 / 4, 1 / 4, 3 / 4]  # of a full turn; the second frequency is 10 times lower
-    angles = torch.tensor([[*one_row, turn, turn / 10] * 2 for turn in turns]) * 2 * math.pi
-    torch.testing.assert_close((cos, sin), (angles.cos(), angles.sin()))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

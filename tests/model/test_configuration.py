@@ -31,9 +31,9 @@ def test_the_defaults_are_the_base_preset_and_a_preset_takes_overrides():
 
 
 OUTSIDE = [
-    dict(image_size=0), dict(image_size=[16]), dict(image_size=16.0), dict(patch_size=[4, -4]), dict(num_channels=0),
-    dict(hidden_size="768"), dict(hidden_size=2**30), dict(num_hidden_layers=10**6), dict(intermediate_size=2**17),
-    dict(rope_theta=0), dict(use_class_token=1), dict(pooling="max"), dict(mask_ratio=1.0), dict(layerscale_value=float("nan")),
+    dict(image_size=[16]), dict(image_size=16.0), dict(patch_size=[4, -4]), dict(hidden_size=2**30),
+    dict(num_hidden_layers=10**6), dict(intermediate_size=2**17), dict(rope_theta=0), dict(use_class_token=1), dict(pooling="max"),
+    dict(mask_ratio=1.0), dict(layerscale_value=float("nan")),
 ]  # fmt: skip
 
 
