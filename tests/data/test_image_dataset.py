@@ -8,14 +8,13 @@ from multiprocessing import active_children
 import numpy as np
 import pytest
 import torch
-from image_data import assert_own, dataset, encoded, good_items, item_of, picture, prepare, spec_of, undecoded
+from image_data import assert_own, encoded, good_items, item_of, picture, spec_of, undecoded
 from PIL import Image as PILImage
 
 from hf_vit.data import image_dataset
 from hf_vit.data.image_dataset import ImageDataset, check_unreadable
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import epoch_batches, sequential_batches
-from hf_vit.data.sources import load_splits
 from hf_vit.system.errors import UserError
 
 
@@ -72,20 +71,6 @@ def test_every_image_is_evaluated_once_also_those_that_fill_no_batch():
 # What a batch holds
 
 
-def test_images_are_named_by_row_and_by_the_file_in_the_folder_of_the_data(tmp_path):
-    for number in range(8):
-        file = tmp_path / ("cat", "dog")[number // 4] / f"{number} b.png"
-        file.parent.mkdir(exist_ok=True)
-        picture().save(file)
-    in_rows = {"train": dataset([0, 0, 1, 1])}
-    for splits in (in_rows, load_splits(str(tmp_path))):
-        images = ImageDataset(prepare(splits, fraction=0.5)[0]["eval"], spec_of())
-        numbers, files = images.sources(torch.arange(len(images)).flip(0))
-        assert numbers == images.rows["row"][::-1]
-        names = [f"{('cat', 'dog')[row // 4]}/{row} b.png" for row in numbers]
-        assert files == (["", ""] if splits is in_rows else names)
-
-
 def test_cached_images_equal_images_decoded_by_workers_as_many_as_there_are_cores(monkeypatch):
     rows, batches = undecoded(good_items(5)), [[3, 1], [0, 4]]
     cached = list(data_loader(ImageDataset(rows, spec_of()), batches, num_workers=2))
@@ -105,18 +90,14 @@ def test_images_are_kept_only_in_a_share_of_the_memory_that_is_available(monkeyp
         assert (ImageDataset(rows, spec_of()).cache is not None) == kept
 
 
-@pytest.mark.parametrize("rows", [[0, 2, 3], [4]])
-def test_features_stand_in_the_place_of_their_images(rows):
+def test_features_stand_in_the_place_of_their_images():
     images = ImageDataset(undecoded(good_items(5), labels=[0, 1, 1, 0, 1]), spec_of(), keep_full=True)
-    table, count = torch.randn(len(rows), 7), len(rows)
-    features = images.with_features(table, torch.tensor(rows))
-    ids = [*range(count - 1, -1, -1), count]  # the first one comes a second time
-    places = [number % count for number in ids]
-    (batch,) = data_loader(features, [ids], num_workers=2)
-    assert torch.equal(batch["images"], table[places])
-    assert torch.equal(batch["labels"], images.labels[torch.tensor(rows)[places]])
-    assert batch["index"].tolist() == ids
-    assert (len(features), len(images)) == (count, 5)
+    table = torch.randn(3, 7)
+    features = images.with_features(table, torch.tensor([0, 2, 3]))
+    (batch,) = data_loader(features, [[2, 1, 0, 3]], num_workers=2)  # 3 is the first one for the second time
+    assert torch.equal(batch["images"], table[[2, 1, 0, 0]])
+    assert batch["labels"].tolist() == [0, 1, 0, 0]
+    assert batch["index"].tolist() == [2, 1, 0, 3]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -204,9 +185,9 @@ def test_a_batch_of_bad_images_alone_stops_training_and_is_left_out_of_scoring(u
         list(data_loader(ImageDataset(rows, spec_of(), "skip", keep_full=True), [[2, 3]], num_workers=0))
 
 
-def parts(*broken, counts=((0, 0, 0, 1, 1), (0, 1, 1))):
+def parts(*broken):
     """The parts of a data set of cats (0) and dogs (1), without the images of these (part, row)."""
-    for part, labels in enumerate(counts):
+    for part, labels in enumerate([(0, 0, 0, 1, 1), (0, 1, 1)]):
         items = good_items(len(labels))
         items = [BAD["no bytes"] if (part, row) in broken else item for row, item in enumerate(items)]
         yield ImageDataset(undecoded(items, labels), spec_of(), on_bad_image="skip")

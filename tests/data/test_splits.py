@@ -50,12 +50,13 @@ def test_an_unsuitable_column_is_an_error_that_lists_the_columns(lacking, column
 
 
 def test_validation_goes_before_test_and_other_names_are_known_in_any_case():
-    train, validation, test = dataset([0, 1]), dataset([0, 1, 1]), dataset([0] * 4)
-    assert prepare({"train": train, "test": test, "validation": validation})[2] == "validation"
-    assert prepare({"train": train, "test": test}, eval_split="train")[2] == "train"
+    rows = dataset([0, 1])
+    assert prepare({"train": rows, "test": rows, "validation": rows})[2] == "validation"
+    assert prepare({"train": rows, "test": rows}, eval_split="train")[2] == "train"
     for name, is_test in (("eval", True), ("Validation", False), ("testing", True), ("dev", False)):
-        scored = prepare({"train": train, name: test})[2]
-        assert (scored, is_test_split(scored), default_split({"train": train, name: test})) == (name, is_test, name)
+        splits = {"train": rows, name: rows}
+        assert prepare(splits)[2] == default_split(splits) == name
+        assert is_test_split(name) == is_test
     assert not is_test_split("part of test")
     assert "held-out" in describe_scored("part of train")
 
@@ -154,15 +155,15 @@ def test_parts_of_the_training_images_are_by_class_and_by_seed():
     train = dataset([0] * 20 + [1] * 8 + [2] * 4, "abc")
     rows_of = lambda **how: {role: rows["row"][:] for role, rows in prepare({"train": train}, **how)[0].items()}
     assert prepare({"train": train})[2] == "part of train"
-    whole, half, few = rows_of(), rows_of(shots=3), rows_of(shots=1)
-    assert whole["eval"] == half["eval"] == few["eval"]
-    assert set(half["train"]) < set(whole["train"])
-    assert not set(whole["train"]) & set(whole["eval"])
+    whole, few, other = rows_of(), rows_of(shots=3), rows_of(shots=3, seed=1)
+    assert sorted(whole["train"] + whole["eval"]) == list(range(32))
+    assert whole["eval"] == few["eval"]
+    assert set(few["train"]) < set(whole["train"])
     counts = lambda rows: np.bincount(np.asarray(train["label"])[rows]).tolist()
-    assert [counts(part["train"]) for part in (whole, half, few)] == [[15, 6, 3], [3, 3, 3], [1, 1, 1]]
-    assert half == rows_of(shots=3)
-    assert half["train"] != rows_of(shots=3, seed=1)["train"]
-    assert whole["eval"] != rows_of(seed=1)["eval"]
+    assert (counts(whole["train"]), counts(few["train"])) == ([15, 6, 3], [3, 3, 3])
+    assert few == rows_of(shots=3)
+    assert few["train"] != other["train"]
+    assert few["eval"] != other["eval"]
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.5])

@@ -71,9 +71,8 @@ def test_a_folder_given_back_holds_the_same_tensors_and_config_as_the_one_it_cam
     ours.from_pretrained(tmp_path / "native").to_transformers().save_pretrained(tmp_path / "back")
     original, back = (load_file(tmp_path / folder / "model.safetensors") for folder in ("native", "back"))
     assert set(back) == set(original)
-    never_read = r"(.*\.)?mask_token" + (r"|vision_model\.post_layernorm\..*" if "Class" in case.model else "")
     other = [name for name in original if not torch.equal(original[name], back[name])]
-    assert [name for name in other if not re.fullmatch(never_read, name)] == []
+    assert [name for name in other if "mask_token" not in name and "vision_model.post_layernorm" not in name] == []
     configs = [json.loads((tmp_path / folder / "config.json").read_text()) for folder in ("native", "back")]
     for config in configs:
         config.pop("text_config", None)
@@ -86,15 +85,13 @@ def test_a_folder_given_back_holds_the_same_tensors_and_config_as_the_one_it_cam
 
 
 @pytest.mark.parametrize("name", ["DeiTForImageClassificationWithTeacher", "DINOv3ViTModel", "SiglipVisionModel"])
-def test_a_loaded_family_saved_by_us_reloads_its_weights_bit_for_bit_under_our_names(name, tmp_path, caplog):
+def test_a_loaded_family_saved_by_us_reloads_its_weights_bit_for_bit_under_our_names(name, tmp_path):
     native_of(name, tmp_path / "public")
     model = (CLASSIFIER if "Class" in name else BASE).from_pretrained(tmp_path / "public")
     model.save_pretrained(tmp_path / "ours")
-    caplog.clear()
-    again = type(model).from_pretrained(tmp_path / "ours")
-    assert caplog.messages == []
-    assert set(load_file(tmp_path / "ours" / "model.safetensors")) == set(model.state_dict())
-    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+    saved, again = load_file(tmp_path / "ours" / "model.safetensors"), type(model).from_pretrained(tmp_path / "ours")
+    torch.testing.assert_close(saved, dict(model.state_dict()), rtol=0, atol=0)
+    torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -186,12 +183,6 @@ CONVERTED = [
 ]
 
 
-def in_words(value):
-    if isinstance(value, type):
-        return "base" if value is BASE else "classifier"
-    return " ".join(f"{name}={of}" for name, of in value.items()) if isinstance(value, dict) else None
-
-
 @pytest.fixture
 def make(tiny_config, randomize):
     """make(class, **fields) -> a tiny model with random weights, and images for it."""
@@ -215,7 +206,7 @@ def assert_the_same(native, model, images):
     assert parity.difference(found, wanted) <= ROUNDING
 
 
-@pytest.mark.parametrize(("model_class", "fields", "native_class"), CONVERTED, ids=in_words)
+@pytest.mark.parametrize(("model_class", "fields", "native_class"), CONVERTED, ids=str)
 @torch.no_grad()
 def test_a_model_with_a_native_counterpart_becomes_it_with_the_same_outputs(make, model_class, fields, native_class):
     model, images = make(model_class, **fields)

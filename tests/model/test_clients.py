@@ -17,13 +17,11 @@ from transformers import (
     AutoModel,
     Dinov2Backbone,
     Dinov2Config,
-    Trainer,
-    TrainingArguments,
     ViTImageProcessorPil,
 )
 from without_package import BLOCK_OUR_PACKAGE
 
-from hf_vit import HFViTBackbone, HFViTConfig, HFViTForImageClassification, HFViTModel
+from hf_vit import HFViTBackbone, HFViTConfig, HFViTForImageClassification, HFViTForPreTraining, HFViTModel
 from hf_vit.model.loading import non_finite
 from hf_vit.model.modeling_hf_vit import HFViTPreTrainedModel
 
@@ -61,7 +59,7 @@ def test_a_misspelt_argument_is_an_error_that_names_it(tiny_model, tmp_path, loa
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Trainer
+# A process without our package
 
 AS_A_STRANGER = (
     BLOCK_OUR_PACKAGE
@@ -70,7 +68,9 @@ import json
 import warnings
 import torch
 from PIL import Image
-from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification, pipeline
+from transformers import (
+    AutoImageProcessor, AutoModel, AutoModelForImageClassification, AutoModelForPreTraining, pipeline,
+)
 
 def logits_of(folder):
     model = AutoModelForImageClassification.from_pretrained(folder, **trust)
@@ -88,34 +88,44 @@ answers = pipeline("image-classification", "saved", top_k=3, **trust)("image.png
 features = pipeline("image-feature-extraction", "saved", **trust)("image.png", return_tensors=True)
 tokens = AutoModel.from_pretrained("saved", **trust)(pixels).last_hidden_state
 assert torch.equal(torch.as_tensor(features), tokens)
+
+AutoModelForPreTraining.from_pretrained("pretrained", **trust).save_pretrained("pretrained-again")
+pretrained = AutoModelForPreTraining.from_pretrained("pretrained-again", **trust)(pixels, noise=torch.arange(16.0).view(1, 16))
+AutoModelForImageClassification.from_pretrained("pretrained-again", **trust).save_pretrained("fine-tuned")
+encoder = AutoModel.from_pretrained("fine-tuned", **trust)(pixels)
 assert "hf_vit" not in sys.modules
-print(json.dumps([once, twice, {answer["label"]: answer["score"] for answer in answers}]))
+scores = {answer["label"]: answer["score"] for answer in answers}
+print(json.dumps([once, twice, scores, pretrained.logits.tolist(), encoder.last_hidden_state.tolist()]))
 """
 )
 
 
-def test_what_trainer_saved_loads_and_is_saved_again_in_a_process_without_our_package(tiny_config, tmp_path):
+def test_saved_folders_load_and_are_saved_again_in_a_process_without_our_package(
+    tiny_model, tiny_config, randomize, tmp_path
+):
     fields = dict(position_embedding="sincos2d", num_register_tokens=2, layerscale_value=0.1)
-    model = HFViTForImageClassification(tiny_config(id2label={0: "cat", 1: "cow", 2: "dog"}, **fields))
+    model = tiny_model(id2label={0: "cat", 1: "cow", 2: "dog"}, **fields)
+    decoder = dict(decoder_hidden_size=24, decoder_num_hidden_layers=1, decoder_num_attention_heads=3)
+    pretrained = randomize(HFViTForPreTraining(tiny_config(position_embedding="rotary", **decoder)))
+    pretrained.save_pretrained(tmp_path / "pretrained")
     processor = ViTImageProcessorPil(size=dict(height=16, width=16))
-    examples = [{"pixel_values": torch.randn(3, 16, 16) + row % 3, "labels": row % 3} for row in range(40)]
-    arguments = TrainingArguments(
-        tmp_path / "checkpoints", max_steps=20, save_steps=10, learning_rate=1e-2, use_cpu=True, report_to="none", disable_tqdm=True
-    )  # fmt: skip
-    trainer = Trainer(model=model, args=arguments, train_dataset=examples, processing_class=processor)
-    trainer.train()
-    trainer.save_model(tmp_path / "saved")
+    for one in (model, processor):
+        one.save_pretrained(tmp_path / "saved")
     Image.effect_noise((16, 16), 80).convert("RGB").save(tmp_path / "image.png")
     pixels = processor(Image.open(tmp_path / "image.png"), return_tensors="pt")["pixel_values"]
-    logits = model.eval()(pixels).logits[0]
-
+    logits = model(pixels).logits[0]
     done = forked.run([sys.executable, "-W", "ignore", "-c", AS_A_STRANGER], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    *both, scores = json.loads(done.stdout.splitlines()[-1])
-    torch.testing.assert_close(torch.tensor(both), logits.expand(2, -1), rtol=0, atol=1e-6)
+    once, twice, scores, *answers = json.loads(done.stdout.splitlines()[-1])
+    torch.testing.assert_close(torch.tensor([once, twice]), logits.expand(2, -1), rtol=0, atol=1e-6)
+    wanted = [
+        pretrained(pixels, noise=torch.arange(16.0).view(1, 16)).logits,
+        pretrained.vit(pixels).last_hidden_state,
+    ]
+    torch.testing.assert_close(list(map(torch.tensor, answers)), wanted, rtol=1e-5, atol=1e-5)
     expected = dict(zip(("cat", "cow", "dog"), logits.softmax(dim=0).tolist(), strict=True))
     assert scores == pytest.approx(expected, abs=1e-5)
-    for folder in ("saved", "again"):
+    for folder in ("saved", "again", "fine-tuned"):
         code = {path.name: path.read_text() for path in (tmp_path / folder).glob("*.py")}
         assert code == {name: (PACKAGE / "model" / name).read_text() for name in CLASSIFIER_FILES}
 

@@ -7,7 +7,6 @@ import accelerate
 import pytest
 import torch
 from test_architectures import gradients
-from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (
     AutoModelForImageClassification,
     Trainer,
@@ -53,24 +52,10 @@ def test_fixed_positions_are_right_when_initial_weights_are_skipped(tiny_model, 
     model, images = tiny_model(position_embedding=positions), pixels()
     model.save_pretrained(tmp_path)
     torch.full((2**20,), float("nan"))  # what freed memory may hold
-    with torch.device("meta"):
-        bare = HFViTForImageClassification(model.config)
     with accelerate.init_empty_weights(include_buffers=True):
         empty = HFViTForImageClassification(model.config)
-    bare.to_empty(device="cpu").load_state_dict(model.state_dict())
-    dispatched = accelerate.load_checkpoint_and_dispatch(empty, str(tmp_path), device_map={"": "cpu"})
-    for loaded in (bare, dispatched):
-        assert torch.equal(loaded.eval()(images).logits, model(images).logits)
-
-
-def test_fixed_positions_are_kept_between_passes_and_no_tracer_leaves_its_own(tiny_model, pixels):
-    model = tiny_model(position_embedding="sincos2d", image_size=(8, 24))
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        model(pixels(height=8, width=24))
-    once, again = (model.vit.embeddings.positions_on_grid((2, 6))[1] for _ in range(2))
-    assert type(once) is torch.Tensor
-    assert once.data_ptr() == again.data_ptr()
-    assert model.bfloat16().vit.embeddings.positions_on_grid((2, 6))[1].dtype is torch.bfloat16
+    loaded = accelerate.load_checkpoint_and_dispatch(empty, str(tmp_path), device_map={"": "cpu"})
+    assert torch.equal(loaded.eval()(images).logits, model(images).logits)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -192,13 +177,14 @@ def test_gradient_checkpointing_recomputes_and_gives_the_same_gradients(tiny_mod
 
 
 def one_trainer_step(model, examples, batch_size, accumulate, folder):
-    """The logged loss of one optimizer step of transformers' Trainer over the first batch_size * accumulate examples."""
+    """The logged loss of one optimizer step of transformers' Trainer over the first batch_size * accumulate examples; saved."""
     arguments = TrainingArguments(
         folder, per_device_train_batch_size=batch_size, gradient_accumulation_steps=accumulate, max_steps=1, logging_steps=1,
         optim="sgd", learning_rate=0.1, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
     trainer = Trainer(model=model, args=arguments, train_dataset=examples)
     trainer.train()
+    trainer.save_model(folder)
     return trainer.state.log_history[0]["loss"]
 
 
@@ -213,29 +199,24 @@ def test_trainer_with_batch_2_and_4_accumulation_steps_equals_batch_8(tiny_model
     loss = one_trainer_step(large, examples, 8, 1, tmp_path)
     assert one_trainer_step(small, examples, 2, 4, tmp_path) == pytest.approx(loss, rel=1e-5)
     torch.testing.assert_close(small.state_dict(), large.state_dict())
-    assert not torch.equal(large.state_dict()["classifier.weight"], before["classifier.weight"])
+    saved = HFViTForImageClassification.from_pretrained(tmp_path).state_dict()
+    torch.testing.assert_close(saved, small.state_dict(), rtol=0, atol=0)
+    assert not torch.equal(saved["classifier.weight"], before["classifier.weight"])
 
 
 def test_a_lora_adapter_trains_saves_and_loads_both_ways(tiny_model, pixels, tmp_path):
     from peft import LoraConfig, PeftModel, get_peft_model
 
-    images, folder, adapter = pixels(), tmp_path / "base", tmp_path / "adapter"
-    tiny_model().save_pretrained(folder)
-    load = HFViTForImageClassification.from_pretrained
-    lora = LoraConfig(
-        target_modules=["q_proj", "v_proj"], modules_to_save=["classifier"], r=4, init_lora_weights=False
-    )
-    model = get_peft_model(load(folder), lora)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    images, adapter, load = pixels(), tmp_path / "adapter", HFViTForImageClassification.from_pretrained
+    tiny_model().save_pretrained(tmp_path)
+    lora = LoraConfig(target_modules=["q_proj"], modules_to_save=["classifier"], init_lora_weights=False)
+    model = get_peft_model(load(tmp_path), lora)
     model(pixel_values=images, labels=torch.tensor([0, 2])).loss.backward()
-    optimizer.step()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
     model.save_pretrained(adapter)
     trained = model.eval()(pixel_values=images).logits
-    assert not torch.allclose(trained, load(folder)(images).logits, atol=1e-2)
-    base = load(folder)
-    base.load_adapter(str(adapter))
-    loaded = [base.eval(), load(adapter), PeftModel.from_pretrained(load(folder), adapter).eval()]
-    base.config.save_pretrained(adapter)  # as the recipes leave it
+    loaded = [load(adapter), PeftModel.from_pretrained(load(tmp_path), adapter).eval()]
+    loaded[0].config.save_pretrained(adapter)  # as the recipes leave it
     loaded.append(AutoModelForImageClassification.from_pretrained(adapter))
     for one in loaded:
         torch.testing.assert_close(one(pixel_values=images).logits, trained)
