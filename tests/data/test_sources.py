@@ -121,6 +121,12 @@ def test_a_parquet_table_names_its_images(tmp_path):
     assert seen(load_splits(str(tmp_path / "a.parquet"))) == {"train": CAT_DOG}
 
 
+def test_metadata_beside_images_names_their_labels(tmp_path):
+    paint(tmp_path, FLAT)
+    (tmp_path / "metadata.csv").write_text("file_name,label\n" + LINES)
+    assert seen(load_splits(str(tmp_path))) == {"train": CAT_DOG}
+
+
 def write_shards(folder):
     for name, numbers in (("train-0000", [0, 1]), ("train-0001", [2, 3]), ("val-0000", [4, 5])):
         write_tar(folder / f"{name}.tar", pictures(numbers), [n % 2 for n in numbers])
@@ -133,16 +139,7 @@ def write_parquet(folder):
     paint(folder, "banner.png b")
 
 
-def write_metadata(folder):
-    (folder / "images").mkdir()
-    for number, image in enumerate(pictures(range(4))):
-        (folder / "images" / f"{number}.png").write_bytes(image)
-    lines = [f"images/{number}.png,{ANIMALS[number % 2]}" for number in range(4)]
-    (folder / "metadata.csv").write_text("\n".join(["file_name,label", *lines]))
-
-
 DATA_SETS = {
-    "metadata.csv": (write_metadata, {"train": 4}),
     "tar shards": (write_shards, {"train": 4, "validation": 2}),
     "Parquet": (write_parquet, {"train": 4, "test": 4}),
     "save_to_disk": (lambda folder: table_of(range(4)).save_to_disk(folder), {"train": 4}),

@@ -166,18 +166,23 @@ def test_parts_of_the_training_images_are_by_class_and_by_seed():
     assert few["eval"] != other["eval"]
 
 
-@pytest.mark.parametrize("fraction", [0.1, 0.5])
-def test_each_of_several_labels_with_two_images_is_on_both_sides(fraction):
+def test_each_of_several_labels_with_two_images_is_on_both_sides():
     """300 images of 12 labels, from frequent to rare."""
     labels = (np.random.default_rng(0).random((300, 12)) < np.geomspace(0.4, 0.008, 12)).astype(np.float32)
     few = labels[stratified_subset(labels[:, :6], list("abcdef"), 4, 0), :6]  # 4 shots
     assert ((few.sum(axis=0) >= 3).all(), len(few) < 40) == (True, True)
-    held_out = stratified_holdout(labels, fraction, 0)
+    held_out = stratified_holdout(labels, 0.1, 0)
     counts, taken = labels.sum(axis=0), labels[held_out].sum(axis=0)
     assert ((taken > 0) & (taken < counts))[counts > 1].all()
     assert (taken[counts == 1] == 0).all()
-    assert np.abs(taken - fraction * counts).max() <= 3
-    assert np.array_equal(held_out, stratified_holdout(labels, fraction, 0))
+    assert np.abs(taken - 0.1 * counts).max() <= 3
+    assert np.array_equal(held_out, stratified_holdout(labels, 0.1, 0))
+
+
+def test_the_last_image_of_a_label_is_never_held_out():
+    labels = np.array([[1, 1, 0], [1, 1, 0], [1, 0, 1], [0, 0, 1]], np.float32)
+    for seed in range(10):
+        assert (labels[stratified_holdout(labels, 0.5, seed)].sum(axis=0) < labels.sum(axis=0)).all()
 
 
 def test_class_weights_are_inverse_counts_with_mean_one_and_of_several_labels_without_over_with():

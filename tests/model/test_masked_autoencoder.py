@@ -73,8 +73,15 @@ class SlowAutoencoder(Plain):
         return (answers - true).square().mean(dim=2)[mask].mean(), answers, mask
 
 
-def assert_is_slow_autoencoder(model, images):
-    noise = torch.rand(len(images), math.prod(model.config.grid_size))
+@pytest.mark.parametrize("seed", range(20))
+def test_random_architectures_are_autoencoders_too_and_come_back(randomize, pixels, tmp_path, seed):
+    fields, mask_ratio, norm_pix_loss = random_fields(seed), (0.75, 0.4)[seed % 2], seed % 3 > 0
+    config = HFViTConfig(**fields, **DECODER, mask_ratio=mask_ratio, norm_pix_loss=norm_pix_loss)
+    model = randomize(HFViTForPreTraining(config))
+    images, noise = (
+        pixels(3, *fields["image_size"], channels=fields["num_channels"]),
+        torch.rand(3, math.prod(config.grid_size)),
+    )
     loss, answers, mask = SlowAutoencoder(model)(images, noise)
     outputs, close = model(images, noise=noise), dict(rtol=1e-4, atol=1e-5, check_dtype=False)
     torch.testing.assert_close((outputs.loss, outputs.logits, outputs.mask), (loss, answers, mask), **close)
@@ -82,14 +89,6 @@ def assert_is_slow_autoencoder(model, images):
     wanted = torch.autograd.grad(loss, [model.get_parameter(name) for name in found])
     for (name, gradient), plain in zip(found.items(), wanted, strict=True):
         assert (gradient - plain).abs().max() <= 1e-4 * max(1e-3, plain.abs().max()), name
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_random_architectures_are_autoencoders_too_and_come_back(randomize, pixels, tmp_path, seed):
-    fields, mask_ratio, norm_pix_loss = random_fields(seed), (0.75, 0.4)[seed % 2], seed % 3 > 0
-    config = HFViTConfig(**fields, **DECODER, mask_ratio=mask_ratio, norm_pix_loss=norm_pix_loss)
-    model = randomize(HFViTForPreTraining(config))
-    assert_is_slow_autoencoder(model, pixels(3, *fields["image_size"], channels=fields["num_channels"]))
     model.save_pretrained(tmp_path)
     loaded = AutoModelForPreTraining.from_pretrained(tmp_path)
     assert type(loaded) is HFViTForPreTraining
