@@ -130,11 +130,11 @@ def timm_file(reference, folder, names=to_timm):
     return save(names(reference), folder / "timm.safetensors")
 
 
-def timm_repo(names=to_timm, **fields):
-    """A repo as timm pushes it: model.safetensors and a config.json that names the architecture."""
+def timm_repo(names=to_timm, file="model.safetensors", **fields):
+    """A repo as timm pushes it: its weights and a config.json that names the architecture."""
 
     def write(reference, folder):
-        save(names(reference), folder / "model.safetensors")
+        save(names(reference), folder / file)
         config = {"architecture": "vit_base_patch16_224", "num_classes": 1000, "pretrained_cfg": {}, **fields}
         (folder / "config.json").write_text(json.dumps(config))
         return folder
@@ -270,6 +270,8 @@ def jax_file(big_vision: bool = False, prefix: str = ""):
         "/fc1/": f"/MlpBlock_{mlp}/Dense_0/",
         "/fc2/": f"/MlpBlock_{mlp}/Dense_1/",
         "^norm/": "Transformer/encoder_norm/",
+        r"^head/layernorm": "head/LayerNorm_0",
+        r"^head/(?=probe|[A-Z])": "MAPHead_0/",
         "^patch/": "embedding/",
         "^pooler/dense/": "pre_logits/",
         "^pos$": "pos_embedding" if big_vision else "Transformer/posembed_input/pos_embedding",
@@ -277,8 +279,11 @@ def jax_file(big_vision: bool = False, prefix: str = ""):
     }
 
     def write(reference, folder):
-        heads, arrays = reference.config.num_attention_heads, {}
-        for name, tensor in short_names(reference).items():
+        heads, arrays, tensors = reference.config.num_attention_heads, {}, short_names(reference)
+        for name in [name for name in tensors if "in_proj" in name]:  # of SigLIP's probe
+            parts = zip("qkv", tensors.pop(name).chunk(3), strict=True)
+            tensors |= {name.replace("attention.in_proj_", f"{m}."): tensor for m, tensor in parts}
+        for name, tensor in tensors.items():
             if tensor.ndim == 4:
                 tensor = tensor.permute(2, 3, 1, 0)  # (D, C, P, P) -> (P, P, C, D)
             elif tensor.ndim == 2:
@@ -324,7 +329,6 @@ TIMM, DINO = dict(antialias=True), dict(offset=0.1)
 CORNERS, LINEAR = dict(align_corners=True), dict(mode="bilinear", align_corners=True)
 EPS, REGISTERS, ALL_PATCHES = dict(layer_norm_eps=1e-6), dict(num_register_tokens=4), dict(mask_ratio=0.0)
 SWIGLU, GATED = dict(use_swiglu_ffn=True), dict(REGISTERS, use_gated_mlp=True, hidden_act="silu")
-NO_KEY_BIAS = dict(key_bias=False)
 CLASSIFIER, CLS = "ViTForImageClassification", dict(pooling="cls")
 CLIP, CLIP_FILE = dict(final_norm="pooled"), dict(final_norm="pooled", hidden_act="quick_gelu")
 eva_file = partial(timm_file, names=to_eva)

@@ -8,7 +8,6 @@ import atexit
 import functools
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -38,34 +37,28 @@ if sys.argv[1:]:
     runpy.run_path(sys.argv[0], run_name="__main__")
 """
 READ_BY_IMPORTS = ("DATASETS_", "HF_", "LD_", "MKL_", "MPL", "OMP_", "PYTHON", "TORCH", "TRANSFORMERS_")
-# Each line that it reads becomes a process of its own. It tells the process's number, and writes its exit code to a file.
-# It looks for those that ended every 20 ms: a signal of one that ends as another is reaped may be lost.
+# Each line that it reads becomes a process of its own, whose number it tells, and a keeper that writes its exit code to a file.
 SERVER = """
-import importlib, json, os, runpy, select, sys
+import importlib, json, os, runpy, signal, sys
 
 for name in sys.argv[1:]:
     importlib.import_module(name)
-exits, child = {}, None
-
-def reap():
-    number, status = os.waitpid(-1, os.WNOHANG) if exits else (0, 0)
-    if number != 0:
-        file = exits.pop(number)
-        with open(file + ".part", "w") as opened:
-            opened.write(str(os.waitstatus_to_exitcode(status)))
-        os.rename(file + ".part", file)
-
-while child != 0:
-    reap()
-    if select.select([sys.stdin], [], [], 0.02)[0]:
-        line = sys.stdin.readline()
-        if not line:
-            sys.exit()
-        order = json.loads(line)
-        child = os.fork()
-        if child != 0:
-            exits[child] = order["exit"]
-            print(child, flush=True)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers need no reaping
+for line in sys.stdin:
+    if os.fork() == 0:
+        break
+else:
+    sys.exit()
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+order, child = json.loads(line), os.fork()
+if child != 0:
+    print(child, flush=True)
+    os.close(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with open(order["exit"] + ".part", "w") as opened:
+        opened.write(str(code))
+    os.rename(order["exit"] + ".part", order["exit"])
+    os._exit(0)
 
 for number, name in enumerate((os.devnull, order["stdout"], order["stderr"])):
     file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -100,19 +93,11 @@ def group_of_two() -> list[dict[str, str]]:
 
 
 @functools.cache
-def home() -> str:
-    """The folder of what they print; it goes when this process ends."""
-    folder = tempfile.mkdtemp(prefix="forked-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-@functools.cache
 def server() -> subprocess.Popen:
     """One for all tests of this process; it ends with it, when its input does."""
     line = [sys.executable, "-W", "ignore", "-c", SERVER, *LIBRARIES]
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    process = subprocess.Popen(line, env=dict(os.environ), **pipes)
+    process = subprocess.Popen(line, **pipes)
     atexit.register(process.communicate)  # closes its input, and waits
     return process
 
@@ -126,7 +111,7 @@ class Forked:
     def __init__(self, line, cwd=".", env=None, together=False):
         self.args = [str(part) for part in line]
         assert self.args[:3] == [sys.executable, "-W", "ignore"], self.args
-        self.folder = Path(tempfile.mkdtemp(dir=home()))
+        self.folder = Path(tempfile.mkdtemp(dir=os.environ.get("HF_HOME")))  # which conftest removes
         self.files = [self.folder / "stdout", self.folder / ("stdout" if together else "stderr")]
         order = {
             "argv": self.args[3:], "cwd": str(cwd), "env": {**os.environ} if env is None else env, "exit": str(self.folder / "exit"),
@@ -177,11 +162,7 @@ def run(line, cwd=".", env=None, timeout: float = 300, check: bool = False) -> s
     if any(env.get(name) != os.environ.get(name) for name in names):
         return subprocess.run(line, cwd=cwd, env=env, timeout=timeout, check=check, capture_output=True, text=True)
     process = Forked(line, cwd, env)
-    try:
-        done = subprocess.CompletedProcess(line, None, *process.communicate(timeout))
-        done.returncode = process.returncode
-    finally:
-        shutil.rmtree(process.folder)
+    done = subprocess.CompletedProcess(line, process.wait(timeout), *process.communicate())
     if check:
         done.check_returncode()
     return done

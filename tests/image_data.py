@@ -16,9 +16,8 @@ from hf_vit.data.image_spec import image_spec_of
 from hf_vit.data.splits import prepare_splits
 
 
-def picture(seed=0, size=(20, 14), mode="RGB"):
-    channels = {"L": (), "RGB": (3,), "RGBA": (4,)}[mode]
-    return PILImage.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, *channels), dtype=np.uint8))
+def picture(seed=0, size=(20, 14)):
+    return PILImage.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8))
 
 
 def dataset(labels, names=("cat", "dog"), **columns):
@@ -27,15 +26,15 @@ def dataset(labels, names=("cat", "dog"), **columns):
     return Dataset.from_dict(rows, Features(image=Image(), label=ClassLabel(names=list(names)), **kinds))
 
 
-def prepare(splits, train="train", fraction=0.25, **how):
-    return prepare_splits(DatasetDict(splits), train_split=train, eval_fraction=fraction, **how)
+def prepare(splits, fraction=0.25, **how):
+    return prepare_splits(DatasetDict(splits), train_split="train", eval_fraction=fraction, **how)
 
 
-def spec_of(size=(8, 12), channels=3, processor=None):
+def spec_of(channels=3):
     half = [0.5] * channels
     plain = dict(image_mean=half, image_std=half, do_convert_rgb=channels == 3)
-    processor = processor or ViTImageProcessorPil(size={"height": size[0], "width": size[1]}, **plain)
-    return image_spec_of(processor, HFViTConfig(image_size=size, patch_size=4, num_channels=channels))
+    processor = ViTImageProcessorPil(size={"height": 8, "width": 12}, **plain)
+    return image_spec_of(processor, HFViTConfig(image_size=(8, 12), patch_size=4, num_channels=channels))
 
 
 def augmented(images, index, seed, epoch, spec, crop="none", **how):
@@ -73,11 +72,10 @@ def write_tar(path, images, labels, start=0):
     return str(path)
 
 
-def table_of(numbers, column="image", kind=None):
-    rows = {column: pictures(numbers), "label": [number % 2 for number in numbers]}
-    if kind is None:
-        rows[column] = [{"bytes": image, "path": None} for image in rows[column]]
-    return Dataset.from_dict(rows, Features({column: kind or Image(), "label": ClassLabel(names=list(ANIMALS))}))
+def table_of(numbers, column="image"):
+    images = [{"bytes": image, "path": None} for image in pictures(numbers)]
+    rows = {column: images, "label": [number % 2 for number in numbers]}
+    return Dataset.from_dict(rows, Features({column: Image(), "label": ClassLabel(names=list(ANIMALS))}))
 
 
 def item_of(image, kind="PNG", **how):
@@ -90,10 +88,10 @@ def smooth(width, height):
     return PILImage.fromarray(np.stack([x, y, 255 - x], axis=2).astype(np.uint8))
 
 
-def undecoded(items, labels=None, names=ANIMALS):
+def undecoded(items, labels=None):
     """Rows as `prepare` gives them."""
     labels = [number % 2 for number in range(len(items))] if labels is None else labels
-    kinds = Features(image=Image(decode=False), label=ClassLabel(names=list(names)), row=Value("int64"))
+    kinds = Features(image=Image(decode=False), label=ClassLabel(names=list(ANIMALS)), row=Value("int64"))
     return Dataset.from_dict({"image": items, "label": labels, "row": list(range(len(items)))}, kinds)
 
 

@@ -3,7 +3,7 @@
     with Hub() as hub:
         hub.put("alice/model", {"config.json": b"{}"})
         hub.fault("PUT", "/storage/", status=500, times=2)
-        subprocess.run(command, env={**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": hub.token, ...})
+        subprocess.run(command, env={**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, ...})
 
 Status codes, headers and messages are those of huggingface.co, as far as the client or the docs tell them. There are models and
 Spaces, named "alice/model" and "spaces/alice/page", and no Xet storage: large files go by git-lfs.
@@ -13,8 +13,6 @@ import base64
 import hashlib
 import json
 import re
-import socket
-import sys
 import threading
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -24,41 +22,29 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
 from huggingface_hub import ModelCard
+from huggingface_hub.utils import validate_repo_id
 
 
 USER, TOKEN = "alice", "hf_loopback_token"  # the one account, which writes to the namespace of its name
 LFS_SUFFIXES = (".safetensors", ".onnx", ".data", ".pt2", ".bin", ".png")
 LICENSES = ("apache-2.0", "mit", "cc-by-4.0", "other")  # of those in huggingface.co/docs/hub/repositories-licenses
 TASKS = ("image-classification", "image-feature-extraction", "image-regression")
-REPO_ID = re.compile(r"(\b[\w.-]+\b/)?\b[\w.-]{1,96}\b", re.ASCII)  # as huggingface_hub's validator has it
-DATASET_TYPE = re.compile(r"(?:[\w-]+/)?[\w.-]+", re.ASCII)
 
 
 def check_card(text: str, is_space: bool = False) -> list[str]:
     """What the Hub refuses in a README.md; the rules of huggingface/hub-docs modelcard.md and spaces-config-reference.md."""
     try:
         card = ModelCard(text).data.to_dict()  # with the fields that each entry of its model-index needs
+        given = {key: value if isinstance(value, list) else [value] for key, value in card.items()}
+        results = [result for entry in given.get("model-index", ()) for result in entry["results"]]
+        named = [name for key in ("base_model", "datasets", "models") for name in given.get(key, ())]
+        for name in (*named, *(result["dataset"]["type"] for result in results)):
+            validate_repo_id(name)
     except (ValueError, yaml.YAMLError) as error:
         return [str(error)]
-    given = {key: value if isinstance(value, list) else [value] for key, value in card.items()}
-    results = [result for entry in given.get("model-index", ()) for result in entry["results"]]
-    types = [result["dataset"]["type"] for result in results]
     known = {"license": LICENSES, "pipeline_tag": TASKS} | ({"sdk": ("gradio",)} if is_space else {})
     wrong = [(key, value) for key in known for value in given.get(key, ()) if value not in known[key]]
-    for key, pattern, values in (
-        *((key, REPO_ID, given.get(key, ())) for key in ("base_model", "datasets", "models")), ("model-index", DATASET_TYPE, types),
-    ):  # fmt: skip
-        wrong += [(key, value) for value in values if not pattern.fullmatch(str(value))]
-    missing = [f'"{key}" is required' for key in known if is_space and key == "sdk" and key not in card]
-    return [*missing, *(f'"{key}" with value "{value}" is not valid' for key, value in wrong)]
-
-
-class Refusal(Exception):
-    """An answer that is an error: status, message and the X-Error-Code that the client turns into its exception."""
-
-    def __init__(self, status: int, message: str, code: str | None = None, **headers):
-        super().__init__(message)
-        self.status, self.message, self.headers = status, message, headers | ({"X-Error-Code": code} if code else {})
+    return [f'"{key}" with value "{value}" is not valid' for key, value in wrong]
 
 
 @dataclass
@@ -117,9 +103,12 @@ def json_reply(data, status: int = 200, **headers) -> Reply:
     return Reply(json.dumps(data).encode(), status, {"Content-Type": "application/json", **headers})
 
 
-def refusal_reply(refusal: Refusal) -> Reply:
-    headers = {"X-Error-Message": refusal.message, **refusal.headers}
-    return json_reply({"error": refusal.message}, refusal.status, **headers)
+class Refusal(Exception):
+    """An answer that is an error: status, message and the X-Error-Code that the client turns into its exception."""
+
+    def __init__(self, status: int, message: str, code: str = "", **headers):
+        headers |= {"X-Error-Message": message, "X-Error-Code": code}
+        self.reply = json_reply({"error": message}, status, **headers)
 
 
 class Upload(NamedTuple):
@@ -136,7 +125,7 @@ class Fault:
     Args:
         status: answer with this status and `headers`; nothing is done, or with `done` all of it.
         cut_after: close the connection when this many bytes of the body have come; nothing is done.
-        hang: stay silent for this many seconds, or until the hub is closed, and then close the connection.
+        hang: stay silent for this many seconds, and then close the connection.
         corrupt: answer with one byte of the body changed.
     """
 
@@ -161,8 +150,6 @@ class Hub:
         validated: the texts that came to /api/validate-yaml.
     """
 
-    token = TOKEN
-
     def __init__(self):
         self.repos: dict[str, Repo] = {}
         self.requests: list[tuple[str, str]] = []
@@ -170,9 +157,8 @@ class Hub:
         self.validated: list[str] = []
         self._objects: dict[str, bytes] = {}  # LFS storage, by sha256
         self._faults: list[Fault] = []
-        self.lock, self.closed = threading.RLock(), threading.Event()
-        self.connections: set[socket.socket] = set()
-        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self.lock = threading.Lock()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.hub = self
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -182,15 +168,8 @@ class Hub:
         return self
 
     def __exit__(self, *error):
-        self.closed.set()
         self._server.shutdown()
         self._thread.join(timeout=10)
-        with self.lock:
-            for connection in self.connections:
-                try:
-                    connection.shutdown(socket.SHUT_RDWR)
-                except OSError:  # the client was faster
-                    continue
         self._server.server_close()
 
     def fault(self, method: str, pattern: str, **how) -> Fault:
@@ -199,19 +178,16 @@ class Hub:
 
     def put(self, repo: str, files: dict[str, bytes], private: bool = False) -> str:
         """Add or replace files on main with a commit, in a new repository where there is none; any path is taken."""
-        with self.lock:
-            found = self.repos.setdefault(repo, Repo(private))
-            main = found.refs["main"]
-            return found.add(main, {**(found.trees[main[-1]] if main else {}), **files})
+        found = self.repos.setdefault(repo, Repo(private))
+        main = found.refs["main"]
+        return found.add(main, {**(found.trees[main[-1]] if main else {}), **files})
 
     def files(self, repo: str, revision: str = "main") -> dict[str, bytes]:
-        with self.lock:
-            return dict(self.repos[repo].trees[self.repos[repo].head(revision)])
+        return dict(self.repos[repo].trees[self.repos[repo].head(revision)])
 
     def history(self, repo: str, revision: str = "main") -> list[str]:
         """Commits of a branch or pull request, oldest first."""
-        with self.lock:
-            return list(self.repos[repo].commits(revision))
+        return list(self.repos[repo].commits(revision))
 
     # how a request is answered
 
@@ -240,7 +216,7 @@ class Hub:
                         return route(self, Request(query, body, authorization is not None), **named)
             raise Refusal(404, f"Not found: {method} {parts.path}")
         except Refusal as refusal:
-            return refusal_reply(refusal)
+            return refusal.reply
 
     def _readable(self, request: Request, repo: str) -> Repo:
         """The repository; a private one is, for others, not there."""
@@ -266,11 +242,8 @@ class Hub:
             raise Refusal(403, f"You don't have the rights to create {repo}")
         if repo in self.repos:
             return json_reply({"error": "You already created it", "url": f"{self.url}/{repo}"}, 409)
-        self.put(
-            repo,
-            {".gitattributes": b"*.png filter=lfs"},
-            private=wanted.get("visibility") == "private" or wanted.get("private"),
-        )
+        is_private = wanted.get("visibility") == "private" or wanted.get("private")
+        self.put(repo, {".gitattributes": b"*.png filter=lfs"}, is_private)
         return json_reply({"url": f"{self.url}/{repo}", "name": repo})
 
     def info(self, request: Request, repo: str, rev: str = "") -> Reply:
@@ -380,8 +353,7 @@ STORAGE = "/storage/(?P<oid>[0-9a-f]{64})"
 ROUTES = (
     ("POST", "/api/repos/create", Hub.create),
     ("POST", "/api/validate-yaml", Hub.validate_yaml),
-    ("GET", API, Hub.info),
-    ("GET", f"{API}/revision/{REV}", Hub.info),
+    ("GET", f"{API}(?:/revision/{REV})?", Hub.info),
     ("GET", f"{API}/tree/{REV}", Hub.tree),
     ("POST", f"{API}/branch/(?P<branch>[^/]+)", Hub.branch),
     ("POST", f"{API}/tag/{REV}", Hub.tag),
@@ -393,35 +365,17 @@ ROUTES = (
 )
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request, client_address):
-        if not isinstance(sys.exc_info()[1], ConnectionError):  # a client that goes away is no error of ours
-            super().handle_error(request, client_address)
-
-
 class _Handler(BaseHTTPRequestHandler):
     """Reads a request, meets its fault or asks the hub, and writes the reply."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
-    def setup(self):
-        super().setup()
-        with self.server.hub.lock:
-            self.server.hub.connections.add(self.connection)
-
-    def finish(self):
-        with self.server.hub.lock:
-            self.server.hub.connections.discard(self.connection)
-        super().finish()
-
     def handle_request(self):
         hub = self.server.hub
         fault = hub.receive(self.command, self.path)
         if fault.hang is not None:
-            hub.closed.wait(fault.hang)
+            threading.Event().wait(fault.hang)
             self.close_connection = True
             return
         body = self.read_body(fault.cut_after)
@@ -435,7 +389,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.status is None or fault.done:
             reply = hub.answer(self.command, self.path, self.headers.get("Authorization"), body)
         if fault.status is not None:
-            reply = refusal_reply(Refusal(fault.status, HTTPStatus(fault.status).phrase, **fault.headers))
+            reply = Refusal(fault.status, HTTPStatus(fault.status).phrase, **fault.headers).reply
         if fault.corrupt:
             reply = reply._replace(body=bytes([reply.body[0] ^ 0xFF]) + reply.body[1:])
         self.reply(reply)

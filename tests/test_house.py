@@ -8,28 +8,13 @@ from packaging.requirements import Requirement
 
 
 HOUSE = Path(__file__).parents[1]
-README = (HOUSE / "README.md").read_text()
-PROJECT = tomllib.loads((HOUSE / "pyproject.toml").read_text())
-
-
-def requirements():
-    extras = PROJECT["project"]["optional-dependencies"].values()
-    return [Requirement(line) for line in sum(extras, PROJECT["project"]["dependencies"])]
 
 
 def test_torchvision_is_never_required():
-    """Its import fails beside a CPU build of torch."""
-    assert "torchvision" not in {requirement.name for requirement in requirements()}
-    files = [*HOUSE.glob("hf_vit/**/*.py"), *HOUSE.glob("recipes/**/*.py")]
-    assert not [file for file in files if re.search(r"^\s*(import|from) torchvision", file.read_text(), re.MULTILINE)]
-
-
-def test_the_tested_set_lies_in_the_ranges_that_are_required():
-    lines = (HOUSE / "constraints.txt").read_text().splitlines()
-    pinned = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    versions = {requirement.name: next(iter(requirement.specifier)).version for requirement in pinned}
-    known = [requirement for requirement in requirements() if requirement.name in versions]
-    assert [one.name for one in known if not one.specifier.contains(versions[one.name])] == []
+    """Its import fails beside a CPU build of torch; these tests run without it."""
+    project = tomllib.loads((HOUSE / "pyproject.toml").read_text())["project"]
+    required = sum(project["optional-dependencies"].values(), project["dependencies"])
+    assert "torchvision" not in {Requirement(line).name for line in required}
 
 
 def test_the_list_of_files_names_every_room_and_script_and_nothing_else():

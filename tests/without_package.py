@@ -20,10 +20,10 @@ sys.meta_path.insert(0, NoPackage())
 """
 
 
-def clean_python(folder, *names):
-    """The python of a new environment that holds these distributions and what they require, as links, and no more."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=60)
-    (site,) = folder.glob("lib/python*/site-packages")
+def in_clean_python(script, *names, cwd, **environment):
+    """What a script prints in a Python that finds these distributions and what they require, and no more."""
+    site = cwd / "clean"
+    site.mkdir()
     wanted, held = list(names), set()
     while wanted:
         distribution = importlib.metadata.distribution(wanted.pop())
@@ -35,15 +35,9 @@ def clean_python(folder, *names):
         for top in {file.parts[0] for file in distribution.files} - {"..", "__pycache__"}:
             if not (site / top).exists():
                 (site / top).symlink_to(distribution.locate_file(top))
-    return folder / "bin" / "python"
-
-
-def in_clean_python(script, *names, cwd, **environment):
-    """What a script prints in a `clean_python`."""
-    python = clean_python(cwd / "clean", *names)
     kept = {name: os.environ[name] for name in ("PATH", "ONEDNN_MAX_CPU_ISA")}  # its products round as this process's
-    environment = {**kept, "OMP_NUM_THREADS": "1", **environment}
-    line = [python, "-W", "ignore", "-c", script]
+    environment = {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(site), **environment}
+    line = [sys.executable, "-S", "-W", "ignore", "-c", script]
     pipes = dict(stdin=subprocess.DEVNULL, capture_output=True, text=True)
     done = subprocess.run(line, cwd=cwd, env=environment, timeout=120, **pipes)
     assert done.returncode == 0, done.stderr

@@ -1,22 +1,10 @@
-"""Folders of images, and a Hub that has nothing, for several files of tests."""
+"""A Hub that has nothing, for several files of tests."""
 
 import http.server
 import threading
 from types import SimpleNamespace
 
 import pytest
-from image_data import animal, pictures
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    """photos/train/cat/0.png, ..., photos/val/dog/5.png"""
-    folder = tmp_path_factory.mktemp("sources") / "photos"
-    for number, image in enumerate(pictures(range(6))):
-        file = folder / ("train" if number < 4 else "val") / animal(number) / f"{number}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(image)
-    return folder
 
 
 @pytest.fixture
@@ -37,7 +25,7 @@ def server():
             pass
 
     listening = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=listening.serve_forever, daemon=True).start()
+    threading.Thread(target=listening.serve_forever, args=(0.02,), daemon=True).start()
     yield SimpleNamespace(url=f"http://127.0.0.1:{listening.server_port}", asked=asked)
     listening.shutdown()
     listening.server_close()

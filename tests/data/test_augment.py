@@ -5,7 +5,6 @@ the paper in numpy. Where numbers are drawn, the reference reads the same stream
 """
 
 import math
-from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ import torch
 from image_data import augmented
 from PIL import Image, ImageEnhance, ImageOps
 from scipy.ndimage import affine_transform
+from scipy.stats import kstest
 
 from hf_vit.data import augment
 from hf_vit.data.image_spec import ImageSpec
@@ -56,12 +56,10 @@ def close(ours, reference, atol):
 
 def test_hashed_numbers_look_uniform_and_independent():
     index = torch.arange(20000)
-    first, second = (uniform(index, seed=0, epoch=epoch, stream=0) for epoch in (0, 1))
-    for numbers in (first, second, uniform(index, 1, 0, 0), uniform(index, 0, 0, 1)):
-        counts = np.histogram(numbers, bins=20, range=(0, 1))[0]
-        assert abs(counts - 1000).max() < 150  # five standard deviations
-    assert abs(np.corrcoef(first, second)[0, 1]) < 0.04
-    assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.04
+    numbers = [uniform(index, *draw) for draw in ((0, 0, 0), (0, 1, 0), (1, 0, 0), (0, 0, 1))]
+    assert max(kstest(drawn, "uniform").statistic for drawn in numbers) < 0.02
+    together = torch.stack([*numbers, numbers[0].roll(1)])
+    assert (torch.corrcoef(together) - torch.eye(5)).abs().max() < 0.04
     assert uniform(torch.tensor([102897]), 0, 2, 1) < 1  # its 53 bits are within 2^-25 of 1; one image in 3e7 is so
 
 
@@ -72,12 +70,12 @@ EACH = [
     dict(crop="resized"),
     dict(color_jitter=0.3),
     dict(erase=0.5),
+    dict(auto_augment="trivial"),
+    dict(auto_augment="rand"),
 ]
-EACH += [dict(auto_augment=name) for name in ("trivial", "rand")]
-ALL = dict(crop="resized", crop_scale=0.2, shift=2, flip=True, auto_augment="trivial", color_jitter=0.3, erase=0.5)
 
 
-@pytest.mark.parametrize("how", [*EACH, ALL], ids=str)
+@pytest.mark.parametrize("how", EACH, ids=str)
 def test_what_an_image_gets_is_a_function_of_seed_epoch_and_image_alone(how):
     batch = images()
     whole = augmented(batch, INDEX, 1, 2, SPEC, **how)
@@ -90,13 +88,9 @@ def test_what_an_image_gets_is_a_function_of_seed_epoch_and_image_alone(how):
         assert not torch.equal(augmented(images(), INDEX, *numbers, SPEC, **how), whole)
 
 
-def test_a_batch_goes_through_its_augmentations_in_the_stated_order():
-    batch, ids = images(height=20, width=24), (INDEX, 5, 6)
-    ours = augmented(batch, *ids, SPEC, **ALL)
-    batch = augment.random_flip(augment.random_shift(batch, *ids, pixels=2), *ids) / 255
-    batch = augment.trivial_augment(augment.random_resized_crop(batch, *ids, size=(16, 16), scale=(0.2, 1)), *ids)
-    batch = standardize_(augment.color_jitter(batch, *ids, strength=0.3), SPEC)
-    torch.testing.assert_close(ours, augment.random_erase(batch, *ids, probability=0.5))
+def test_noise_erases_what_is_already_normalised():
+    ours = augmented(images(), INDEX, 5, 6, SPEC, erase=0.5)
+    torch.testing.assert_close(ours, augment.random_erase(standardize_(images() / 255, SPEC), INDEX, 5, 6, 0.5))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -105,31 +99,28 @@ def test_a_batch_goes_through_its_augmentations_in_the_stated_order():
 
 def test_flip_mirrors_half_of_the_images_and_leaves_the_rest():
     batch, index = images(1000, 3, 6, 9), torch.arange(1000)
-    mirrored = [u < 0.5 for u in draw(0, index)]
-    wanted = [image.flip(2) if turned else image for image, turned in zip(batch, mirrored, strict=True)]
-    assert torch.equal(augment.random_flip(batch, index, 0, 0), torch.stack(wanted))
-    assert 440 < sum(mirrored) < 560
+    mirrored = uniform(index, 0, 0, 0) < 0.5
+    batch_of = augment.random_flip(batch, index, 0, 0)
+    assert torch.equal(batch_of[mirrored], batch[mirrored].flip(3))
+    assert torch.equal(batch_of[~mirrored], batch[~mirrored])
+    assert 440 < mirrored.sum() < 560
 
 
 @pytest.mark.parametrize("mode", ["constant", "reflect"])
 def test_shift_equals_moving_each_image_by_itself(mode):
     batch = images(height=12, width=17)
     shifted = augment.random_shift(batch, INDEX, 0, 0, pixels=2, mode=mode)
-    assert shifted.dtype == batch.dtype
     for one, image, u, v in zip(shifted, batch, draw(1), draw(2), strict=True):
         y, x = int(5 * u), int(5 * v)
         padded = np.pad(image.numpy(), ((0, 0), (2, 2), (2, 2)), mode=mode)
         np.testing.assert_array_equal(one, padded[:, y : y + 12, x : x + 17])
 
 
-@pytest.mark.parametrize(
-    ("channels", "size", "scale"), [(3, (20, 28), (0.35, 1)), (1, (11, 40), (0.08, 1)), (3, (40, 23), (0.5, 0.6))]
-)
+@pytest.mark.parametrize(("channels", "size", "scale"), [(3, (20, 28), (0.35, 1)), (1, (11, 40), (0.5, 0.6))])
 def test_resized_crop_equals_pil_on_the_same_box(channels, size, scale):
     batch = images(64, channels, 20, 28) / 255
     cropped = augment.random_resized_crop(batch, INDEX, 0, 0, size, scale)
     height, width = size
-    assert cropped.shape == (64, channels, height, width)
     for n, (area, ratio, x, y) in enumerate(zip(draw(3), draw(4), draw(5), draw(6), strict=True)):
         area, ratio = scale[0] + (scale[1] - scale[0]) * area, (3 / 4) ** (1 - ratio) * (4 / 3) ** ratio
         w, h = 28 * min(1, (area * ratio) ** 0.5), 20 * min(1, (area / ratio) ** 0.5)
@@ -176,12 +167,11 @@ def reference(name, image, amount=None):
 @each_number_of_channels
 @pytest.mark.parametrize(("name", "grey_levels"), [("autocontrast", 1), ("equalize", 0)])
 def test_stretches_equal_pil(name, grey_levels, channels):
-    batch = images(7, channels, 30, 41) / 255
+    batch = images(5, channels, 30, 41) / 255
     batch[1] = (batch[1] ** 3 * 30).round() / 255  # few dark values
     batch[2], batch[2, :, 3, 4] = 100 / 255, 200 / 255  # one value but for a pixel
     batch[3] = (batch[3] ** 4 * 255).round() / 255  # values rare and common
-    batch[4], batch[5] = 0, 1
-    batch[6] = (90 + batch[6] * 70).round() / 255  # half of the range
+    batch[4] = 1
     for one, image in zip(getattr(augment, name)(batch), batch, strict=True):
         close(one, reference(name, image), atol=grey_levels * GREY + 1e-6)
 
@@ -236,55 +226,42 @@ def test_trivial_augment_is_one_operation_of_its_paper_an_image_and_rand_augment
 # After normalisation
 
 
-def test_erasing_equals_a_loop_over_pixels():
-    channels, H, W = 3, 12, 17
-    batch = torch.randn(64, channels, H, W)
-    erased, by_hand = augment.random_erase(batch, INDEX, 0, 0, 0.7), batch.clone()
-    for n, (happens, area, ratio, y, x) in enumerate(zip(*(draw(stream) for stream in range(7, 12)), strict=True)):
-        area, ratio = 0.02 + (1 / 3 - 0.02) * area, 0.3 ** (1 - 2 * ratio)  # height to width, from 0.3 to 1 / 0.3
-        height, width = H * min(1, (area * ratio) ** 0.5), W * min(1, (area / ratio) ** 0.5)
-        top, left = y * (H - height), x * (W - width)
-        noise = draw(12, n * channels * H * W + torch.arange(channels * H * W))
-        for number, (c, row, column) in enumerate(np.ndindex(channels, H, W)):
-            if happens < 0.7 and top <= row < top + height and left <= column < left + width:
-                by_hand[n, c, row, column] = NormalDist().inv_cdf(noise[number])
-    torch.testing.assert_close(erased, by_hand, atol=1e-3, rtol=0)
+def test_erasing_fills_a_rectangle_of_2_to_33_percent_with_normal_noise_in_the_share_of_images_that_is_asked_for():
+    erased = augment.random_erase(torch.zeros(1000, 3, 40, 60), torch.arange(1000), 0, 0, 0.7)
+    inside, noise = (erased != 0).any(dim=1), erased[erased != 0]  # (B, H, W)
+    areas = inside.sum(dim=(1, 2))
+    assert torch.equal(areas, inside.any(dim=2).sum(dim=1) * inside.any(dim=1).sum(dim=1))
+    shares = areas[areas > 0] / 2400
+    found = [len(shares) / 1000, shares.min(), shares.max(), shares.mean(), noise.mean(), noise.std()]
+    assert found == pytest.approx([0.7, 0.02, 1 / 3, 0.176, 0, 1], abs=0.02)
 
 
 def test_mixup_blends_neighbours_and_their_targets_alike():
     batch, targets = torch.rand(7, 3, 4, 4), torch.eye(7)
     mixed, blended = augment.mix(batch, targets, 0.4, 0, seed=0, epoch=1, batch=2)
-    weight = blended[0, 0].item()
-    for one, other in ((0, 1), (1, 0), (2, 3), (3, 2), (4, 5), (5, 4), (6, 6)):  # the last of an odd batch is alone
-        torch.testing.assert_close(mixed[one], weight * batch[one] + (1 - weight) * batch[other])
-        torch.testing.assert_close(blended[one], weight * targets[one] + (1 - weight) * targets[other])
+    weight, neighbours = blended[0, 0].item(), [1, 0, 3, 2, 5, 4, 6]  # the last of an odd batch is alone
+    torch.testing.assert_close(mixed, weight * batch + (1 - weight) * batch[neighbours])
+    torch.testing.assert_close(blended, weight * targets + (1 - weight) * targets[neighbours])
     weights = [augment.mix(batch, targets, 0.4, 0, 0, 0, n)[1][0, 0].item() for n in range(400)]
     assert abs(np.var(weights) - 1 / (4 * 1.8)) < 0.02  # of Beta(a, a): 1 / (4 (2 a + 1))
 
 
-def test_cutmix_pastes_the_rectangle_of_the_paper_and_weighs_targets_by_its_exact_area():
-    H, W = 40, 60
-    batch, targets = torch.arange(4.0).view(4, 1, 1, 1).expand(4, 1, H, W), torch.eye(4)  # a pixel tells its image
-    for number in range(40):
-        pasted, blended = augment.mix(batch, targets, 0, 0.7, 3, 4, number)
-        rng = np.random.default_rng([3, 4, number])
-        side = (1 - rng.beta(0.7, 0.7)) ** 0.5  # arXiv 1905.04899, equation 2
-        y, x = rng.integers(H), rng.integers(W)
-        rectangle = np.outer(*(
-            abs(np.arange(length) + 0.5 - centre) < round(side * length / 2) for length, centre in ((H, y), (W, x))
-        ))  # fmt: skip
-        neighbours = batch[[1, 0, 3, 2]]
-        assert torch.equal(pasted, torch.where(torch.from_numpy(rectangle), neighbours, batch))
-        share = rectangle.mean()
-        close(blended, (1 - share) * np.eye(4) + share * np.eye(4)[[1, 0, 3, 2]], atol=1e-6)
+def test_cutmix_pastes_a_rectangle_of_the_neighbour_and_weighs_targets_by_its_exact_area():
+    batch, targets, shares = torch.arange(4.0).view(4, 1, 1, 1).expand(4, 1, 40, 60), torch.eye(4), []
+    for number in range(400):
+        pasted, blended = augment.mix(batch, targets, 0, 0.7, 3, 4, number)  # a pixel tells its image
+        inside = (pasted != batch)[0, 0]
+        assert inside.sum() == inside.any(dim=0).sum() * inside.any(dim=1).sum()
+        assert torch.equal(pasted, torch.where(inside, batch[[1, 0, 3, 2]], batch))
+        shares.append(inside.float().mean().item())
+        close(blended, (1 - shares[-1]) * np.eye(4) + shares[-1] * np.eye(4)[[1, 0, 3, 2]], atol=1e-6)
+    assert (min(shares), max(shares)) == pytest.approx((0, 1), abs=0.1)
 
 
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.4, 0), (0, 1.0), (0.8, 1.0)])
 def test_mixing_depends_on_seed_epoch_and_batch_and_not_on_how_the_batch_is_split(mixup, cutmix):
     batch, targets = torch.rand(12, 3, 8, 9), torch.eye(12)
-    mix = lambda images, targets, *numbers: augment.mix(images, targets, mixup, cutmix, *numbers)
-    whole = mix(batch, targets, 0, 1, 2)
-    for split in (2, 4, 6):
-        parts = [mix(*part, 0, 1, 2) for part in zip(batch.split(split), targets.split(split), strict=True)]
-        assert all(torch.equal(one, torch.cat(of)) for one, of in zip(whole, zip(*parts, strict=True), strict=True))
-    assert not any(torch.equal(mix(batch, targets, *n)[0], whole[0]) for n in ((1, 1, 2), (0, 2, 2), (0, 1, 3)))
+    mixed = lambda rows, *numbers: augment.mix(batch[rows], targets[rows], mixup, cutmix, *numbers)[0]
+    whole, rows = mixed(slice(12), 0, 1, 2), torch.arange(12)
+    assert torch.equal(torch.cat([mixed(part, 0, 1, 2) for part in rows.split(4)]), whole)
+    assert not any(torch.equal(mixed(rows, *numbers), whole) for numbers in ((1, 1, 2), (0, 2, 2), (0, 1, 3)))

@@ -31,11 +31,14 @@ from hf_vit.data.normalization import normalize
 from hf_vit.system.errors import UserError
 
 
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
 def by_pillow(content, channels=3):
     """The reference: decoded by Pillow, turned upright, converted."""
     image = ImageOps.exif_transpose(PILImage.open(BytesIO(content)))
     image = image.convert("RGBA") if "transparency" in image.info else image
-    return np.asarray(image.convert({1: "L", 3: "RGB"}[channels]))
+    return image.convert(MODES[channels])
 
 
 def turned(orientation):
@@ -50,16 +53,9 @@ FILES = {
     "GIF": encoded(picture(3).convert("P"), "GIF", transparency=3),
     "turned PNG": encoded(picture(3), **turned(6)),
     **{f"JPEG {mode}": encoded(grainy(mode=mode), "JPEG") for mode in ("L", "RGB", "CMYK", "YCbCr")},
-    **{
-        f"JPEG 4:{at}{' progressive' * progressive}": encoded(
-            grainy(), "JPEG", subsampling=at, progressive=progressive
-        )
-        for at in range(3)
-        for progressive in (False, True)
-    },
+    **{f"JPEG 4:{at}": encoded(grainy(), "JPEG", subsampling=at, progressive=at > 1) for at in range(3)},
     **{f"JPEG {way}": encoded(grainy(), "JPEG", **turned(way)) for way in range(1, 9)},
     "grey JPEG, turned": encoded(grainy(mode="L"), "JPEG", **turned(5)),
-    "coarse JPEG": encoded(grainy(), "JPEG", quality=5),
     "JPEG stored as RGB": encoded(grainy(), "JPEG", keep_rgb=True),
     "two pictures": encoded(grainy(), "MPO", save_all=True, append_images=[picture(1, (37, 53))]),
     "more behind the end": encoded(grainy(), "JPEG") + b"more",
@@ -69,7 +65,7 @@ FILES = {
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("content", FILES.values(), ids=FILES)
 def test_an_image_has_the_very_pixels_that_pillow_reads(content, channels):
-    wanted = by_pillow(content, channels)
+    wanted = np.asarray(by_pillow(content, channels))
     for path in (None, "photo.HEIC"):  # its content says what it is
         np.testing.assert_array_equal(open_image({"bytes": content, "path": path}, channels), wanted)
     spec = dataclasses.replace(spec_of(channels=channels), height=wanted.shape[0], width=wanted.shape[1])
@@ -84,12 +80,9 @@ def test_sixteen_bits_become_eight_in_every_channel(dtype, kind, channels):
     np.testing.assert_array_equal(decoded, np.repeat(deep[..., None] // 257, channels, axis=2))
 
 
-WHOLE = encoded(grainy((64, 64)), "JPEG")
-
-
 def test_a_damaged_jpeg_is_read_where_pillow_reads_it_and_to_its_pixels():
-    marks = bytearray(WHOLE)
-    marks[len(WHOLE) // 2 : len(WHOLE) // 2 + 40 : 2] = bytes(20)
+    marks = bytearray(encoded(grainy((64, 64)), "JPEG"))
+    marks[len(marks) // 2 : len(marks) // 2 + 40 : 2] = bytes(20)
     np.testing.assert_array_equal(open_image({"bytes": bytes(marks), "path": None}, 3), by_pillow(marks))
 
 
@@ -104,8 +97,7 @@ OURS = {
     "CLIP": CLIPImageProcessorPil(size={"shortest_edge": 12}, crop_size={"height": 12, "width": 12}),
     "DINOv2": BitImageProcessorPil(size=SMALL, crop_size=CROP, resample=0),
     "crop larger than the image": BitImageProcessorPil(size={"shortest_edge": 9}, crop_size=CROP),
-    "not normalised": ViTImageProcessorPil(size=CROP, do_normalize=False),
-    "rescaled otherwise": ViTImageProcessorPil(size=CROP, rescale_factor=1 / 127.5),
+    "not normalised": ViTImageProcessorPil(size=CROP, do_normalize=False, rescale_factor=1 / 127.5),
     "not rescaled": ViTImageProcessorPil(size=CROP, do_rescale=False),
     "of 224 pixels": ViTImageProcessorPil(image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.4], resample=3),
 }
@@ -145,14 +137,10 @@ def test_a_processor_whose_images_the_model_does_not_take_is_named_with_the_shap
 # Resizing training images by torch
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4])
-@pytest.mark.parametrize("size", [(37, 53), (5, 7), (8, 12), (200, 13)])
-@pytest.mark.parametrize("resample", PILImage.Resampling, ids=lambda resample: resample.name)
-def test_torch_resizes_a_training_image_within_two_of_pillow_and_pillow_where_torch_cannot(resample, size, channels):
-    spec = dataclasses.replace(spec_of(channels=channels), resample=int(resample))
-    item = item_of(picture(2, size))
+@pytest.mark.parametrize("resample", [PILImage.Resampling.BILINEAR, PILImage.Resampling.LANCZOS], ids=str)
+def test_torch_resizes_a_training_image_within_two_of_pillow_and_pillow_where_torch_cannot(resample):
+    spec = dataclasses.replace(spec_of(), resample=int(resample))
+    item = item_of(picture(2, (37, 53)))
     exact = decode_image(item, spec).astype(int)
     fast = decode_image(item, dataclasses.replace(spec, fast_resize=True)).astype(int)
-    assert exact.shape == fast.shape == (8, 12, channels)
-    by_torch = resample.name in ("BILINEAR", "BICUBIC") and channels < 4 and size != (8, 12)
-    assert np.abs(fast - exact).max() <= 2 * by_torch
+    assert np.abs(fast - exact).max() <= 2 * (resample == PILImage.Resampling.BILINEAR)

@@ -8,14 +8,13 @@ from multiprocessing import active_children
 import numpy as np
 import pytest
 import torch
-from image_data import assert_own, dataset, encoded, good_items, item_of, picture, prepare, spec_of, undecoded
+from image_data import assert_own, encoded, good_items, item_of, picture, spec_of, undecoded
 from PIL import Image as PILImage
 
 from hf_vit.data import image_dataset
 from hf_vit.data.image_dataset import ImageDataset, check_unreadable
 from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import epoch_batches, sequential_batches
-from hf_vit.data.sources import load_splits
 from hf_vit.system.errors import UserError
 
 
@@ -48,17 +47,11 @@ def test_an_epoch_shows_every_image_once_in_an_order_of_seed_and_epoch_alone():
 def test_any_number_of_processes_sees_together_what_one_sees(count, labels):
     labels = labels if labels is None else labels[-count:]
     whole = list(epoch_batches(count, 8, 0, 1, labels=labels))
-    for world in (2, 4):
-        parts = (epoch_batches(count, 8 // world, 0, 1, rank, world, labels) for rank in range(world))
-        assert [list(chain(*step)) for step in zip(*parts, strict=True)] == whole
+    parts = (epoch_batches(count, 2, 0, 1, rank, 4, labels) for rank in range(4))
+    assert [list(chain(*step)) for step in zip(*parts, strict=True)] == whole
 
 
-def test_fewer_images_than_a_batch_still_fill_one_each_time_as_another_sample():
-    (batch,) = epoch_batches(3, 8, seed=0, epoch=0)
-    assert (len(batch), len(set(batch)), {number % 3 for number in batch}) == (8, 8, {0, 1, 2})
-
-
-@pytest.mark.parametrize("counts", [(30, 6), (2, 1), (11, 5, 4, 3, 2, 2, 1, 1, 1, 1)])
+@pytest.mark.parametrize("counts", [(30, 6), (11, 5, 4, 3, 2, 2, 1, 1, 1, 1)])
 def test_balanced_sampling_draws_each_class_as_often_within_one_and_each_time_as_another_sample(counts):
     labels = np.repeat(np.arange(len(counts)), counts)
     for epoch in range(5):
@@ -69,28 +62,13 @@ def test_balanced_sampling_draws_each_class_as_often_within_one_and_each_time_as
         assert all(np.ptp(times[labels[rows] == label]) <= 1 for label in np.unique(labels[rows]) if label > 0)
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_every_image_is_evaluated_once_also_those_that_fill_no_batch(world):
-    batches = [batch for rank in range(world) for batch in sequential_batches(11, 4, rank, world)]
+def test_every_image_is_evaluated_once_also_those_that_fill_no_batch():
+    batches = [batch for rank in range(2) for batch in sequential_batches(11, 4, rank, 2)]
     assert sorted(chain(*batches)) == list(range(11))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What a batch holds
-
-
-def test_images_are_named_by_row_and_by_the_file_in_the_folder_of_the_data(tmp_path):
-    for number in range(8):
-        file = tmp_path / ("cat", "dog")[number // 4] / f"{number} b.png"
-        file.parent.mkdir(exist_ok=True)
-        picture().save(file)
-    in_rows = {"train": dataset([0, 0, 1, 1])}
-    for splits in (in_rows, load_splits(str(tmp_path))):
-        images = ImageDataset(prepare(splits, fraction=0.5)[0]["eval"], spec_of())
-        numbers, files = images.sources(torch.arange(len(images)).flip(0))
-        assert numbers == images.rows["row"][::-1]
-        names = [f"{('cat', 'dog')[row // 4]}/{row} b.png" for row in numbers]
-        assert files == (["", ""] if splits is in_rows else names)
 
 
 def test_cached_images_equal_images_decoded_by_workers_as_many_as_there_are_cores(monkeypatch):
@@ -112,18 +90,14 @@ def test_images_are_kept_only_in_a_share_of_the_memory_that_is_available(monkeyp
         assert (ImageDataset(rows, spec_of()).cache is not None) == kept
 
 
-@pytest.mark.parametrize("rows", [[0, 2, 3], [4]])
-def test_features_stand_in_the_place_of_their_images(rows):
+def test_features_stand_in_the_place_of_their_images():
     images = ImageDataset(undecoded(good_items(5), labels=[0, 1, 1, 0, 1]), spec_of(), keep_full=True)
-    table, count = torch.randn(len(rows), 7), len(rows)
-    features = images.with_features(table, torch.tensor(rows))
-    ids = [*range(count - 1, -1, -1), count]  # the first one comes a second time
-    places = [number % count for number in ids]
-    (batch,) = data_loader(features, [ids], num_workers=2)
-    assert torch.equal(batch["images"], table[places])
-    assert torch.equal(batch["labels"], images.labels[torch.tensor(rows)[places]])
-    assert batch["index"].tolist() == ids
-    assert (len(features), len(images)) == (count, 5)
+    table = torch.randn(3, 7)
+    features = images.with_features(table, torch.tensor([0, 2, 3]))
+    (batch,) = data_loader(features, [[2, 1, 0, 3]], num_workers=2)  # 3 is the first one for the second time
+    assert torch.equal(batch["images"], table[[2, 1, 0, 0]])
+    assert batch["labels"].tolist() == [0, 1, 0, 0]
+    assert batch["index"].tolist() == [2, 1, 0, 3]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -179,9 +153,9 @@ def test_a_bad_image_is_named_by_row_and_file_or_skipped_and_counted(kind, limit
     monkeypatch.setattr(PILImage, "MAX_IMAGE_PIXELS", 4200)
     items = good_items(4)
     items[2] = BAD[kind]
-    with pytest.raises(UserError, match=r"row 2 .*--on_bad_image skip") as error:
+    named = "" if kind == "nothing" else "some.jpg.*"
+    with pytest.raises(UserError, match=rf"row 2 .*{named}--on_bad_image skip"):
         list(data_loader(ImageDataset(undecoded(items), spec_of()), [[0, 1], [2, 3]], num_workers=0))
-    assert ("some.jpg" in str(error.value)) == (kind != "nothing")
     images = ImageDataset(undecoded(items), spec_of(), on_bad_image="skip")
     if limit:  # it is not even in the cache
         assert (images.rows["row"][:], images.labels.tolist(), len(images.cache)) == ([0, 1, 3], [0, 1, 1], 3)
@@ -211,9 +185,9 @@ def test_a_batch_of_bad_images_alone_stops_training_and_is_left_out_of_scoring(u
         list(data_loader(ImageDataset(rows, spec_of(), "skip", keep_full=True), [[2, 3]], num_workers=0))
 
 
-def parts(*broken, counts=((0, 0, 0, 1, 1), (0, 1, 1))):
+def parts(*broken):
     """The parts of a data set of cats (0) and dogs (1), without the images of these (part, row)."""
-    for part, labels in enumerate(counts):
+    for part, labels in enumerate([(0, 0, 0, 1, 1), (0, 1, 1)]):
         items = good_items(len(labels))
         items = [BAD["no bytes"] if (part, row) in broken else item for row, item in enumerate(items)]
         yield ImageDataset(undecoded(items, labels), spec_of(), on_bad_image="skip")

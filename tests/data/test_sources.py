@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets import ClassLabel, DatasetDict
+from datasets import DatasetDict
 from image_data import ANIMALS, dataset, encoded, pictures, table_of, write_tar
 from PIL import Image
 
@@ -55,7 +55,6 @@ FLAT = "1.png r, 2.png r, 3.png g, 4.png g"
 FOLDERS = {
     "class folders": ("cat/1.png r, cat/2.jpg r, dog/1.PNG g, dog/2.webp g", {}, {"train": CAT_DOG}),
     "folders in class folders": ("cat/in/1.png r, cat/out/2.png r, dog/in/1.png g, dog/2.png g", {}, {"train": CAT_DOG}),
-    "a wrapper": ("data/cat/1.png r, data/cat/2.png r, data/dog/1.png g, data/dog/2.png g", {}, {"train": CAT_DOG}),
     "splits": ("train/cat/1.png r, train/dog/2.png g, val/cat/3.png r, test/dog/4.png g", {},
                {"train": {"cat": "r", "dog": "g"}, "validation": {"cat": "r"}, "test": {"dog": "g"}}),
     "other words for splits, in a wrapper": ("set/TRAIN/cat/1.png r, set/TRAIN/dog/2.png g, set/Dev/cat/3.png r, set/eval/dog/4.png g", {},
@@ -63,8 +62,6 @@ FOLDERS = {
     "train and test as classes": ("train/1.png r, train/2.png r, bus/1.png g, bus/2.png g", {}, {"train": {"train": "rr", "bus": "gg"}}),
     "a test split without classes": ("train/cat/1.png r, train/dog/1.png g, test/1.png b, test/2.png b, test/3.png b", {},
                                      {"train": {"cat": "r", "dog": "g"}}),
-    "names with blanks and umlauts": ("Große Katze/ä 1.png r, Hündchen, klein/ü.png g".replace(", k", "_k"), {},
-                                      {"train": {"Große Katze": "r", "Hündchen_klein": "g"}}),
     "what systems leave behind": ("cat/1.png r, cat/2.png r, dog/1.png g, dog/2.png g, cat/._1.png b, .DS_Store, .thumbs/1.png b, "
                                   "@eaDir/1.png b, __MACOSX/cat/1.png b, eel/", {}, {"train": CAT_DOG}),
     "images above the class folders": ("1.png b, cat/1.png r, cat/2.png r, dog/1.png g, dog/2.png g", {}, {"train": CAT_DOG}),
@@ -93,7 +90,6 @@ JSON_ROWS = [f'{{"path": "{path}", "class": "{label}"}}' for path, label in PATH
 TABLES = {
     "commas": ("a.csv", "image,label\n" + LINES, {}, {"train": CAT_DOG}),
     "semicolons": ("a.csv", "file_name;category\n" + LINES.replace(",", ";"), {}, {"train": CAT_DOG}),
-    "tabs": ("a.csv", "filename\tlabels\n" + LINES.replace(",", "\t"), {}, {"train": CAT_DOG}),
     ".tsv with blanks": ("a.TSV", "file\tclass\n" + LINES.replace(",", " \t "), {}, {"train": CAT_DOG}),
     "columns of other names": ("a.csv", "where,what,label\n" + LINES.replace("\n", ",x\n"),
                                                             {"image_column": "where", "label_column": "what"}, {"train": CAT_DOG}),
@@ -101,7 +97,6 @@ TABLES = {
     "labels that look like dates": ("a.jsonl", '{"file": "1.png", "label": "2021-05-01"}\n{"file": "3.png", "label": "x"}', {}, {"train": {"2021-05-01": "r", "x": "g"}}),
     "a column of splits": ("a.csv", WITH_SPLIT, {}, {"train": {"cat": "r", "dog": "g"}, "validation": {"cat": "r"}, "test": {"dog": "g"}}),
     "cells are text": ("a.csv", "file,label\n1.png,01\n2.png,1\n3.png,None\n4.png,NA\n", {}, {"train": {"01": "r", "1": "r", "None": "g", "NA": "g"}}),
-    "whole numbers": ("a.csv", "file,label\n1.png,2\n2.png,2\n3.png,10\n4.png,10\n", {}, {"train": {"2": "rr", "10": "gg"}}),
     "what looks like several labels": ("a.csv", "file,label\n1.png,a;b\n2.png,a\n3.png,b\n4.png,b\n", {}, {"train": {"a;b": "r", "a": "r", "b": "gg"}}),
     "several labels": ("a.csv", "file,label\n1.png,a;b\n2.png,a\n3.png,\n4.png,b\n", {"label_separator": ";"}, {"train": {"a": "rr", "b": "rg"}}),
     "columns of 0 and 1": ("a.csv", "file,a,b\n1.png,1,1\n2.png,1,0\n3.png,0,0\n4.png,0,1\n", {"label_columns": "a,b"},
@@ -119,12 +114,17 @@ def test_a_table_names_images_and_their_labels(kind, tmp_path):
     assert [name for name in ("train", "validation", "test") if name in splits] == list(splits)
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
-def test_a_parquet_table_names_its_images(kind, tmp_path):
+def test_a_parquet_table_names_its_images(tmp_path):
     paint(tmp_path, FLAT)
     paths, labels = zip(*PATHS, strict=True)
-    pq.write_table(pa.table({"path": pa.array(paths, kind), "label": labels}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"path": pa.array(paths, pa.large_string()), "label": labels}), tmp_path / "a.parquet")
     assert seen(load_splits(str(tmp_path / "a.parquet"))) == {"train": CAT_DOG}
+
+
+def test_metadata_beside_images_names_their_labels(tmp_path):
+    paint(tmp_path, FLAT)
+    (tmp_path / "metadata.csv").write_text("file_name,label\n" + LINES)
+    assert seen(load_splits(str(tmp_path))) == {"train": CAT_DOG}
 
 
 def write_shards(folder):
@@ -139,16 +139,7 @@ def write_parquet(folder):
     paint(folder, "banner.png b")
 
 
-def write_metadata(folder):
-    (folder / "images").mkdir()
-    for number, image in enumerate(pictures(range(4))):
-        (folder / "images" / f"{number}.png").write_bytes(image)
-    lines = [f"images/{number}.png,{ANIMALS[number % 2]}" for number in range(4)]
-    (folder / "metadata.csv").write_text("\n".join(["file_name,label", *lines]))
-
-
 DATA_SETS = {
-    "metadata.csv": (write_metadata, {"train": 4}),
     "tar shards": (write_shards, {"train": 4, "validation": 2}),
     "Parquet": (write_parquet, {"train": 4, "test": 4}),
     "save_to_disk": (lambda folder: table_of(range(4)).save_to_disk(folder), {"train": 4}),
@@ -189,16 +180,12 @@ REFUSED = {
     "nothing": (laid_out("eel/"), "CLASS/IMAGE"),
     "flat images": (laid_out(FLAT), r".png \(4\)"),
     "tables alone": (laid_out("train.csv, test.csv"), r"--dataset_name .*test.csv"),
-    "flat splits beside a table": (laid_out("train/1.png r, test/2.png r, labels.csv"), r"--dataset_name .*labels.csv"),
     "class folders to stream": (laid_out("cat/1.png r, dog/1.png g"), "--streaming"),
     "a class that train lacks": (laid_out("train/cat/1.png r, train/dog/1.png g, val/images/1.png r"), "images"),
     "Parquet beside class folders": (laid_out("cat/1.png r, dog/1.png g, more.parquet"), "more.parquet"),
     "classes in another order": (write_other_classes, "test.parquet"),
-    "metadata without file names": (laid_out("cat/1.png r, dog/1.png g, metadata.csv"), "file_name"),
     "a column that stands twice": (in_table("file,label,label\n1.png,a,b\n"), "label"),
     "files that are not there": (in_table("file,label\n1.png,a\n7.png,a\n8.png,b\n9.png,b\n10.png,b\n"), r"row 1 .*7.png.*row 3 has '9.png'$"),
-    "rows without a path": (in_table("file,label\n,a\n1.png,a\n"), "row 0"),
-    "rows without a label": (in_table("file,label\n1.png,a\n2.png,\n3.png,b\n"), "row 1"),
     "a shorter row": (in_table("file,label\n1.png,a\n2.png\n"), "row 1"),
     "no column of paths": (in_table("note,label\nhello,a\n"), r"note, label.*--image_column.*--label_column"),
     "no column of labels": (in_table("file,comment\n1.png,a\n"), r"--label_column.*comment"),
@@ -206,8 +193,6 @@ REFUSED = {
     "an unknown split": (in_table("file,label,split\n1.png,a,train\n2.png,a,holdout\n"), "row 1 has 'holdout'"),
     "numbers with decimals": (in_table("file,label\n1.png,3.7\n2.png,4.2\n3.png,5\n4.png,6\n"), "--problem_type regression"),
     "rows that contradict each other": (in_table("file,label\n1.png,a\n1.png,b\n2.png,a\n2.png,b\n"), "1.png"),
-    "a quote without an end": (in_table('file,label\n1.png,"' + "x" * 200_000), "a.csv"),
-    "half of what save_to_disk writes": (laid_out("dataset_info.json"), "cannot be read"),
 }  # fmt: skip
 
 
@@ -260,19 +245,14 @@ def test_the_summary_counts_what_is_read_and_what_is_left_out(tmp_path, monkeypa
     train, evaluated, *left_out = summary(splits, {"train": "train", "eval": scored}, labels, source)
     assert train == "train: 3 images, 2 classes (cat 2, dog 1), from photos/train"
     assert evaluated == "validation: 1 image, 2 classes (cat 1, dog 0), from photos/val"
-    for part in ("1 .heic", "2 images outside", "--class_level", "--dataset_name photos/eel.csv"):
-        assert sum(part in line for line in left_out) > 0, part
+    for part in ("1 .heic", "2 images outside", "--dataset_name photos/eel.csv"):
+        assert part in " ".join(left_out)
 
 
 def test_of_several_configurations_the_default_is_read_and_what_is_no_split_is_named(tmp_path):
-    for folder, names in (("coarse", ["a", "b"]), ("fine", ["c", "d"])):
-        (tmp_path / folder).mkdir()
-        table_of(range(4)).cast_column("label", ClassLabel(names=names)).to_parquet(
-            tmp_path / folder / "train.parquet"
-        )
-    configs = (
-        "- config_name: coarse\n  default: true\n  data_files: coarse/*\n- config_name: fine\n  data_files: fine/*"
-    )
+    for name, classes in (("coarse", ["a", "b"]), ("fine", ["c", "d"])):
+        dataset([0, 1], classes).to_parquet(tmp_path / f"{name}.parquet")
+    configs = "- config_name: coarse\n  default: true\n  data_files: coarse*\n- config_name: fine\n  data_files: fine*"
     (tmp_path / "README.md").write_text(f"---\nconfigs:\n{configs}\n---\n")
     read = read_source(str(tmp_path))
     assert read.splits["train"].features["label"].names == ["a", "b"]
@@ -280,33 +260,19 @@ def test_of_several_configurations_the_default_is_read_and_what_is_no_split_is_n
     assert load_splits(str(tmp_path), "fine")["train"].features["label"].names == ["c", "d"]
 
 
-def test_the_summary_names_ten_classes(tmp_path):
-    for split in ("train", "test"):
-        table = dataset(list(range(12)) * 2, [f"class {n}" for n in range(12)])
-        table.to_parquet(tmp_path / f"{split}.parquet")
-    source = read_source(str(tmp_path))
-    splits, labels, scored = prepare_splits(source.splits)
-    train, _ = summary(splits, {"train": "train", "eval": scored}, labels, source)
-    for part in (" images, 12 classes (class 0 ", "class 9 ", " ...)"):
-        assert part in train
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["./none", "/none/at/all", "~/none-at-all", "a/b/none", "../none.csv", "data/none.tar", "my none", "none", ""],
-)
+@pytest.mark.parametrize("name", ["./none", "~/none-at-all", "a/b/none", "data/none.tar", "my none", ""])
 def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(name):
     with pytest.raises(ValueError, match="--dataset_name"):
         load_splits(name)
 
 
-@pytest.mark.parametrize(("data", "run"), [("photos", "photos/run"), ("photos", "photos")])
-def test_a_run_is_not_kept_among_its_images(data, run, tmp_path, monkeypatch):
+def test_a_run_is_not_kept_among_its_images(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     paint(tmp_path, "photos/cat/1.png r")
-    with pytest.raises(UserError, match="--output_dir"):
-        refuse_nested_folders(data, run)
-    refuse_nested_folders(data, "runs/x")
+    for run in ("photos", "photos/run"):
+        with pytest.raises(UserError, match="--output_dir"):
+            refuse_nested_folders("photos", run)
+    refuse_nested_folders("photos", "runs/x")
 
 
 def test_a_name_that_is_nowhere_is_asked_of_the_hub_once_and_not_again_if_nobody_answers(server, monkeypatch):

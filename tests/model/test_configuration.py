@@ -8,18 +8,13 @@ from hf_vit import HFViTBackbone, HFViTConfig, HFViTForImageClassification
 
 
 @pytest.mark.parametrize(
-    ("preset", "parameters"),
-    [
-        ("tiny-patch16-224", 5_717_416),
-        ("base-patch16-224", 86_567_656),
-        ("large-patch16-224", 304_326_632),
-        ("huge-patch14-224", 632_045_800),
-    ],
+    ("preset", "parameters"), [("tiny-patch16-224", 5_717_416), ("small-patch16-224", 22_050_664)]
 )
-def test_preset_has_the_published_number_of_parameters(preset, parameters):
+def test_a_small_preset_has_the_published_number_of_parameters(preset, parameters):
+    """The larger ones are in tests/formats/test_write_ups.py."""
     with torch.device("meta"):
         model = HFViTForImageClassification(HFViTConfig.from_preset(preset, num_labels=1000))
-    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    assert model.num_parameters() == parameters
 
 
 def test_the_defaults_are_the_base_preset_and_a_preset_takes_overrides():
@@ -31,8 +26,7 @@ def test_the_defaults_are_the_base_preset_and_a_preset_takes_overrides():
 
 
 OUTSIDE = [
-    dict(image_size=0), dict(image_size=[16]), dict(image_size=16.0), dict(patch_size=[4, -4]), dict(num_channels=0),
-    dict(hidden_size="768"), dict(hidden_size=2**30), dict(num_hidden_layers=10**6), dict(intermediate_size=2**17),
+    dict(image_size=[16]), dict(image_size=16.0), dict(patch_size=[4, -4]), dict(hidden_size=2**30), dict(num_hidden_layers=10**6),
     dict(rope_theta=0), dict(use_class_token=1), dict(pooling="max"), dict(mask_ratio=1.0), dict(layerscale_value=float("nan")),
 ]  # fmt: skip
 
@@ -77,17 +71,6 @@ def test_label_names_set_the_number_of_labels():
     assert config.num_labels == 3
     assert list(config.id2label.values()) == ["cat", "dog", "cow"]
     assert config.label2id == {"cat": 0, "dog": 1, "cow": 2}
-
-
-def test_a_config_comes_back_from_disk_as_it_was(tiny_config, tmp_path):
-    config = tiny_config(
-        image_size=(16, 32), patch_size=[4, 8], num_channels=1, hidden_act="relu", qkv_bias=False, n_cls_tokens=2, pooler_act="tanh",
-        layerscale_value=0.1, hidden_dropout_prob=0.1, layer_norm_eps=1e-5, id2label={0: "cat", 1: "dog", 2: "cow"},
-    )  # fmt: skip
-    config.save_pretrained(tmp_path)
-    loaded = HFViTConfig.from_pretrained(tmp_path)
-    assert loaded.to_dict() == {**config.to_dict(), "image_size": [16, 32]}
-    assert loaded.grid_size == (4, 4)
 
 
 def test_overrides_of_a_saved_config_are_checked(tiny_config, tmp_path):

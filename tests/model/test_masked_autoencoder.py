@@ -2,23 +2,15 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_architectures import Plain, random_fields
-from transformers import (
-    AutoModelForPreTraining,
-    ViTMAEConfig,
-    ViTMAEForPreTraining,
-)
-from without_package import BLOCK_OUR_PACKAGE
+from test_architectures import Plain, gradients, random_fields
+from torch.nn import functional as F
+from transformers import AutoModelForPreTraining, ViTMAEConfig, ViTMAEForPreTraining
 
 from hf_vit import HFViTBackbone, HFViTConfig, HFViTForImageClassification, HFViTForPreTraining, HFViTModel
-from hf_vit.model.configuration_hf_vit import AUTOENCODER_FIELDS, as_pair
 from hf_vit.model.masked_autoencoder import random_masking
 from hf_vit.model.patches import patchify, unpatchify
 
@@ -32,13 +24,6 @@ DECODER = dict(
 def autoencoder(tiny_config, randomize):
     """autoencoder(**overrides) -> HFViTForPreTraining of 16 patches with random weights everywhere, in eval mode."""
     return lambda **overrides: randomize(HFViTForPreTraining(tiny_config(**DECODER | overrides)))
-
-
-def gradients(model, **inputs):
-    """The gradient of every trained parameter by name."""
-    model.zero_grad()
-    model(**inputs).loss.backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -61,76 +46,58 @@ class SlowAutoencoder(Plain):
         )  # fmt: skip
 
     def __call__(self, images, noise):
-        """The loss (), the answers (B, N, P * P * C), and the visible patches of each image."""
+        """The loss (), the answers (B, N, P * P * C), and the mask (B, N), True for patches that are not seen."""
         c, R = self.c, self.c.num_prefix_tokens
-        height, width = as_pair(c.patch_size)
-        h, w = images.shape[2] // height, images.shape[3] // width
-        count = int(h * w * (1 - c.mask_ratio))
-        self.visible = [sorted(range(h * w), key=row.tolist().__getitem__)[:count] for row in noise]
+        order = noise.argsort(dim=1)
+        count = int(noise.shape[1] * (1 - c.mask_ratio))
+        mask = order.argsort(dim=1) >= count  # (B, N)
 
-        x, images = self.see(images, torch.tensor(self.visible)), images.double()
+        x, images = self.see(images, order[:, :count]), images.double()
         for index in range(c.num_hidden_layers):
             x = self.layer(x, f"layers.{index}")
         x = x if c.final_norm == "none" else self.norm(x, "layernorm")
 
-        known = self.dense(x, "decoder.decoder_embed")
-        rows = []
-        for row, visible in enumerate(self.visible):
-            there = [known[row, R + p] if p in visible else self.w["decoder.mask_token"][0, 0] for p in range(h * w)]
-            rows.append(torch.stack([*known[row, :R], *there]))
-        x = torch.stack(rows) + self.w["decoder.decoder_pos_embed"]
+        x = self.dense(x, "decoder.decoder_embed")
+        patches = torch.where(mask.unsqueeze(2), self.w["decoder.mask_token"], x[:, R:])
+        x = torch.cat([x[:, :R], patches], dim=1) + self.w["decoder.decoder_pos_embed"]
         for index in range(c.decoder_num_hidden_layers):
             x = self.decoder.layer(x, f"layers.{index}")
         answers = self.decoder.dense(self.decoder.norm(x[:, R:], "norm"), "pred")
 
-        errors = []
-        for row, visible in enumerate(self.visible):
-            for patch in set(range(h * w)) - set(visible):
-                top, left = patch // w * height, patch % w * width
-                true = images[row, :, top : top + height, left : left + width].permute(1, 2, 0).flatten()
-                if c.norm_pix_loss:
-                    true = (true - true.mean()) / (true.var() + 1e-6).sqrt()
-                errors.append((answers[row, patch] - true).square().mean())
-        return sum(errors) / len(errors), answers, self.visible
-
-
-def assert_is_slow_autoencoder(model, images):
-    noise = torch.rand(len(images), math.prod(model.config.grid_size))
-    loss, answers, visible = SlowAutoencoder(model)(images, noise)
-    outputs = model(images, noise=noise)
-    assert [(row == 0).nonzero().flatten().tolist() for row in outputs.mask] == [sorted(row) for row in visible]
-    torch.testing.assert_close(outputs.logits, answers, rtol=1e-4, atol=1e-5, check_dtype=False)
-    torch.testing.assert_close(outputs.loss, loss, rtol=1e-5, atol=1e-6, check_dtype=False)
-    found = gradients(model, pixel_values=images, noise=noise)
-    model.zero_grad()
-    loss.backward()
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            scale = max(1e-3, parameter.grad.abs().max().item())
-            assert (found[name] - parameter.grad).abs().max() <= 1e-4 * scale, name
+        true = F.unfold(images, c.patch_size, stride=c.patch_size).unflatten(
+            1, (c.num_channels, -1)
+        )  # (B, C, P * P, N)
+        true = true.permute(0, 3, 2, 1).flatten(2)  # (B, N, P * P * C)
+        if c.norm_pix_loss:
+            true = (true - true.mean(dim=2, keepdim=True)) / (true.var(dim=2, keepdim=True) + 1e-6).sqrt()
+        return (answers - true).square().mean(dim=2)[mask].mean(), answers, mask
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_architectures_are_autoencoders_too_and_come_back(randomize, pixels, tmp_path, seed):
-    fields = random_fields(seed)
-    model = randomize(
-        HFViTForPreTraining(
-            HFViTConfig(**fields, **DECODER, mask_ratio=(0.75, 0.4)[seed % 2], norm_pix_loss=seed % 3 > 0)
-        )
+    fields, mask_ratio, norm_pix_loss = random_fields(seed), (0.75, 0.4)[seed % 2], seed % 3 > 0
+    config = HFViTConfig(**fields, **DECODER, mask_ratio=mask_ratio, norm_pix_loss=norm_pix_loss)
+    model = randomize(HFViTForPreTraining(config))
+    images, noise = (
+        pixels(3, *fields["image_size"], channels=fields["num_channels"]),
+        torch.rand(3, math.prod(config.grid_size)),
     )
-    assert_is_slow_autoencoder(model, pixels(3, *fields["image_size"], channels=fields["num_channels"]))
+    loss, answers, mask = SlowAutoencoder(model)(images, noise)
+    outputs, close = model(images, noise=noise), dict(rtol=1e-4, atol=1e-5, check_dtype=False)
+    torch.testing.assert_close((outputs.loss, outputs.logits, outputs.mask), (loss, answers, mask), **close)
+    found = gradients(model, pixel_values=images, noise=noise)
+    wanted = torch.autograd.grad(loss, [model.get_parameter(name) for name in found])
+    for (name, gradient), plain in zip(found.items(), wanted, strict=True):
+        assert (gradient - plain).abs().max() <= 1e-4 * max(1e-3, plain.abs().max()), name
     model.save_pretrained(tmp_path)
     loaded = AutoModelForPreTraining.from_pretrained(tmp_path)
     assert type(loaded) is HFViTForPreTraining
     torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
-    fields = lambda one: {name: getattr(one.config, name) for name in AUTOENCODER_FIELDS}
-    assert fields(loaded) == fields(model)
+    assert (loaded.config.mask_ratio, loaded.config.norm_pix_loss) == (mask_ratio, norm_pix_loss)
 
 
 def test_masking_draws_each_patch_equally_often_and_anew_for_each_image(autoencoder, pixels):
-    kept, mask, ids_restore = random_masking(torch.rand(2000, 16), 0.75)
-    assert (mask.gather(1, kept) == 0).all()
-    assert torch.equal(ids_restore.gather(1, kept), torch.arange(4).expand(2000, -1))
+    _, mask, _ = random_masking(torch.rand(2000, 16), 0.75)
     assert (mask.sum(dim=0) - 1500).abs().max() < 5 * math.sqrt(2000 * 0.75 * 0.25)
     assert random_masking(torch.zeros(1, 600), 0.5)[0].tolist() == [list(range(300))]  # on any device
     model, images = autoencoder(), pixels()
@@ -156,10 +123,8 @@ def test_a_perfect_answer_is_the_image_and_visible_patches_are_as_they_were(auto
     outputs = model(images)
     masked, answer = model.reconstruct(images, outputs)
     hidden = unpatchify(outputs.mask.unsqueeze(2).expand(-1, -1, 48), (4, 4), (4, 4)).bool()
-    assert torch.equal(masked[~hidden], images[~hidden])
-    assert (masked[hidden] == 0).all()
+    assert torch.equal(masked, images.masked_fill(hidden, 0))
     assert torch.equal(answer[~hidden], images[~hidden])
-    assert not torch.isclose(answer[hidden], images[hidden]).all()
     outputs.logits = patchify(images, (4, 4))
     if norm_pix_loss:
         deviation = (outputs.logits.var(dim=2, keepdim=True) + 1e-6).sqrt()
@@ -180,12 +145,7 @@ def test_a_vit_mae_computes_what_it_did_with_the_same_noise_and_is_given_back(
     native.save_pretrained(tmp_path)
     model, inputs = HFViTForPreTraining.from_pretrained(tmp_path), dict(pixel_values=pixels(), noise=torch.rand(2, 16))
     wanted, found, back = native(**inputs), model(**inputs), model.to_transformers()
-    assert torch.equal(found.mask, wanted.mask)
     torch.testing.assert_close((found.logits, found.loss), (wanted.logits, wanted.loss), rtol=1e-5, atol=1e-5)
-    theirs, ours = gradients(native, **inputs), gradients(model, **inputs)
-    assert set(ours) - set(theirs) == {"vit.embeddings.position_embeddings"}  # frozen there
-    for name in theirs:
-        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-6)
     assert type(back) is ViTMAEForPreTraining
     torch.testing.assert_close(back.state_dict(), native.state_dict(), rtol=0, atol=0)
     assert all(getattr(back.config, name) == value for name, value in fields.items())
@@ -196,16 +156,15 @@ def test_a_vit_mae_computes_what_it_did_with_the_same_noise_and_is_given_back(
 
 
 @pytest.mark.parametrize("model_class", [HFViTModel, HFViTForImageClassification, HFViTBackbone])
-@pytest.mark.parametrize("pooling", ["cls", "map"])
 def test_its_folder_opens_as_every_other_model_and_says_what_was_left_out(
-    autoencoder, pixels, tmp_path, caplog, model_class, pooling
+    autoencoder, pixels, tmp_path, caplog, model_class
 ):
-    model, images = autoencoder(pooling=pooling, pooler_act="tanh"), pixels()
+    model, images = autoencoder(pooling="map"), pixels()
     model.save_pretrained(tmp_path / "pretrained")
     loaded = model_class.from_pretrained(tmp_path / "pretrained").eval()
     (message,) = caplog.messages
     assert "left out decoder" in message
-    assert ("attention_pooling" in message) == (pooling == "map" and model_class is not HFViTBackbone)
+    assert ("attention_pooling" in message) == (model_class is not HFViTBackbone)
     tokens = [HFViTModel.forward(one.base_model, images).last_hidden_state for one in (model, loaded)]
     torch.testing.assert_close(*tokens)
     loaded.save_pretrained(tmp_path / "saved")
@@ -213,8 +172,8 @@ def test_its_folder_opens_as_every_other_model_and_says_what_was_left_out(
     assert "AutoModelForPreTraining" not in config["auto_map"]
 
 
-def test_a_classifiers_folder_opens_as_its_encoder_with_a_new_decoder(tiny_model, pixels, tmp_path, caplog):
-    classifier, images = tiny_model(representation_size=8), pixels()
+def test_a_classifiers_folder_opens_as_its_encoder_with_a_new_decoder(tiny_model, tmp_path, caplog):
+    classifier = tiny_model(representation_size=8)
     classifier.save_pretrained(tmp_path)
     model = HFViTForPreTraining.from_pretrained(tmp_path, **DECODER)
     (message,) = caplog.messages
@@ -223,7 +182,6 @@ def test_a_classifiers_folder_opens_as_its_encoder_with_a_new_decoder(tiny_model
     fresh = HFViTForPreTraining(model.config).decoder.decoder_pos_embed
     assert torch.equal(model.decoder.decoder_pos_embed, fresh)
     assert 0.01 < model.decoder.mask_token.std() < 0.04
-    assert model(images).loss.isfinite()
 
 
 @pytest.mark.parametrize("name", ["decoder.mask_token", "decoder.decoder_norm.bias", "vit.layers.0.mlp.fc1.bias"])
@@ -235,33 +193,6 @@ def test_half_a_decoder_is_a_broken_file(autoencoder, tmp_path, name, fault):
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=f"{name} .*{fault}"):
         HFViTForPreTraining.from_pretrained(tmp_path)
-
-
-LOAD_AND_SAVE = """from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoModelForImageClassification, AutoModelForPreTraining
-
-inputs, trust = load_file("inputs.safetensors"), dict(trust_remote_code=True)
-AutoModelForPreTraining.from_pretrained("saved", **trust).save_pretrained("again")
-again = AutoModelForPreTraining.from_pretrained("again", **trust)
-AutoModelForImageClassification.from_pretrained("again", **trust).save_pretrained("classifier")
-encoder = AutoModel.from_pretrained("classifier", **trust)
-assert "hf_vit" not in sys.modules
-outputs = {"logits": again(**inputs).logits, "tokens": encoder(inputs["pixel_values"]).last_hidden_state}
-save_file({name: value.detach() for name, value in outputs.items()}, "outputs.safetensors")
-"""
-
-
-def test_a_saved_folder_loads_saves_and_fine_tunes_without_our_package(autoencoder, pixels, tmp_path):
-    model, inputs = autoencoder(position_embedding="rotary"), dict(pixel_values=pixels(), noise=torch.rand(2, 16))
-    model.save_pretrained(tmp_path / "saved")
-    save_file(inputs, tmp_path / "inputs.safetensors")
-    environment = {**os.environ, "HF_HOME": str(tmp_path / "home")}
-    command = [sys.executable, "-c", BLOCK_OUR_PACKAGE + LOAD_AND_SAVE]
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
-    found = load_file(tmp_path / "outputs.safetensors")
-    wanted = dict(logits=model(**inputs).logits, tokens=model.vit(inputs["pixel_values"]).last_hidden_state)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
-    assert not (tmp_path / "classifier" / "masked_autoencoder.py").exists()
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -292,9 +223,12 @@ def test_another_patch_gets_a_new_last_layer_and_it_is_said(autoencoder, pixels,
 
 @pytest.mark.parametrize(
     ("fields", "named"),
-    [*((dict(mask_ratio=ratio), "mask_ratio") for ratio in (0.95, 1e-20, 0.0)), (dict(image_size=4), "mask_ratio"),
-     (dict(decoder_hidden_size=18, decoder_num_attention_heads=1), "18")],
-)  # fmt: skip
+    [
+        (dict(mask_ratio=0.95), "mask_ratio"),
+        (dict(mask_ratio=0.0), "mask_ratio"),
+        (dict(decoder_hidden_size=18, decoder_num_attention_heads=1), "18"),
+    ],
+)
 def test_no_patch_visible_none_masked_or_a_decoder_without_positions_is_an_error(tiny_config, fields, named):
     with pytest.raises(ValueError, match=named):
         HFViTForPreTraining(tiny_config(**DECODER | fields))
@@ -304,7 +238,6 @@ def test_no_patch_visible_none_masked_or_a_decoder_without_positions_is_an_error
     ("inputs", "named"),
     [
         (dict(noise=torch.rand(2, 15)), "noise"),
-        (dict(pixel_values=torch.rand(3, 16, 16)), "pixel_values"),
         (dict(pixel_values=torch.rand(2, 3, 4, 4), interpolate_pos_encoding=True), "mask_ratio"),
     ],
 )
