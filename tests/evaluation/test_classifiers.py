@@ -13,7 +13,7 @@ from hf_vit.system.errors import UserError
 
 def test_a_checkpoint_without_a_processor_is_refused(tiny_model, tmp_path):
     tiny_model().save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="preprocessor_config.json"):
+    with pytest.raises(UserError, match=r"preprocessor_config\.json"):
         load_processor(str(tmp_path))
 
 
