@@ -37,6 +37,7 @@ import io
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pandas as pd
 import torch
 from jinja2 import Environment
@@ -53,7 +54,7 @@ from hf_vit.data.summary import summary
 from hf_vit.data.unlabelled import as_one_class, find_files
 from hf_vit.evaluation.classifiers import SavedClassifier
 from hf_vit.evaluation.label_errors import contradicted_labels, out_of_fold_probabilities
-from hf_vit.evaluation.tables import LABEL_SEPARATOR, image_names, label_texts
+from hf_vit.evaluation.tables import image_names, label_texts
 from hf_vit.system.errors import UserError, run_script
 from hf_vit.system.files import write_text
 from hf_vit.system.progress import progress_bar
@@ -100,8 +101,7 @@ def read_images(images: ThumbnailDataset, labels: list[str], num_workers: int) -
     batches = sequential_batches(len(images), 256, 0, 1)
     for batch in progress_bar("reading", "batches", len(batches), data_loader(images, batches, num_workers)):
         vectors.append(thumbnail_vectors(batch["images"]))
-        sizes = pd.DataFrame(batch["sizes"].numpy(), batch["index"].tolist(), ["width", "height"])
-        parts.append(sizes.assign(digest=batch["digests"]))
+        parts.append(pd.Series(batch["digests"], batch["index"].tolist(), name="digest"))
     if not parts:
         raise UserError(f"none of {counted(len(images), 'image')} can be read; {next(iter(images.skipped))}")
     table = images.rows.select_columns(["split", "row", "file"]).to_pandas()
@@ -172,21 +172,24 @@ def gallery(images: ThumbnailDataset, table: pd.DataFrame) -> list[dict]:
     return shown
 
 
-def render_page(name: str, summary: list[str], shown, images: ThumbnailDataset, table: pd.DataFrame) -> str:
+def count_labels(images: ThumbnailDataset, labels: list[str]) -> pd.DataFrame:
+    """The images of each class in each split, readable or not."""
+    splits, places, classes = np.array(images.rows["split"][:]), torch.arange(len(images)), images.labels
+    if classes.ndim == 2:
+        places, classes = classes.nonzero(as_tuple=True)
+    counts = pd.crosstab(classes.numpy(), splits[places]).reindex(range(len(labels)), fill_value=0)
+    return counts[pd.unique(splits)].set_axis(map(printable, labels))
+
+
+def render_page(name: str, summary: list[str], shown, images: ThumbnailDataset, labels: list[str]) -> str:
     """The page as HTML; `summary` and `shown` are from `summarize`."""
-    each = table.assign(label=table["label"].str.split(LABEL_SEPARATOR)).explode("label")
-    counts = pd.crosstab(each["label"].map(printable), each["split"])[table["split"].unique()]
-    sizes = table.groupby("split", sort=False)[["width", "height"]].agg(["min", "median", "max"])
     return (
         Environment(autoescape=True)
         .from_string(PAGE.read_text(encoding="utf-8"))
         .render(
             name=printable(name),
             summary=summary,
-            tables=[
-                ("Images of each class", counts.to_html()),
-                ("Sizes in pixels", sizes.to_html(float_format="%.0f")),
-            ],
+            counts=count_labels(images, labels).to_html(),
             unreadable=map(printable, images.skipped),
             galleries=[
                 (title, count, [gallery(images, part[:SHOWN]) for part in parts]) for title, count, parts in shown
@@ -211,10 +214,10 @@ def main(args: argparse.Namespace):
     if with_model:
         tables["labels"] = suspects = find_suspects(args, classifier, images, table, labels)
     for name, found in tables.items():
-        found = found.drop(columns=["digest", "width", "height"])  # of the page alone
-        write_text(args.output_file.with_suffix(f".{name}.csv"), csv_text(found, float_format="%.6f"))
+        text = csv_text(found.drop(columns="digest"), float_format="%.6f")
+        write_text(args.output_file.with_suffix(f".{name}.csv"), text)
     summary, shown = summarize(images, duplicates, suspects)
-    write_text(args.output_file, render_page(args.dataset_name, summary, shown, images, table))
+    write_text(args.output_file, render_page(args.dataset_name, summary, shown, images, labels))
     print("\n".join([*map(printable, summary), f"the page: {args.output_file}"]))
 
 
