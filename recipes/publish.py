@@ -44,7 +44,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "content",
         layout=dict(choices=("native", "code"), help=layout),
         license="licence of the weights, as the Hub spells it, such as apache-2.0; default: none",
-        data_license="licence of the images; default: that of their card",
         without_images=switch("leave out the sample images of the run"),
         output_dir=dict(type=Path, help="new folder that keeps a copy of what would be uploaded"),
         space=switch("publish a Space that shows the model, instead of the model"),
@@ -95,7 +94,7 @@ def show(folder: Path):
 
 def publish_model(args, folder: Path):
     about = dict(revision=args.revision, license=args.license, with_images=not args.without_images)
-    package = dict(layout=args.layout, data_license=args.data_license, pinned=not args.create_pr)
+    package = dict(layout=args.layout, pinned=not args.create_pr)
     print(build_package(args.run, folder, RECIPES, args.repo, **about, **package))
     if args.license is None:
         print("The card names no licence of the weights: --license apache-2.0 (or another) lets others use them.")
