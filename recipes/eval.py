@@ -23,7 +23,7 @@ def parse_args() -> argparse.Namespace:
     merged = "patches to merge per layer: faster, slightly less accurate (arXiv 2210.09461)"
     merging = dict(type=at_least(0), default=0, metavar="R", help=merged)
     parser.add_group("model", model_name_or_path=model, token_merging=merging)
-    probe = "split to train k-NN and linear classifiers on, from frozen features; default: no probe"
+    probe = "probe frozen features instead of the head: split to train k-NN and linear classifiers on"
     split = "split to evaluate; default: validation, else test"
     parser.add_group("data", **DATA, split=split, probe_split=probe, **COLUMNS, **bad_images("stop"))
     parser.add_group("hardware", **hardware(batch_size=256))
@@ -103,25 +103,20 @@ def main(args: argparse.Namespace):
     with accelerator.main_process_first():
         splits, labels, eval_split = read_splits(args, regression)
     how = (args.on_bad_image, args.per_device_eval_batch_size, args.num_workers)
-    images, logits, seen = classifier.predict(splits["eval"], *how, split=eval_split)
-    truth, metrics, details = images.labels[seen], {}, {}
-    try:
-        if regression:
-            metrics = regression_metrics(logits[:, 0], truth)
-            details = {"intervals": regression_intervals(logits[:, 0], truth)}
-        else:
-            matched = classifier.match_labels(truth, labels)
-            metrics = compute_metrics(logits, matched, thresholds)
-            details = {"intervals": intervals(logits, matched, thresholds)}
-            details |= classification_report(logits, matched, names, thresholds)
-    except ValueError as error:
-        if args.probe_split is None:
-            raise
-        accelerator.print(f"the head is not evaluated: {printable(error)}")
-    if args.probe_split is not None:
-        _, features, _ = classifier.predict(splits["eval"], *how, split=eval_split, features=True)
-        known, train_features, read = classifier.predict(splits["train"], *how, split=args.probe_split, features=True)
-        metrics |= probe(train_features, known.labels[read], features, truth)
+    probes = args.probe_split is not None
+    images, values, seen = classifier.predict(splits["eval"], *how, split=eval_split, features=probes)
+    truth, details = images.labels[seen], {}
+    if probes:
+        known, features, read = classifier.predict(splits["train"], *how, split=args.probe_split, features=True)
+        metrics = probe(features, known.labels[read], values, truth)
+    elif regression:
+        metrics = regression_metrics(values[:, 0], truth)
+        details = {"intervals": regression_intervals(values[:, 0], truth)}
+    else:
+        truth = classifier.match_labels(truth, labels)
+        metrics = compute_metrics(values, truth, thresholds)
+        details = {"intervals": intervals(values, truth, thresholds)}
+        details |= classification_report(values, truth, names, thresholds)
 
     skipped = len(splits["eval"]) - len(seen)
     metrics |= {"images": len(truth), "skipped_images": skipped, "split": eval_split}
@@ -133,7 +128,7 @@ def main(args: argparse.Namespace):
             results = {**metrics, "model": classifier.folder, "data": args.dataset_name, **details}
             write_text(args.output_file, json.dumps(results, indent=2))
         if args.output_file and "per_class" in details:
-            table = prediction_table(*images.sources(seen), matched, logits, names, thresholds)
+            table = prediction_table(*images.sources(seen), truth, values, names, thresholds)
             write_text(args.output_file.with_suffix(".predictions.csv"), table)
     accelerator.end_training()
 
