@@ -247,18 +247,12 @@ def read_yaml(parser: Parser, name: str, presets: Path) -> list[str]:
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except OSError:
-        known = [path.stem for path in sorted(presets.glob("*.yaml"))]
-        close = difflib.get_close_matches(file.stem, known, n=1) or known
-        parser.error(f"--config {name}: no such file or preset; did you mean --config {', '.join(close)}?")
+        known = ", ".join(sorted(path.stem for path in presets.glob("*.yaml")))
+        parser.error(f"--config {name}: no such file or preset; the presets are {known}")
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         parser.error(f"--config {file} is not YAML: {error}")
     if not isinstance(values, dict) or any(isinstance(value, dict | list) for value in values.values()):
         parser.error(f"--config {file}: must hold flat `key: value` lines, got {values!r}")
-    for key in map(str, values):
-        if key.replace("-", "_") not in parser.flags:
-            parser.error(
-                f"--config {file}: unknown key {key!r}{parser.meant_by(key) or ' (CHANGELOG.md lists those that went)'}"
-            )
     return [f"--{key}={value}" for key, value in values.items() if value is not None]
 
 
