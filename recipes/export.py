@@ -26,7 +26,6 @@ logits for random pixels.
 import argparse
 import json
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 from command_line import COLUMNS, Parser, bad_images
@@ -175,7 +174,6 @@ def export(checkpoint: str, folder: Path, evaluated) -> dict:
         "files": {str(file.relative_to(folder)): {"megabytes": megabytes(file), **row} for file, row in files.items()},
         **environment.environment_info("cpu", 1, "no"),
     }
-    report["versions"] |= {name: version(name) for name in ("onnx", "onnxruntime", "onnxscript")}
     (folder / "export.json").write_text(json.dumps(report, indent=2) + "\n")
     return report
 
