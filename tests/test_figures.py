@@ -300,11 +300,11 @@ def test_visualize_draws_each_layer_and_each_head_of_the_last_one(demo_run, phot
             np.testing.assert_allclose(axes.images[0].get_array(), figures.overlay(image[0], heat), atol=1)
 
 
-def test_visualize_of_a_model_without_a_head_leaves_out_what_follows_a_class(tiny_config, visualize, tmp_path):
+def test_visualize_of_a_model_without_a_head_calls_flat_what_follows_a_class(tiny_config, visualize, tmp_path):
     HFViTModel(tiny_config()).save_pretrained(tmp_path)
     ViTImageProcessorPil(size=dict(height=16, width=16)).save_pretrained(tmp_path)
     drawn = visualize(tmp_path, "--images", "rgb.png")
-    assert titles(drawn["attention"])[1:] == ["attention, last layer", "rollout"]
+    assert [title.endswith("flat") for title in titles(drawn["attention"])[1:]] == [False, False, True, True]
 
 
 def test_visualize_reads_a_native_vit(tiny_fields, randomize, visualize, monkeypatch, tmp_path):
