@@ -48,7 +48,7 @@ STYLE = {
 styled = rc_context(STYLE)
 PERCENT = PercentFormatter(1.0, decimals=0)
 SMOOTHED, DOTTED = 100, 20  # points of a curve: above, its running mean is drawn; up to which, each has a dot
-NAMED, COUNTED, MOST_BARS = 40, 12, 30  # classes up to which a confusion matrix is drawn, and has counts in its cells
+NAMED, COUNTED, MOST_BARS = 40, 12, 30  # classes up to which a confusion matrix has names, and counts in its cells
 FLAT = 0.01  # a map whose numbers differ by less, relative to the largest, says nothing
 BESIDE = 7  # pictures in a line
 METHODS = {  # those of `attention_maps` with one map an image
@@ -115,7 +115,7 @@ def curves(lines: list[dict], unit: str = "nats") -> Figure:
 @styled
 def confusion(matrix: np.ndarray, names: list[str]) -> Figure:
     """Rows are true classes, columns predicted ones, shades the share of a row. Up to 12 classes have the counts in their cells;
-    above 40 classes there is no room for names, and the most frequent mistakes are drawn instead.
+    above 40 classes there is no room for names.
 
     Args:
         matrix: (L, L) counts.
@@ -123,18 +123,14 @@ def confusion(matrix: np.ndarray, names: list[str]) -> Figure:
     """
     counts, classes, texts = np.asarray(matrix, dtype=float), len(names), [shorten(name) for name in names]
     shares = counts / np.maximum(1, counts.sum(axis=1, keepdims=True))  # (L, L)
-    if classes > NAMED:
-        wrong = shares * (1 - np.eye(classes))
-        worst = [divmod(place, classes) for place in np.argsort(-wrong, axis=None, kind="stable")[:MOST_BARS]]
-        said = {f"{texts[row]} as {texts[column]}": wrong[row, column] for row, column in worst if wrong[row, column]}
-        return bars(said or {"none": 0.0}, "most frequent mistakes: share of the true class")
     figure = Figure(figsize=(WIDTH, min(6.0, 2.4 + 0.36 * classes)))
     panel, size = figure.subplots(), float(np.clip(240 / classes, 5, 8))
     # Cells need not be square: with equal sides, the layout leaves no room for the labels.
     image = panel.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     panel.set(xlabel="predicted class", ylabel="true class")
-    panel.set_xticks(range(classes), texts, rotation=90 if classes > 5 else 0, fontsize=size)
-    panel.set_yticks(range(classes), texts, fontsize=size)
+    if classes <= NAMED:
+        panel.set_xticks(range(classes), texts, rotation=90 if classes > 5 else 0, fontsize=size)
+        panel.set_yticks(range(classes), texts, fontsize=size)
     for row, column in np.argwhere(counts > 0) if classes <= COUNTED else ():
         colour = "white" if shares[row, column] > 0.55 else "black"
         panel.text(column, row, f"{counts[row, column]:.0f}", ha="center", va="center", fontsize=size, color=colour)
@@ -143,16 +139,6 @@ def confusion(matrix: np.ndarray, names: list[str]) -> Figure:
 
 
 @styled
-def bars(values: dict[str, float], label: str) -> Figure:
-    """Named shares in [0, 1], from above to below."""
-    figure = Figure(figsize=(WIDTH, 1.0 + 0.18 * max(1, len(values))))
-    panel = figure.subplots()
-    panel.barh(list(values), list(values.values()), color=BLUE)
-    panel.set(xlabel=label, ylim=(len(values) - 0.4, -0.6), xlim=(0, 1))
-    panel.xaxis.set_major_formatter(PERCENT)
-    return figure
-
-
 def average_precision(per_class: list[dict]) -> Figure:
     """Of several labels an image, the average precision of each, the lowest first.
 
@@ -160,8 +146,13 @@ def average_precision(per_class: list[dict]) -> Figure:
         per_class: as `hf_vit.evaluation.multi_label.multi_label_report` makes it.
     """
     rows = sorted((row for row in per_class if row["images"]), key=lambda row: row["average_precision"])[:MOST_BARS]
-    values = {f"{shorten(row['label'])} ({row['images']:,})": row["average_precision"] for row in rows}
-    return bars(values, "average precision of each label (and its images)")
+    figure = Figure(figsize=(WIDTH, 1.0 + 0.18 * len(rows)))
+    panel = figure.subplots()
+    names = [f"{shorten(row['label'])} ({row['images']:,})" for row in rows]
+    panel.barh(range(len(rows)), [row["average_precision"] for row in rows], tick_label=names, color=BLUE)
+    panel.set(xlabel="average precision of each label (and its images)", ylim=(len(rows) - 0.4, -0.6), xlim=(0, 1))
+    panel.xaxis.set_major_formatter(PERCENT)
+    return figure
 
 
 @styled
@@ -177,26 +168,22 @@ def scatter(labels: pd.Series, predicted: pd.Series) -> Figure:
 
 @styled
 def calibration(bins: list[dict]) -> Figure:
-    """How often the model is right when it is so sure, and how often it is.
+    """How often the model is right when it is so sure.
 
     Args:
         bins: as `hf_vit.evaluation.scores.calibration_bins` makes them.
     """
     table = pd.DataFrame(bins).query("images > 0")
-    figure = Figure(figsize=(WIDTH * 0.6, 4.6))
-    panel, counts = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    width = 1 / len(bins)
+    figure = Figure(figsize=(WIDTH * 0.6, 3.8))
+    panel, width = figure.subplots(), 1 / len(bins)
     middles, claimed = table["up_to"] - width / 2, table["confidence"]
     panel.bar(middles, table["accuracy"], width * 0.92, color=BLUE, label="share that is right")
     panel.plot(claimed, claimed, color=ORANGE, marker="o", markersize=3.5, label="what the model claims")
-    counts.bar(middles, table["images"] / table["images"].sum(), width * 0.92, color=GREY)
-    panel.set(xlim=(0, 1), ylim=(0, 1), ylabel="accuracy")
-    counts.set(ylabel="images", xlabel="confidence: probability of the predicted class")
+    panel.set(xlim=(0, 1), ylim=(0, 1), ylabel="accuracy", xlabel="confidence: probability of the predicted class")
+    panel.grid()
+    panel.xaxis.set_major_formatter(PERCENT)
+    panel.yaxis.set_major_formatter(PERCENT)
     figure.legend(loc="outside upper center", ncols=2)
-    for axes in (panel, counts):
-        axes.grid()
-        axes.xaxis.set_major_formatter(PERCENT)
-        axes.yaxis.set_major_formatter(PERCENT)
     return figure
 
 

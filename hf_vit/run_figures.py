@@ -8,7 +8,6 @@ from matplotlib.figure import Figure
 from hf_vit import figures
 from hf_vit.data.normalization import denormalize, normalize
 from hf_vit.evaluation.scores import format_prediction
-from hf_vit.model.attention_maps import GRADIENT_METHODS
 
 
 SHOWN = 4  # images in the pictures of attention
@@ -79,8 +78,6 @@ def image_figure(
 def model_figures(model, images: torch.Tensor, spec, captions: list[str]) -> dict[str, Figure]:
     """`figures.attention` of a few images, by every method that gives one map, and `figures.distances`, by their names.
 
-    A head that is all zero, as before training, has no gradient: its methods are then left out.
-
     Args:
         model: an `HFViTForImageClassification`.
         images: uint8 (n, C, H, W), C 1 or 3.
@@ -88,8 +85,6 @@ def model_figures(model, images: torch.Tensor, spec, captions: list[str]) -> dic
     """
     pixel_values = torch.as_tensor(normalize(images, spec))
     shown, pixel_values = denormalize(pixel_values, spec), pixel_values.to(model.device)
-    left_out = () if model.classifier.weight.any() else GRADIENT_METHODS
-    titles = {method: title for method, title in figures.METHODS.items() if method not in left_out}
-    maps = [model.attention_maps(pixel_values, -1, method).cpu() for method in titles]  # each (n, h, w)
-    attention = figures.attention(shown, torch.stack(maps, dim=1), [*titles.values()], captions)
+    maps = [model.attention_maps(pixel_values, -1, method).cpu() for method in figures.METHODS]  # each (n, h, w)
+    attention = figures.attention(shown, torch.stack(maps, dim=1), [*figures.METHODS.values()], captions)
     return {"attention": attention, "distances": figures.distances(model.attention_distances(pixel_values))}

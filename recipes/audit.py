@@ -51,7 +51,6 @@ from hf_vit.data.sampling import sequential_batches
 from hf_vit.data.sources import open_source
 from hf_vit.data.splits import select_and_encode
 from hf_vit.data.summary import summary
-from hf_vit.data.unlabelled import as_one_class, find_files
 from hf_vit.evaluation.classifiers import SavedClassifier
 from hf_vit.evaluation.label_errors import contradicted_labels, out_of_fold_probabilities
 from hf_vit.evaluation.tables import image_names, label_texts
@@ -74,21 +73,12 @@ DUPLICATES = (
 
 
 def read_rows(args) -> tuple[datasets.Dataset, list[str]]:
-    """All images as rows with the columns `image`, `label`, `row`, `file` and `split`, and the class names. Image files that lie in
-    no class folders are all of the class `image`."""
-    try:
-        source = open_source(args)
-    except UserError as error:
-        if args.splits or args.model_name_or_path or (files := find_files(args.dataset_name)) is None:
-            raise
-        print(f"ignoring labels: {str(error).splitlines()[0]}")
-        splits, labels = {"images": as_one_class(files.rows)}, ["image"]
-    else:
-        names = args.splits.split(",") if args.splits else list(source.splits)
-        names = dict(zip(names, names, strict=True))
-        splits, labels = select_and_encode(source.splits, names, **column_arguments(args))
-        print("\n".join(summary(splits, names, labels, source)))
-    parts = []
+    """All images as rows with the columns `image`, `label`, `row`, `file` and `split`, and the class names."""
+    source, parts = open_source(args), []
+    names = args.splits.split(",") if args.splits else list(source.splits)
+    names = dict(zip(names, names, strict=True))
+    splits, labels = select_and_encode(source.splits, names, **column_arguments(args))
+    print("\n".join(summary(splits, names, labels, source)))
     for name, data in splits.items():
         _, files = ThumbnailDataset(data).sources(torch.arange(len(data)))
         parts.append(data.add_column("file", files).add_column("split", [name] * len(data)))

@@ -26,7 +26,6 @@ logits for random pixels.
 import argparse
 import json
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 from command_line import COLUMNS, Parser, bad_images
@@ -70,7 +69,7 @@ from hf_vit.data.splits import prepare_splits
 from hf_vit.evaluation.classifiers import load_processor, model_folder
 from hf_vit.evaluation.intervals import intervals
 from hf_vit.evaluation.multi_label import check_task, thresholds_of
-from hf_vit.evaluation.scores import compute_metrics, headline, judge
+from hf_vit.evaluation.scores import compute_metrics, headline
 from hf_vit.system import environment
 from hf_vit.system.errors import UserError, run_script
 from hf_vit.system.files import atomic_dir, checksum
@@ -130,16 +129,13 @@ def megabytes(file: Path) -> float:
 
 def evaluate(files: list[Path], images: ImageDataset, labels: list[str], config) -> tuple[list[dict], int]:
     """The scores of each ONNX file, and the number of images that can be read."""
-    thresholds, found, answers = thresholds_of(config), [], []
+    thresholds, found = thresholds_of(config), []
     for file in files:
         logits, truth = predict(file, images)
         check_task(truth, thresholds)
         truth = match_labels(truth, labels, config.id2label)
         metric, value = headline(compute_metrics(logits, truth, thresholds))
-        answers.append(judge(logits, truth, thresholds)[0])
-        agreement = (answers[0] == answers[-1]).float().mean().item()
-        interval = intervals(logits, truth, thresholds)[metric]
-        found.append({metric: value, "interval": interval, "answers_as_float32": agreement})
+        found.append({metric: value, "interval": intervals(logits, truth, thresholds)[metric]})
     return found, len(truth)
 
 
@@ -170,12 +166,10 @@ def export(checkpoint: str, folder: Path, evaluated) -> dict:
     report = {
         "model": checkpoint,
         "weights_sha256": checksum(weights) if weights.is_file() else None,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "data": data,
         "files": {str(file.relative_to(folder)): {"megabytes": megabytes(file), **row} for file, row in files.items()},
         **environment.environment_info("cpu", 1, "no"),
     }
-    report["versions"] |= {name: version(name) for name in ("onnx", "onnxruntime", "onnxscript")}
     (folder / "export.json").write_text(json.dumps(report, indent=2) + "\n")
     return report
 

@@ -132,8 +132,6 @@ def check_copy(args):
     """--verify: what the Hub or a folder holds, against its probes."""
     try:
         difference = verify(args.verify, args.revision)
-    except UserError:
-        raise
     except REQUEST_ERRORS as error:
         raise UserError(explain_error(error)) from error
     given = f"{args.verify} gives the outputs that were saved with it (largest difference {difference:.1e})"

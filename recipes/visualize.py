@@ -2,15 +2,14 @@
 
     python recipes/visualize.py runs/photos --images photos/cat/1.jpg photos/dog/7.jpg
     python recipes/visualize.py runs/demo --dataset_name fashion-mnist-mini --split test
-    python recipes/visualize.py google/vit-base-patch16-224 --images photo.jpg --method rollout \\
-        --output_dir pictures
+    python recipes/visualize.py google/vit-base-patch16-224 --images photo.jpg --output_dir pictures
 
 MODEL is a run, a model folder or a Hub id of any format that hf_vit reads. The pictures in
 --output_dir:
 
     attention.png     images, and how much each patch counts for the predicted class
-    layers.png        the attention of every layer, mean of its heads, or by --method and --layers
-    heads.png         the attention of each head in the last layer, or in the last of --layers
+    layers.png        the attention of every layer, mean of its heads
+    heads.png         the attention of each head in the last layer
     distances.png     how far the heads of each layer look
     predictions.png, mistakes.png, confusion.png, calibration.png
                       with --dataset_name: how the model does on the split
@@ -24,7 +23,6 @@ from command_line import COLUMNS, Parser, bad_images
 
 MOST_IMAGES = 8  # a row or more each, in pictures that people can open
 SAMPLED = 4  # images of a data set in the pictures of attention
-METHODS = ("mean", "rollout", "gradient_rollout", "grad_cam")  # those of `attention_maps` with one map a layer
 
 
 def parse_args() -> argparse.Namespace:
@@ -37,13 +35,7 @@ def parse_args() -> argparse.Namespace:
     split = "split to draw; default: validation, else test"
     parser.add_group("data", dataset_config=config, split=split, **COLUMNS, **bad_images("stop"))
     where = "folder to write; default: figures/ of the run or model folder"
-    parser.add_group(
-        "pictures",
-        method=dict(choices=METHODS, default="mean", help="method of layers.png"),
-        layers=dict(type=int, nargs="+", help="layers of layers.png, from 0, or negative from the end; default: all"),
-        label="class of the gradient methods; default: the predicted one",
-        output_dir=dict(type=Path, help=where),
-    )
+    parser.add_group("pictures", output_dir=dict(type=Path, help=where))
     return parser.parse_args()
 
 
@@ -68,24 +60,10 @@ from hf_vit.evaluation.scores import (
     surest_mistakes,
 )
 from hf_vit.evaluation.tables import image_names
-from hf_vit.model.attention_maps import GRADIENT_METHODS
 from hf_vit.run_figures import image_figure, model_figures, report_figures, save_figures
-from hf_vit.system.errors import UserError, as_user_errors, run_script
+from hf_vit.system.errors import UserError, run_script
 from hf_vit.system.text import counted
 from hf_vit.training.setup import set_up_evaluation
-
-
-def check_model(model, args):
-    """Raise ValueError if the model's images cannot be drawn, or if --method or --label do not go with its head."""
-    config = model.config
-    if config.num_channels not in (1, 3):
-        raise UserError(f"the model takes {config.num_channels} channels; pictures are made of 1 (grey) or 3 (RGB)")
-    if args.method in GRADIENT_METHODS and not model.classifier.weight.any():
-        raise UserError(f"the head of the model is all zero, so {args.method} has no gradient to follow")
-    if args.label is not None and args.label not in config.label2id:
-        raise UserError(
-            f"--label {args.label} is not a class of the model; must be one of {', '.join(config.label2id)}"
-        )
 
 
 def evaluate(args, classifier: SavedClassifier) -> tuple[ImageDataset, dict]:
@@ -113,23 +91,17 @@ def evaluate(args, classifier: SavedClassifier) -> tuple[ImageDataset, dict]:
     return images, drawn
 
 
-def draw_attention(classifier: SavedClassifier, pixels: torch.Tensor, args) -> dict:
-    """Figures of what the model looks at in images, uint8 (n, C, H, W), and of its weights, by name."""
-    model, spec, count = classifier.model, classifier.spec, classifier.model.config.num_hidden_layers
+def draw_attention(classifier: SavedClassifier, pixels: torch.Tensor) -> dict:
+    """Figures of what the model looks at in images, uint8 (n, C, H, W), by name."""
+    model, spec = classifier.model, classifier.spec
     pixel_values = torch.as_tensor(normalize(pixels, spec)).to(model.device)  # (n, C, H, W)
     with torch.no_grad():
         logits = model(pixel_values).logits.cpu()
     captions = [format_prediction(row, classifier.names, classifier.thresholds) for row in logits]
     drawn, shown = model_figures(model, pixels, spec, captions), denormalize(pixel_values, spec).cpu()
-    layers = args.layers or list(range(count))
-    if not all(-count <= layer < count for layer in layers):
-        raise UserError(f"--layers must be from {-count} to {count - 1}, got {', '.join(map(str, layers))}")
-    labels = {} if args.label is None else {"labels": model.config.label2id[args.label]}
-    with as_user_errors():  # of --method
-        maps = model.attention_maps(pixel_values, layers, args.method, **labels).cpu()  # (n, layers, h, w)
-    heads = model.attention_maps(pixel_values, layers[-1]).cpu()  # (n, A, h, w)
-    for name, found, places in (("layer", maps, layers), ("head", heads, range(heads.shape[1]))):
-        titles = [f"{name} {place % found.shape[1] + 1}" for place in places]
+    maps = model.attention_maps(pixel_values).cpu()  # (n, layers, A, h, w)
+    for name, found in (("layer", maps.mean(dim=2)), ("head", maps[:, -1])):
+        titles = [f"{name} {number}" for number in range(1, found.shape[1] + 1)]
         drawn[f"{name}s"] = figures.attention(shown, found, titles, captions)
     return drawn
 
@@ -145,7 +117,8 @@ def default_folder(source: str) -> Path:
 
 def main(args: argparse.Namespace):
     classifier, drawn = SavedClassifier(args.model, set_up_evaluation("no"), ours=True), {}
-    check_model(classifier.model, args)
+    if (channels := classifier.spec.channels) not in (1, 3):
+        raise UserError(f"the model takes {channels} channels; pictures are made of 1 (grey) or 3 (RGB)")
     if args.images:
         if len(args.images) > MOST_IMAGES:
             print(f"drawing the first {MOST_IMAGES} of {len(args.images)} images")
@@ -155,7 +128,7 @@ def main(args: argparse.Namespace):
     else:
         images, drawn = evaluate(args, classifier)
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))[:SAMPLED].tolist()
-    drawn |= draw_attention(classifier, images.__getitems__(list(order))["images"], args)
+    drawn |= draw_attention(classifier, images.__getitems__(list(order))["images"])
     folder = args.output_dir or default_folder(classifier.folder)
     save_figures(folder, drawn)
     if images.skipped:

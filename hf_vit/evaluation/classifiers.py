@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedConfig, ViTImageProcessorPil
+from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
-from transformers.utils import is_timm_available, logging
+from transformers.utils import is_timm_available
 
 from hf_vit.data.columns import match_labels
 from hf_vit.data.image_dataset import ImageDataset
@@ -17,7 +17,7 @@ from hf_vit.data.sampling import sequential_batches
 from hf_vit.evaluation.multi_label import check_task, class_names, thresholds_of
 from hf_vit.evaluation.prediction import predict
 from hf_vit.formats.timm_processor import timm_processor
-from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair, labels_by_id
+from hf_vit.model.configuration_hf_vit import HFViTConfig, labels_by_id
 from hf_vit.model.loading import base_of_adapter, non_finite
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification
 from hf_vit.system.command_line import script_name
@@ -25,9 +25,6 @@ from hf_vit.system.errors import UserError, as_user_errors
 from hf_vit.system.hub_names import refuse_mistyped_path
 from hf_vit.system.progress import progress_bar
 from hf_vit.system.text import listed
-
-
-logger = logging.get_logger(__name__)
 
 
 class SavedClassifier:
@@ -142,7 +139,7 @@ def is_regression(config) -> bool:
 
 @as_user_errors()
 def load_processor(checkpoint: str):
-    """The image processor of a checkpoint; of a timm repo, what its `pretrained_cfg` says; else, with a warning, ViT's own."""
+    """The image processor of a checkpoint; of a timm repo, what its `pretrained_cfg` says."""
     config = PreTrainedConfig.get_config_dict(checkpoint)[0]
     if config.get("pretrained_cfg") is not None:
         return timm_processor(config["pretrained_cfg"], checkpoint)

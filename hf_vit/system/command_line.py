@@ -23,21 +23,10 @@ from hf_vit.system.errors import UserError
 # a script's first one is meant.
 OTHER_NAMES = {
     "dataset_name": "data dataset data_dir data_path data_folder dataset_dir dataset_path train_dir train_data_dir photos",
-    "dataset_config": "dataset_config_name subset",
-    "train_split": "train_set",
     "eval_split": "split test_split val_split validation_split eval_set",
-    "split": "eval_split test_split val_split",
-    "image_column": "image_column_name",
-    "label_column": "label_column_name",
-    "label_names": "labels names class_names classes",
     "model_name_or_path": "model model_name model_path checkpoint ckpt pretrained weights",
     "model": "model_name_or_path model_name model_path checkpoint ckpt pretrained weights run",
-    "models": "model model_name_or_path model_name model_path checkpoint ckpt pretrained weights run",
-    "run": "model model_name_or_path model_path run_dir output_dir",
-    "images": "image file files photo photos input data dataset dataset_name",
     "preset": "arch architecture",
-    "config": "cfg yaml config_file preset_file",
-    "config_overrides": "overrides",
     "image_size": "img_size size resolution input_size crop_size",
     "freeze_backbone": "freeze linear_probe probe",
     "lora_rank": "lora lora_r",
@@ -45,29 +34,18 @@ OTHER_NAMES = {
     "output_file": "output out output_path",
     "overwrite": "overwrite_output_dir force",
     "resume": "resume_from_checkpoint resume_from",
-    "checkpointing_steps": "save_steps save_every checkpoint_steps",
     "num_train_epochs": "epochs epoch num_epochs n_epochs max_epochs",
     "max_train_steps": "steps max_steps num_steps iterations",
     "per_device_train_batch_size": "batch_size bs batch train_batch_size",
     "per_device_eval_batch_size": "eval_batch_size batch_size bs batch",
-    "gradient_accumulation_steps": "accumulation_steps grad_accum_steps accumulate_grad_batches",
     "optimizer": "opt optim",
     "learning_rate": "lr base_lr",
     "lr_scheduler_type": "scheduler lr_scheduler sched schedule",
     "weight_decay": "wd",
     "warmup_ratio": "warmup warmup_steps warmup_epochs",
-    "max_grad_norm": "clip_grad grad_clip gradient_clipping",
-    "label_smoothing": "smoothing label_smoothing_factor",
-    "ema_decay": "ema model_ema",
-    "auto_augment": "aa augment augmentation",
     "mixed_precision": "fp16 bf16 amp half precision dtype",
-    "gradient_checkpointing": "grad_checkpointing",
     "num_workers": "workers num_worker dataloader_num_workers jobs",
-    "log_steps": "logging_steps log_interval log_every",
-    "eval_epochs": "eval_interval",
     "report_to": "logger tracker wandb tensorboard log_with",
-    "repo": "repo_id hub_model_id push_to_hub_model_id",
-    "without_images": "no_images",
 }
 DEVICE_NAMES = (
     "device", "devices", "gpu", "gpus", "num_gpus", "n_gpu", "gpu_ids", "cuda", "no_cuda", "mps", "cpu", "use_cpu",
@@ -247,18 +225,12 @@ def read_yaml(parser: Parser, name: str, presets: Path) -> list[str]:
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except OSError:
-        known = [path.stem for path in sorted(presets.glob("*.yaml"))]
-        close = difflib.get_close_matches(file.stem, known, n=1) or known
-        parser.error(f"--config {name}: no such file or preset; did you mean --config {', '.join(close)}?")
+        known = ", ".join(sorted(path.stem for path in presets.glob("*.yaml")))
+        parser.error(f"--config {name}: no such file or preset; the presets are {known}")
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         parser.error(f"--config {file} is not YAML: {error}")
     if not isinstance(values, dict) or any(isinstance(value, dict | list) for value in values.values()):
         parser.error(f"--config {file}: must hold flat `key: value` lines, got {values!r}")
-    for key in map(str, values):
-        if key.replace("-", "_") not in parser.flags:
-            parser.error(
-                f"--config {file}: unknown key {key!r}{parser.meant_by(key) or ' (CHANGELOG.md lists those that went)'}"
-            )
     return [f"--{key}={value}" for key, value in values.items() if value is not None]
 
 

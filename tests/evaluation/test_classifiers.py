@@ -7,7 +7,6 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForSequenceClassification, ResNetConfig, ResNetForImageClassification
 
 from hf_vit import HFViTForImageClassification
-from hf_vit.evaluation import classifiers
 from hf_vit.evaluation.classifiers import load_classifier, load_processor, model_folder
 from hf_vit.system.errors import UserError
 

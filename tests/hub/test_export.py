@@ -179,7 +179,6 @@ def test_each_onnx_file_is_scored_by_its_own_answers(run, tmp_path, monkeypatch)
     evaluated = export.rows_to_evaluate(export.parse_args([str(run)]), run)
     files = export.export(str(run / "model"), tmp_path, evaluated)["files"]
     assert [files[f"onnx/{name}"]["accuracy"] for name in logits] == [1, 0]
-    assert files["onnx/model_quantized.onnx"]["answers_as_float32"] == 0
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """Claims about recipes/audit.py: what is planted in a data set is found, and little else."""
 
 import re
-import shutil
 
 import audit
 import numpy as np
@@ -65,16 +64,6 @@ def test_copies_are_found_also_resized_or_saved_again_and_nothing_else_is(photos
     said = capsys.readouterr().out
     assert all(f"images in {split}: {count}\n" in said for split, count in (("train", 63), ("test", 24)))
     assert [int(line.split(": ")[1][0]) for line in said.splitlines() if line.startswith("Duplicates")] == [1, 2, 1]
-
-
-def test_images_without_labels_are_looked_through_for_copies(photos, tmp_path, capsys):
-    (tmp_path / "flat").mkdir()
-    for number, name in enumerate(("0.png", "2.png", "4.png", "same.png")):
-        shutil.copy(photos / "train" / "cat" / name, tmp_path / "flat" / f"{number}.png")
-    shutil.copy(tmp_path / "flat" / "0.png", tmp_path / "flat" / "copy.png")
-    start(tmp_path / "flat", tmp_path / "page.html")
-    assert duplicates(tmp_path / "page.html") == {frozenset({"0.png image", "copy.png image"})}
-    assert "images in images: 5" in capsys.readouterr().out
 
 
 def test_the_page_shows_counts_broken_files_and_pictures(photos, tmp_path):

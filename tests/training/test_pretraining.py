@@ -93,6 +93,7 @@ def order_of(steps, count=48, size=8):
 def test_a_run_is_a_plain_loop_over_images_and_masks(run, home, tiny_config):
     start = HFViTForPreTraining(tiny_config(decoder_hidden_size=24, decoder_num_attention_heads=2))
     start.save_pretrained(home / "start")
+    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(home / "start")
     folder = run("loop", *PLAIN, "--model_name_or_path", home / "start", "--max_train_steps", "8")  # six an epoch
     model, (images, _), losses = start.train(), pixels_of(home), []
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, betas=(0.9, 0.95), weight_decay=0)
