@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedConfig
+from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedConfig, ViTImageProcessorPil
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES
 from transformers.utils import is_timm_available
 
@@ -17,13 +17,13 @@ from hf_vit.data.sampling import sequential_batches
 from hf_vit.evaluation.multi_label import check_task, class_names, thresholds_of
 from hf_vit.evaluation.prediction import predict
 from hf_vit.formats.timm_processor import timm_processor
-from hf_vit.model.configuration_hf_vit import HFViTConfig, labels_by_id
+from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair, labels_by_id
 from hf_vit.model.loading import base_of_adapter, non_finite
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification
 from hf_vit.system.command_line import script_name
 from hf_vit.system.errors import UserError, as_user_errors
 from hf_vit.system.hub_names import refuse_mistyped_path
-from hf_vit.system.progress import progress_bar
+from hf_vit.system.progress import progress_bar, warn
 from hf_vit.system.text import listed
 
 
@@ -147,7 +147,7 @@ def load_processor(checkpoint: str):
         return AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=False)
     except OSError:
         size = as_pair(HFViTConfig.from_pretrained(checkpoint).image_size)
-        logger.warning(
+        warn(
             f"{checkpoint} has no preprocessor_config.json, so images are normalised with mean 0.5 and std 0.5. If that is wrong, save "
             "its image processor beside it"
         )
