@@ -11,10 +11,10 @@ from hf_vit.evaluation.classifiers import load_classifier, load_processor, model
 from hf_vit.system.errors import UserError
 
 
-def test_a_checkpoint_without_a_processor_is_warned_about(tiny_model, tmp_path, capsys):
+def test_a_checkpoint_without_a_processor_is_warned_about(tiny_model, tmp_path, caplog):
     tiny_model().save_pretrained(tmp_path)
     assert dict(load_processor(str(tmp_path)).size) == {"height": 16, "width": 16}
-    assert "preprocessor_config.json" in "".join(capsys.readouterr())
+    assert "preprocessor_config.json" in caplog.text
 
 
 def test_a_head_of_another_number_of_labels_is_no_trained_one(tiny_config, tmp_path):
