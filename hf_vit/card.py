@@ -22,7 +22,7 @@ from hf_vit.system.text import as_license, counted, inline, inline_all, printabl
 
 TRANSFORMERS_JS_MODELS = ("vit", "deit", "ijepa", "dinov2", "dinov2_with_registers")  # classifiers of version 4
 FIGURES = (
-    "predictions", "mistakes", "attention", "confusion", "scatter", "average_precision", "calibration", "curves", "inside",
+    "predictions", "mistakes", "attention", "confusion", "scatter", "average_precision", "calibration", "curves", "distances",
     "reconstructions",
 )  # fmt: skip
 METRICS = {  # key of results.json: name in the card, metric of the Hub, format

@@ -289,59 +289,19 @@ def is_flat(heat: torch.Tensor) -> bool:
     return bool(heat.max() - heat.min() <= FLAT * heat.abs().max())
 
 
-def _tiles(pictures: np.ndarray, columns: int) -> np.ndarray:
-    """Pictures (n, h, w, C) in rows of `columns`, a pixel of NaN after each."""
-    edges = ((0, -len(pictures) % columns), (0, 1), (0, 1), (0, 0))
-    padded = np.pad(pictures, edges, constant_values=np.nan)
-    height, width, channels = padded.shape[1:]
-    return padded.reshape(-1, columns, height, width, channels).swapaxes(1, 2).reshape(-1, columns * width, channels)
-
-
-def filters(kernel: torch.Tensor, count: int = 28) -> np.ndarray:
-    """The first principal components of patch filters (D, C, P, P), each scaled to [0, 1]: (count, P, P, 3)."""
-    flat = kernel.detach().float().cpu().flatten(1)  # (D, C * P * P)
-    components = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False).Vh[:count]
-    pictures = components.unflatten(1, kernel.shape[1:]).permute(0, 2, 3, 1)  # (count, P, P, C)
-    if pictures.shape[3] != 3:  # one channel in grey; of others, their mean
-        pictures = pictures.mean(dim=3, keepdim=True).expand(-1, -1, -1, 3)
-    low, high = pictures.amin(dim=(1, 2, 3), keepdim=True), pictures.amax(dim=(1, 2, 3), keepdim=True)
-    return ((pictures - low) / (high - low).clamp(min=1e-12)).numpy()
-
-
 @styled
-def inside(
-    kernel: torch.Tensor | None, positions: torch.Tensor | None, grid: tuple[int, int], distances: torch.Tensor
-) -> Figure:
-    """Figure 7 of the ViT paper (arXiv 2010.11929): what patches are projected on, which positions are alike, how far heads look.
+def distances(values: torch.Tensor) -> Figure:
+    """How far each head looks, by layer: figure 7, right, of the ViT paper (arXiv 2010.11929).
 
     Args:
-        kernel: (D, C, P, P) of the patch projection; None where it is no convolution.
-        positions: (N, D) of the patches, learned or fixed; None for a model without.
-        grid: rows and columns of patches.
-        distances: (layers, A) in pixels, as `attention_distances` gives them.
+        values: (layers, A) in pixels, as `attention_distances` gives them.
     """
+    layers, heads = values.shape
     figure = Figure(figsize=(WIDTH, 2.9))
-    *panels, last = figure.subplots(1, 1 + (kernel is not None) + (positions is not None), squeeze=False)[0]
-    if kernel is not None:
-        pictures = filters(kernel)
-        panels[0].imshow(np.nan_to_num(_tiles(pictures, 7), nan=1.0))
-        panels[0].set_title(f"patch filters: the first {len(pictures)}\nprincipal components")
-        panels[0].axis("off")
-    if positions is not None:
-        panel = panels[-1]
-        rows, columns = chosen = [np.unique(np.linspace(0, side - 1, 7).round().astype(int)) for side in grid]
-        unit = torch.nn.functional.normalize(positions.detach().float().cpu(), dim=1)
-        alike = (unit @ unit.T).view(*grid, *grid)[rows][:, columns].flatten(0, 1)  # (chosen, h, w)
-        image = panel.imshow(_tiles(alike.unsqueeze(3).numpy(), len(columns)), vmax=1, cmap="cividis")
-        for axis, side, places in zip((panel.yaxis, panel.xaxis), grid, chosen, strict=True):
-            axis.set_ticks((side + 1) * (np.arange(len(places)) + 0.5) - 1, places + 1)
-        panel.set(xlabel="column of the patch", ylabel="row of the patch")
-        panel.set_title("position embeddings:\nsimilarity to all others")
-        figure.colorbar(image, ax=panel, shrink=0.8, location="bottom", label="cosine similarity")
-    layers, heads = distances.shape
-    last.plot(range(1, layers + 1), distances.cpu(), "o", color=BLUE, alpha=0.7, markersize=3.5, markeredgewidth=0)
-    last.set(xlabel="layer", ylabel="mean attention distance (pixels)", xlim=(0.5, layers + 0.5), ylim=(0, None))
-    last.set_title(f"how far heads look,\n{heads} in each layer")
-    last.locator_params(axis="x", integer=True, min_n_ticks=1)
-    last.grid()
+    panel = figure.subplots()
+    panel.plot(range(1, layers + 1), values.cpu(), "o", color=BLUE, alpha=0.7, markersize=3.5, markeredgewidth=0)
+    panel.set(xlabel="layer", ylabel="mean attention distance (pixels)", xlim=(0.5, layers + 0.5), ylim=(0, None))
+    panel.set_title(f"how far heads look, {heads} in each layer")
+    panel.locator_params(axis="x", integer=True, min_n_ticks=1)
+    panel.grid()
     return figure

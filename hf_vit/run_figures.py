@@ -77,7 +77,7 @@ def image_figure(
 
 
 def model_figures(model, images: torch.Tensor, spec, captions: list[str]) -> dict[str, Figure]:
-    """`figures.attention` of a few images, by every method that gives one map, and the `figures.inside` of a model, by their names.
+    """`figures.attention` of a few images, by every method that gives one map, and `figures.distances`, by their names.
 
     A head that is all zero, as before training, has no gradient: its methods are then left out.
 
@@ -91,13 +91,5 @@ def model_figures(model, images: torch.Tensor, spec, captions: list[str]) -> dic
     left_out = () if model.classifier.weight.any() else GRADIENT_METHODS
     titles = {method: title for method, title in figures.METHODS.items() if method not in left_out}
     maps = [model.attention_maps(pixel_values, -1, method).cpu() for method in titles]  # each (n, h, w)
-    embeddings, config = model.vit.embeddings, model.config
-    is_conv, with_table = config.patch_projection == "conv", config.position_embedding not in ("rotary", "none")
-    inside = figures.inside(
-        embeddings.patch_embeddings.projection.weight if is_conv else None,
-        embeddings.positions_on_grid(config.grid_size)[1][0] if with_table else None,
-        config.grid_size,
-        model.attention_distances(pixel_values),
-    )
     attention = figures.attention(shown, torch.stack(maps, dim=1), [*titles.values()], captions)
-    return {"attention": attention, "inside": inside}
+    return {"attention": attention, "distances": figures.distances(model.attention_distances(pixel_values))}

@@ -3,8 +3,9 @@
     python recipes/app.py runs/demo
     python recipes/app.py USER/NAME --port 8000
 
-It listens on http://127.0.0.1:7860 and needs no network. `recipes/publish.py RUN --repo USER/NAME --space` makes a Space of
-this file, which then shows the model that the README.md of the Space names.
+It listens on http://127.0.0.1:7860 and needs no network. `recipes/publish.py RUN --repo USER/NAME
+--space` makes a Space of this file, which then shows the model that the README.md of the Space
+names.
 """
 
 import argparse
@@ -17,11 +18,11 @@ from pathlib import Path
 from command_line import Parser
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__, "MODEL [--port PORT]")
     parser.add_argument("model", nargs="?", metavar="MODEL", help="run, model folder or Hub id")
     parser.add_argument("--port", type=int, help="port of the page; default: 7860, or the next free one")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     readme = Path(__file__).resolve().with_name("README.md")
     if args.model is None and readme.is_file():  # of a Space
         from huggingface_hub import ModelCard  # after the flags
@@ -29,7 +30,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         args.model = ModelCard.load(readme).data.get("models", [None])[0]
     if args.model is None:
         parser.error("MODEL is needed: a run, a model folder or a Hub id")
-    parser.refuse_mistyped_paths(MODEL=args.model)
     return args
 
 

@@ -1,11 +1,14 @@
-"""Find what is wrong with a data set: broken images, duplicates, rare classes and, with a trained model, wrong labels.
+"""Find what is wrong with a data set: broken images, duplicates, rare classes and, with a trained
+model, wrong labels.
 
     python recipes/audit.py --dataset_name photos --output_file audit.html
-    python recipes/audit.py --dataset_name photos --model_name_or_path runs/photos --output_file runs/photos/audit.html
+    python recipes/audit.py --dataset_name photos --model_name_or_path runs/photos \\
+        --output_file runs/photos/audit.html
 
-It writes one page with pictures, and tables beside it: audit.duplicates.csv and, with a model, audit.labels.csv. Duplicates are
-equal files and similar pictures, within a split and across splits. A label is suspect if a classifier on the model's features,
-fitted without that image, contradicts it. The data is not changed.
+It writes one page with pictures, and tables beside it: audit.duplicates.csv and, with a model,
+audit.labels.csv. Duplicates are equal files and similar pictures, within a split and across
+splits. A label is suspect if a classifier on the model's features, fitted without that image,
+contradicts it. The data is not changed.
 """
 
 import argparse
@@ -23,7 +26,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_group("hardware", **hardware(batch_size=256))
     args = parser.parse_args(argv)
     parser.check_output_files(args.output_file, overwrite=args.overwrite, endings=(".html",))
-    parser.refuse_mistyped_paths(MODEL=args.model_name_or_path, dataset_name=args.dataset_name)
     return args
 
 
@@ -35,6 +37,7 @@ import io
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pandas as pd
 import torch
 from jinja2 import Environment
@@ -51,7 +54,7 @@ from hf_vit.data.summary import summary
 from hf_vit.data.unlabelled import as_one_class, find_files
 from hf_vit.evaluation.classifiers import SavedClassifier
 from hf_vit.evaluation.label_errors import contradicted_labels, out_of_fold_probabilities
-from hf_vit.evaluation.tables import LABEL_SEPARATOR, image_names, label_texts
+from hf_vit.evaluation.tables import image_names, label_texts
 from hf_vit.system.errors import UserError, run_script
 from hf_vit.system.files import write_text
 from hf_vit.system.progress import progress_bar
@@ -98,8 +101,7 @@ def read_images(images: ThumbnailDataset, labels: list[str], num_workers: int) -
     batches = sequential_batches(len(images), 256, 0, 1)
     for batch in progress_bar("reading", "batches", len(batches), data_loader(images, batches, num_workers)):
         vectors.append(thumbnail_vectors(batch["images"]))
-        sizes = pd.DataFrame(batch["sizes"].numpy(), batch["index"].tolist(), ["width", "height"])
-        parts.append(sizes.assign(digest=batch["digests"]))
+        parts.append(pd.Series(batch["digests"], batch["index"].tolist(), name="digest"))
     if not parts:
         raise UserError(f"none of {counted(len(images), 'image')} can be read; {next(iter(images.skipped))}")
     table = images.rows.select_columns(["split", "row", "file"]).to_pandas()
@@ -120,10 +122,9 @@ def find_duplicates(table: pd.DataFrame, vectors: torch.Tensor) -> pd.DataFrame:
     return pd.concat([table[:0].assign(kind=0, group=0), *numbered])
 
 
-def find_suspects(args, images: ThumbnailDataset, table: pd.DataFrame, labels: list[str], accelerator) -> pd.DataFrame:
+def find_suspects(args, classifier: SavedClassifier, images, table: pd.DataFrame, labels: list[str]) -> pd.DataFrame:
     """The part of the table whose labels are contradicted, the most contradicted first, with `predicted` and
     `label_probability`."""
-    classifier = SavedClassifier(args.model_name_or_path, accelerator)
     how = (args.on_bad_image, args.per_device_eval_batch_size, args.num_workers)
     readable, features, seen = classifier.predict(images.rows.select(table.index), *how, features=True)
     truth = readable.labels[seen]
@@ -171,21 +172,24 @@ def gallery(images: ThumbnailDataset, table: pd.DataFrame) -> list[dict]:
     return shown
 
 
-def render_page(name: str, summary: list[str], shown, images: ThumbnailDataset, table: pd.DataFrame) -> str:
+def count_labels(images: ThumbnailDataset, labels: list[str]) -> pd.DataFrame:
+    """The images of each class in each split, readable or not."""
+    splits, places, classes = np.array(images.rows["split"][:]), torch.arange(len(images)), images.labels
+    if classes.ndim == 2:
+        places, classes = classes.nonzero(as_tuple=True)
+    counts = pd.crosstab(classes.numpy(), splits[places]).reindex(range(len(labels)), fill_value=0)
+    return counts[pd.unique(splits)].set_axis(map(printable, labels))
+
+
+def render_page(name: str, summary: list[str], shown, images: ThumbnailDataset, labels: list[str]) -> str:
     """The page as HTML; `summary` and `shown` are from `summarize`."""
-    each = table.assign(label=table["label"].str.split(LABEL_SEPARATOR)).explode("label")
-    counts = pd.crosstab(each["label"].map(printable), each["split"])[table["split"].unique()]
-    sizes = table.groupby("split", sort=False)[["width", "height"]].agg(["min", "median", "max"])
     return (
         Environment(autoescape=True)
         .from_string(PAGE.read_text(encoding="utf-8"))
         .render(
             name=printable(name),
             summary=summary,
-            tables=[
-                ("Images of each class", counts.to_html()),
-                ("Sizes in pixels", sizes.to_html(float_format="%.0f")),
-            ],
+            counts=count_labels(images, labels).to_html(),
             unreadable=map(printable, images.skipped),
             galleries=[
                 (title, count, [gallery(images, part[:SHOWN]) for part in parts]) for title, count, parts in shown
@@ -198,20 +202,22 @@ def main(args: argparse.Namespace):
     accelerator = set_up_evaluation(args.mixed_precision)
     if accelerator.num_processes > 1:
         raise UserError("one process looks at all images: run it without `accelerate launch` or --num_processes")
+    with_model = args.model_name_or_path is not None
+    classifier = SavedClassifier(args.model_name_or_path, accelerator) if with_model else None
     rows, labels = read_rows(args)
-    if args.model_name_or_path is not None and has_several_labels(rows):
+    if with_model and has_several_labels(rows):
         raise UserError("--model_name_or_path is for images with one label, and these have several: leave it out")
     images = ThumbnailDataset(rows, args.on_bad_image)
     table, vectors = read_images(images, labels, args.num_workers)
     duplicates, suspects = find_duplicates(table, vectors), None
     tables = {"duplicates": duplicates.drop(columns="kind")}
-    if args.model_name_or_path is not None:
-        tables["labels"] = suspects = find_suspects(args, images, table, labels, accelerator)
+    if with_model:
+        tables["labels"] = suspects = find_suspects(args, classifier, images, table, labels)
     for name, found in tables.items():
-        found = found.drop(columns=["digest", "width", "height"])  # of the page alone
-        write_text(args.output_file.with_suffix(f".{name}.csv"), csv_text(found, float_format="%.6f"))
+        text = csv_text(found.drop(columns="digest"), float_format="%.6f")
+        write_text(args.output_file.with_suffix(f".{name}.csv"), text)
     summary, shown = summarize(images, duplicates, suspects)
-    write_text(args.output_file, render_page(args.dataset_name, summary, shown, images, table))
+    write_text(args.output_file, render_page(args.dataset_name, summary, shown, images, labels))
     print("\n".join([*map(printable, summary), f"the page: {args.output_file}"]))
 
 

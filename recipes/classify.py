@@ -1,11 +1,13 @@
-"""Print what a saved model sees in images, or in a few images of a data set next to their true labels.
+"""Print what a saved model sees in images, or in a few images of a data set next to their true
+labels.
 
     python recipes/classify.py runs/demo/model recipes/data/bag.png
     python recipes/classify.py runs/photos photos/cat/*.jpg
     python recipes/classify.py google/vit-base-patch16-224 photo.jpg
     python recipes/classify.py runs/demo/model fashion-mnist-mini
 
-A line an image, with the three most likely classes; nothing is written. predict.py writes a table of any number of images.
+A line an image, with the three most likely classes; nothing is written. predict.py writes a table
+of any number of images.
 """
 
 import argparse
@@ -14,15 +16,13 @@ from pathlib import Path
 from command_line import Parser
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__, "MODEL IMAGE [IMAGE ...]")
     parser.add_argument("model", metavar="MODEL", help="run, model folder or Hub id of an image classifier")
     parser.add_argument(
         "images", nargs="+", metavar="IMAGE", help="image files, a folder of class folders, or `fashion-mnist-mini`"
     )
-    args = parser.parse_args(argv)
-    parser.refuse_mistyped_paths(MODEL=args.model)
-    return args
+    return parser.parse_args()
 
 
 if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds

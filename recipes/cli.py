@@ -1,14 +1,18 @@
 """Runs the hf_vit recipes from any folder.
 
     hf-vit train --config demo
-    hf-vit train --dataset_name photos --model_name_or_path google/vit-base-patch16-224-in21k --output_dir runs/photos
+    hf-vit train --dataset_name photos --model_name_or_path google/vit-base-patch16-224-in21k \\
+        --output_dir runs/photos
     hf-vit train --config cifar10 --num_processes 2
     hf-vit classify runs/photos photo.jpg
 
-`hf-vit COMMAND --help` lists the flags of a command, which are those of recipes/COMMAND.py in a clone. Every command also takes
+`hf-vit COMMAND --help` lists the flags of a command, which are those of recipes/COMMAND.py in a
+clone. Every command also takes
 
-    --num_processes N     run as N processes of `accelerate launch`, one per GPU, as recipes/accelerate/ddp.yaml says
-    --launch_file FILE    another file for `accelerate launch`: a path, or fsdp2 for recipes/accelerate/fsdp2.yaml
+    --num_processes N     run as N processes of `accelerate launch`, one per GPU, as
+                          recipes/accelerate/ddp.yaml says
+    --launch_file FILE    another file for `accelerate launch`: a path, or fsdp2 for
+                          recipes/accelerate/fsdp2.yaml
 """
 
 import argparse

@@ -5,10 +5,9 @@ import signal
 import sys
 from pathlib import Path
 
-from hf_vit.system.command_line import Parser, at_least
+from hf_vit.system.command_line import SWITCH, Parser, at_least  # noqa: F401, for the scripts
 
 
-SWITCH = dict(type=bool, nargs="?", const=True, default=False, metavar="true|false")
 DATA = dict(
     dataset_name=dict(required=True, help="Hub id, folder, table file, or `fashion-mnist-mini` (embedded)"),
     dataset_config="configuration of the data set, if it has several",
@@ -57,11 +56,8 @@ def answer_signals():
 
 
 def training_arguments(text: str, kind: type):
-    """The flags of a script that trains, before the imports that take seconds; a path that is not there ends it here."""
+    """The flags of a script that trains, before the imports that take seconds."""
     from hf_vit.training.arguments import parse_args
 
     answer_signals()
-    args = parse_args(sys.argv[1:], text, kind)
-    names = ("dataset_name", "model_name_or_path", "teacher_name_or_path")
-    Parser.refuse_mistyped_paths(**{name: getattr(args, name) for name in names})
-    return args
+    return parse_args(sys.argv[1:], text, kind)

@@ -1,10 +1,13 @@
 """Evaluate a saved image classifier on a data set, or probe its frozen features.
 
     python recipes/eval.py --model_name_or_path runs/demo --dataset_name fashion-mnist-mini
-    python recipes/eval.py --model_name_or_path runs/photos --dataset_name new_photos --split train --output_file scores.json
-    python recipes/eval.py --model_name_or_path google/vit-base-patch16-224-in21k --dataset_name photos --probe_split train
+    python recipes/eval.py --model_name_or_path runs/photos --dataset_name new_photos \\
+        --split train --output_file scores.json
+    python recipes/eval.py --model_name_or_path google/vit-base-patch16-224-in21k \\
+        --dataset_name photos --probe_split train
 
-It prints the metrics, their 95% intervals and the scores of each class. It writes nothing but --output_file and, beside it, a table of the predictions.
+It prints the metrics, their 95% intervals and the scores of each class. It writes nothing but
+--output_file and, beside it, a table of the predictions.
 """
 
 import argparse
@@ -14,24 +17,23 @@ from pathlib import Path
 from command_line import COLUMNS, DATA, SWITCH, Parser, at_least, bad_images, hardware
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__, "--model_name_or_path MODEL --dataset_name DATA [--flag value ...]")
     model = dict(required=True, help="run, model folder or Hub id of an image classifier")
     merged = "patches to merge per layer: faster, slightly less accurate (arXiv 2210.09461)"
     merging = dict(type=at_least(0), default=0, metavar="R", help=merged)
     parser.add_group("model", model_name_or_path=model, token_merging=merging)
-    probe = "split to train k-NN and linear classifiers on, from frozen features; default: no probe"
+    probe = "probe frozen features instead of the head: split to train k-NN and linear classifiers on"
     split = "split to evaluate; default: validation, else test"
     parser.add_group("data", **DATA, split=split, probe_split=probe, **COLUMNS, **bad_images("stop"))
     parser.add_group("hardware", **hardware(batch_size=256))
     about = "JSON file for the metrics; beside it, predictions of each image as .predictions.csv"
     overwrite = dict(**SWITCH, help="replace existing output files")
     parser.add_group("results", output_file=dict(type=Path, help=about), overwrite=overwrite)
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     if args.output_file is not None:
         table = args.output_file.with_suffix(".predictions.csv")
         parser.check_output_files(args.output_file, table, overwrite=args.overwrite)
-    parser.refuse_mistyped_paths(MODEL=args.model_name_or_path, dataset_name=args.dataset_name)
     return args
 
 
@@ -101,25 +103,20 @@ def main(args: argparse.Namespace):
     with accelerator.main_process_first():
         splits, labels, eval_split = read_splits(args, regression)
     how = (args.on_bad_image, args.per_device_eval_batch_size, args.num_workers)
-    images, logits, seen = classifier.predict(splits["eval"], *how, split=eval_split)
-    truth, metrics, details = images.labels[seen], {}, {}
-    try:
-        if regression:
-            metrics = regression_metrics(logits[:, 0], truth)
-            details = {"intervals": regression_intervals(logits[:, 0], truth)}
-        else:
-            matched = classifier.match_labels(truth, labels)
-            metrics = compute_metrics(logits, matched, thresholds)
-            details = {"intervals": intervals(logits, matched, thresholds)}
-            details |= classification_report(logits, matched, names, thresholds)
-    except ValueError as error:
-        if args.probe_split is None:
-            raise
-        accelerator.print(f"the head is not evaluated: {printable(error)}")
-    if args.probe_split is not None:
-        _, features, _ = classifier.predict(splits["eval"], *how, split=eval_split, features=True)
-        known, train_features, read = classifier.predict(splits["train"], *how, split=args.probe_split, features=True)
-        metrics |= probe(train_features, known.labels[read], features, truth)
+    probes = args.probe_split is not None
+    images, values, seen = classifier.predict(splits["eval"], *how, split=eval_split, features=probes)
+    truth, details = images.labels[seen], {}
+    if probes:
+        known, features, read = classifier.predict(splits["train"], *how, split=args.probe_split, features=True)
+        metrics = probe(features, known.labels[read], values, truth)
+    elif regression:
+        metrics = regression_metrics(values[:, 0], truth)
+        details = {"intervals": regression_intervals(values[:, 0], truth)}
+    else:
+        truth = classifier.match_labels(truth, labels)
+        metrics = compute_metrics(values, truth, thresholds)
+        details = {"intervals": intervals(values, truth, thresholds)}
+        details |= classification_report(values, truth, names, thresholds)
 
     skipped = len(splits["eval"]) - len(seen)
     metrics |= {"images": len(truth), "skipped_images": skipped, "split": eval_split}
@@ -131,7 +128,7 @@ def main(args: argparse.Namespace):
             results = {**metrics, "model": classifier.folder, "data": args.dataset_name, **details}
             write_text(args.output_file, json.dumps(results, indent=2))
         if args.output_file and "per_class" in details:
-            table = prediction_table(*images.sources(seen), matched, logits, names, thresholds)
+            table = prediction_table(*images.sources(seen), truth, values, names, thresholds)
             write_text(args.output_file.with_suffix(".predictions.csv"), table)
     accelerator.end_training()
 

@@ -1,20 +1,26 @@
-"""Export an image classifier for use without Python, or without this package: ONNX in float32 and int8, and a torch program.
+"""Export an image classifier for use without Python, or without this package: ONNX in float32 and
+int8, and a torch program.
 
     python recipes/export.py runs/demo
     python recipes/export.py runs/photos --dataset_name new_photos --split train
-    python recipes/export.py google/vit-base-patch16-224 --output_dir exported --dataset_name photos
+    python recipes/export.py google/vit-base-patch16-224 --output_dir exported \\
+        --dataset_name photos
 
-MODEL is a run, a model folder or a Hub id of an image classifier. A run is evaluated on its own images and exported to RUN/export.
-Config and image processor stay in the model folder. The output folder holds
+MODEL is a run, a model folder or a Hub id of an image classifier. A run is evaluated on its own
+images and exported to RUN/export. Config and image processor stay in the model folder. The output
+folder holds
 
-    onnx/model.onnx             pixel_values -> logits, for ONNX Runtime and, beside a native model's config, Transformers.js
-    onnx/model_quantized.onnx   the same with int8 weights, if there are images to evaluate it on; dtype "q8" of Transformers.js
+    onnx/model.onnx             pixel_values -> logits, for ONNX Runtime and, beside a native
+                                model's config, Transformers.js
+    onnx/model_quantized.onnx   the same with int8 weights, if there are images to evaluate it on;
+                                dtype "q8" of Transformers.js
     model.pt2                   the same for torch.export.load, which needs torch alone
     export.json                 what was exported and measured
 
-The batch may have any size. So may height and width of a model with rotary or no positions: a multiple of the patch, in model.pt2
-at least two patches a side (model.onnx ignores rows and columns of pixels that fill no patch). Nothing is written unless both
-float32 files give torch's logits for random pixels.
+The batch may have any size. So may height and width of a model with rotary or no positions: a
+multiple of the patch, in model.pt2 at least two patches a side (model.onnx ignores rows and
+columns of pixels that fill no patch). Nothing is written unless both float32 files give torch's
+logits for random pixels.
 """
 
 import argparse
@@ -38,9 +44,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         **COLUMNS,
         **bad_images("stop"),
     )
-    args = parser.parse_args(argv)
-    parser.refuse_mistyped_paths(MODEL=args.model, dataset_name=args.dataset_name)
-    return args
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds

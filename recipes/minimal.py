@@ -3,14 +3,18 @@
 # dependencies = ["hf_vit[recipes]"]
 # tool.uv.sources.hf_vit = { path = "..", editable = true }
 # ///
-"""How a Vision Transformer is trained: one plain Accelerate loop, with nothing of hf_vit but the model and a metric.
+"""How a Vision Transformer is trained: one plain Accelerate loop, with nothing of hf_vit but the
+model and a metric.
 
     python recipes/minimal.py
-    python recipes/minimal.py --dataset_name AI-Lab-Makerere/beans --label_column labels --checkpoint google/vit-base-patch16-224-in21k
-    accelerate launch --config_file recipes/accelerate/ddp.yaml --num_processes 2 recipes/minimal.py
+    python recipes/minimal.py --dataset_name AI-Lab-Makerere/beans --label_column labels \\
+        --checkpoint google/vit-base-patch16-224-in21k
+    accelerate launch --config_file recipes/accelerate/ddp.yaml \\
+        --num_processes 2 recipes/minimal.py
 
-Without flags, a small ViT learns the Fashion-MNIST images of this repository from scratch. Read it, copy it, change it.
-recipes/train.py is for results: it resumes, augments, averages weights, and reads folders and tables.
+Without flags, a small ViT learns the Fashion-MNIST images of this repository from scratch. Read
+it, copy it, change it. recipes/train.py is for results: it resumes, augments, averages weights,
+and reads folders and tables.
 """
 
 import argparse

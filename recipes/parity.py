@@ -3,9 +3,10 @@
     python recipes/parity.py
     python recipes/parity.py --output_file parity.json
 
-It takes ViT-Ti's width and depth, and some minutes. model_cards/parity.json, which it writes, is what recipes/benchmarks/tables.py shows.
-Each case builds a reference model of transformers with random weights in every tensor, writes it as its family writes it, loads
-the file with hf_vit, compares the outputs, exports it with `to_transformers()` and compares again.
+It takes ViT-Ti's width and depth, and some minutes. model_cards/parity.json, which it writes, is
+what recipes/benchmarks/tables.py shows. Each case builds a reference model of transformers with
+random weights in every tensor, writes it as its family writes it, loads the file with hf_vit,
+compares the outputs, exports it with `to_transformers()` and compares again.
 """
 
 import argparse
@@ -21,11 +22,11 @@ from command_line import Parser
 HOUSE = Path(__file__).resolve().parents[1]
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__, "[--output_file FILE]")
     file = HOUSE / "model_cards" / "parity.json"
     parser.add_argument("--output_file", type=Path, default=file, help="JSON file for the differences")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     parser.check_output_files(args.output_file)
     return args
 

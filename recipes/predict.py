@@ -1,15 +1,20 @@
-"""Predict the labels or embeddings of any number of images, from a folder, a list of files or a data set, to CSV, Parquet or .npy.
+"""Predict the labels or embeddings of any number of images, from a folder, a list of files or a data
+set, to CSV, Parquet or .npy.
 
-    python recipes/predict.py --model_name_or_path runs/demo --dataset_name photos --output_file predictions.csv
-    python recipes/predict.py --model_name_or_path runs/demo --dataset_name list.txt --output_file all.parquet --top_k 0
-    python recipes/predict.py --model_name_or_path runs/demo --dataset_name photos --output embeddings --output_file embeddings.npy
+    python recipes/predict.py --model_name_or_path runs/demo --dataset_name photos \\
+        --output_file predictions.csv
+    python recipes/predict.py --model_name_or_path runs/demo --dataset_name list.txt \\
+        --output_file all.parquet --top_k 0
+    python recipes/predict.py --model_name_or_path runs/demo --dataset_name photos \\
+        --output embeddings --output_file embeddings.npy
 
-Each image is a row: `file` (or `row`, if the data set has no files), then label_1, probability_1 and so on of the --top_k most likely
-labels, or a column of probabilities per label with --top_k 0. A multi-label model adds `labels`: those that reach their thresholds,
-joined by ";". A regression model gives one column, `prediction`.
+Each image is a row: `file` (or `row`, if the data set has no files), then label_1, probability_1
+and so on of the --top_k most likely labels, or a column of probabilities per label with --top_k
+0. A multi-label model adds `labels`: those that reach their thresholds, joined by ";". A
+regression model gives one column, `prediction`.
 
-An embedding is the vector that the classifier's head reads: a column `embedding` of a Parquet file, or a row of a .npy array, with
-the files in FILE.rows.csv beside it.
+An embedding is the vector that the classifier's head reads: a column `embedding` of a Parquet
+file, or a row of a .npy array, with the files in FILE.rows.csv beside it.
 
 Images that cannot be read are listed in FILE.unreadable.txt.
 """
@@ -24,8 +29,7 @@ SUFFIXES = {"labels": (".csv", ".parquet"), "embeddings": (".parquet", ".npy")}
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    usage = "--model_name_or_path MODEL --dataset_name DATA --output_file FILE [--flag value ...]"
-    parser = Parser(__doc__, usage)
+    parser = Parser(__doc__, "--model_name_or_path MODEL --dataset_name DATA --output_file FILE [--flag ...]")
     model = dict(required=True, help="run, model folder or Hub id of an image classifier")
     parser.add_group("model", model_name_or_path=model)
     name = "folder, image file, .txt list, table, Hub id, or `fashion-mnist-mini`"
@@ -45,7 +49,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     files = (args.output_file, *beside(args.output_file))
     parser.check_output_files(*files, overwrite=args.overwrite, endings=SUFFIXES[args.output])
-    parser.refuse_mistyped_paths(MODEL=args.model_name_or_path, dataset_name=args.dataset_name)
     return args
 
 

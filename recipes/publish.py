@@ -1,12 +1,17 @@
 """Publish a finished run on the Hub, or show what would be published; check what came back.
 
-    python recipes/publish.py runs/mine --repo USER/NAME            (shows files, sizes, card and destination; sends nothing)
-    python recipes/publish.py runs/mine --repo USER/NAME --push     (one commit; private, unless --public)
-    python recipes/publish.py runs/mine --repo USER/NAME --space    (its page, recipes/app.py, as a Space of that name; with --push)
-    python recipes/publish.py --verify USER/NAME                    (check that a repository gives the saved logits)
+    python recipes/publish.py runs/mine --repo USER/NAME
+    python recipes/publish.py runs/mine --repo USER/NAME --push
+    python recipes/publish.py runs/mine --repo USER/NAME --space --push
+    python recipes/publish.py --verify USER/NAME
 
-The run is one of train.py or pretrain.py; its folder is only read. The token is that of `hf auth login`, or HF_TOKEN; HF_ENDPOINT
-names another Hub. After an interruption or a failure, the same command continues.
+The first command shows card, files, sizes and destination, and sends nothing. The second makes one
+commit, to a private repository unless --public. The third makes the page of recipes/app.py a Space.
+The last checks that a repository gives the logits saved in it.
+
+The run is one of train.py or pretrain.py; its folder is only read. The token is that of `hf auth
+login`, or HF_TOKEN; HF_ENDPOINT names another Hub. After an interruption or a failure, the same
+command continues.
 """
 
 import argparse
@@ -39,7 +44,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "content",
         layout=dict(choices=("native", "code"), help=layout),
         license="licence of the weights, as the Hub spells it, such as apache-2.0; default: none",
-        data_license="licence of the images; default: that of their card",
         without_images=switch("leave out the sample images of the run"),
         output_dir=dict(type=Path, help="new folder that keeps a copy of what would be uploaded"),
         space=switch("publish a Space that shows the model, instead of the model"),
@@ -66,13 +70,12 @@ if __name__ == "__main__":  # a wrong flag is answered before the imports, which
 if "HF_ENDPOINT" in os.environ:  # Xet is a protocol of the one Hub; every other speaks that of git LFS
     os.environ.setdefault("HF_HUB_DISABLE_XET", "1")
 
-from huggingface_hub import HfApi, constants, get_token
-from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub import constants, get_token
 from huggingface_hub.utils import disable_progress_bars, validate_repo_id
 from transformers.utils import logging as transformers_logging
 
 from hf_vit.hub.package import build_package
-from hf_vit.hub.push import list_files, push_model, remote_files, stale_files
+from hf_vit.hub.push import list_files, push_model
 from hf_vit.hub.retry import REQUEST_ERRORS, explain_error, set_http_timeout
 from hf_vit.hub.space import build_space, push_space
 from hf_vit.hub.verification import verify
@@ -89,25 +92,9 @@ def show(folder: Path):
         print(f"{(folder / name).stat().st_size:>13,}  {name}")
 
 
-def describe_repo(folder: Path, args) -> str:
-    """What a push would meet: whether the repository is there, and which of its files would go."""
-    try:
-        info = HfApi().model_info(args.repo)
-    except RepositoryNotFoundError:
-        return f"does not exist yet: it will be {'public' if args.public else 'private'}"
-    except REQUEST_ERRORS as error:
-        return f"could not be reached, so it is unknown whether it exists ({explain_error(error)})"
-    deleted = ", ".join(stale_files(info, list_files(folder))) or "none"
-    card = "replaced" if args.overwrite_card or "README.md" not in remote_files(info) else "kept, except its metadata"
-    refused = not (args.public or args.without_images or info.private)
-    warning = "; --push needs --public or --without_images" * refused
-    visibility = "private" if info.private else "PUBLIC"
-    return f"exists and is {visibility}; its README.md is {card}; files deleted: {deleted}{warning}"
-
-
 def publish_model(args, folder: Path):
     about = dict(revision=args.revision, license=args.license, with_images=not args.without_images)
-    package = dict(layout=args.layout, data_license=args.data_license, pinned=not args.create_pr)
+    package = dict(layout=args.layout, pinned=not args.create_pr)
     print(build_package(args.run, folder, RECIPES, args.repo, **about, **package))
     if args.license is None:
         print("The card names no licence of the weights: --license apache-2.0 (or another) lets others use them.")
@@ -116,7 +103,8 @@ def publish_model(args, folder: Path):
     if not args.push:
         show(folder)
         branch = "a new pull request" if args.create_pr else f"branch {args.revision or 'main'}"
-        print(f"To: {constants.ENDPOINT}/{args.repo}, {branch}, in one commit. It {describe_repo(folder, args)}")
+        kind = "public" if args.public else "private"
+        print(f"To: {constants.ENDPOINT}/{args.repo}, {branch}, in one commit; a new repository will be {kind}.")
         return
     options = dict(public=args.public, create_pr=args.create_pr, overwrite_card=args.overwrite_card)
     commit, changed = push_model(folder, args.repo, **options, **about)

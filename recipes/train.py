@@ -8,15 +8,16 @@
     python recipes/train.py --config demo
     python recipes/train.py --dataset_name photos --output_dir runs/photos \\
         --model_name_or_path google/vit-base-patch16-224-in21k
-    python recipes/train.py --dataset_name photos --preset tiny-patch16-224 --output_dir runs/scratch
+    python recipes/train.py --dataset_name photos --preset tiny-patch16-224 \\
+        --output_dir runs/scratch
     accelerate launch --config_file recipes/accelerate/ddp.yaml --num_processes 2 \\
         recipes/train.py --config cifar10
 
 --config names a preset of recipes/configs or a YAML file of flags; flags override it. --dry_run
-prints what would be read and the plan, and exits. The same command continues a run that was
-killed, to the same weights. The run folder holds
+prints the data and the plan (steps, learning rates, evaluations), then exits. The same command
+resumes a killed run and ends with the same weights. The run folder holds
 
-    config.yaml            the plan and all flags; `--config` on it repeats the run
+    config.yaml            the plan and all flags; `--config FILE` repeats the run
     metrics.jsonl          a line per log step and per evaluation
     checkpoints/           step-N: to continue from; best-N: the best weights so far
     model/                 weights, config, image processor, code and card, for `from_pretrained`
@@ -27,7 +28,7 @@ killed, to the same weights. The run folder holds
     samples.safetensors    a few evaluated images and the most confident mistakes, with logits
 
 Exit codes: 0 finished, 75 stopped by SIGTERM, SIGINT or SIGUSR1 and ready to continue, 1 error,
-2 wrong flag. `accelerate launch` turns all but 0 into 1.
+2 wrong flag. `accelerate launch` exits with 1 instead of 75 and 2.
 """
 
 if __name__ == "__main__":  # the imports take seconds

@@ -2,15 +2,18 @@
 
     python recipes/visualize.py runs/photos --images photos/cat/1.jpg photos/dog/7.jpg
     python recipes/visualize.py runs/demo --dataset_name fashion-mnist-mini --split test
-    python recipes/visualize.py google/vit-base-patch16-224 --images photo.jpg --method rollout --output_dir pictures
+    python recipes/visualize.py google/vit-base-patch16-224 --images photo.jpg --method rollout \\
+        --output_dir pictures
 
-MODEL is a run, a model folder or a Hub id of any format that hf_vit reads. The pictures in --output_dir:
+MODEL is a run, a model folder or a Hub id of any format that hf_vit reads. The pictures in
+--output_dir:
 
     attention.png     images, and how much each patch counts for the predicted class
-    layers.png        the attention of every layer, mean of its heads, or what --method and --layers ask for
+    layers.png        the attention of every layer, mean of its heads, or by --method and --layers
     heads.png         the attention of each head in the last layer, or in the last of --layers
-    inside.png        patch filters, similarity of positions, how far the heads of each layer look
-    predictions.png, mistakes.png, confusion.png, calibration.png    with --dataset_name: how the model does on the split
+    distances.png     how far the heads of each layer look
+    predictions.png, mistakes.png, confusion.png, calibration.png
+                      with --dataset_name: how the model does on the split
 """
 
 import argparse
@@ -24,7 +27,7 @@ SAMPLED = 4  # images of a data set in the pictures of attention
 METHODS = ("mean", "rollout", "gradient_rollout", "grad_cam")  # those of `attention_maps` with one map a layer
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
     parser = Parser(__doc__, "MODEL (--images FILE [FILE ...] | --dataset_name DATA) [--flag value ...]")
     parser.add_argument("model", metavar="MODEL", help="run, model folder or Hub id")
     source = parser.add_argument_group("images").add_mutually_exclusive_group(required=True)
@@ -41,9 +44,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         label="class of the gradient methods; default: the predicted one",
         output_dir=dict(type=Path, help=where),
     )
-    args = parser.parse_args(argv)
-    parser.refuse_mistyped_paths(MODEL=args.model, dataset_name=args.dataset_name)
-    return args
+    return parser.parse_args()
 
 
 if __name__ == "__main__":  # a wrong flag is answered before the imports, which take seconds
@@ -157,6 +158,8 @@ def main(args: argparse.Namespace):
     drawn |= draw_attention(classifier, images.__getitems__(list(order))["images"], args)
     folder = args.output_dir or default_folder(classifier.folder)
     save_figures(folder, drawn)
+    if images.skipped:
+        print(f"{counted(len(images.skipped), 'image')} cannot be read: {next(iter(images.skipped))}")
     print("\n".join(str(folder / f"{name}.png") for name in drawn))
     print(f"The maps show the attention of {classifier.model.attention_query}.")
 

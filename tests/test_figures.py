@@ -26,7 +26,7 @@ from hf_vit.evaluation.scores import calibration_bins, confusion_matrix
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "visualize.py"
 LOGGED = ("loss", "accuracy", "learning_rate", "gradient_norm", "images_per_second")
-OF_IMAGES = {"attention", "layers", "heads", "inside"}
+OF_IMAGES = {"attention", "layers", "heads", "distances"}
 OF_DATA = {"predictions", "mistakes", "confusion", "calibration"}
 KINDS = ("at 5 $ or 10 $, 7% off", "Egyptian mau", "a_b^c", "SIBERIAN HUSKIES", "cat")
 SHORT = ("cat", "dog", "owl", "ant", "bee")
@@ -72,10 +72,8 @@ def attention(kinds, count, channels=3, grid=(3, 5), side=16):
     return figures.attention(images, maps, [f"layer {kind + 1}" for kind in range(kinds)], captions)
 
 
-def inside(grid=(4, 4), channels=3, patch=7, width=32, layers=4, heads=4, kernel=True, positions=True):
-    kernel = torch.randn(width, channels, patch, patch) if kernel else None
-    positions = torch.randn(grid[0] * grid[1], width) if positions else None
-    return figures.inside(kernel, positions, grid, 112 * torch.rand(layers, heads))
+def distances(layers, heads):
+    return figures.distances(112 * torch.rand(layers, heads))
 
 
 def short_run(steps, level=1.0985, every=1):
@@ -113,7 +111,7 @@ def predictions(count, channels=3, sources=()):
 
 MAKERS = {
     attention: [(1, 1), (4, 4), (24, 2), (4, 2, 1, (4, 4), 7)],
-    inside: [(), ((37, 37), 4, 14, 64, 48, 16), ((3, 5), 3, 2, 6, 1, 1), ((4, 4), 3, 7, 32, 1, 4, False, False)],
+    distances: [(4, 4), (48, 16), (1, 1)],
     calibration: [(np.linspace(0.001, 1, 900),), ([0.31],)],
     predictions: [(12,), (5, 1), (12, 3, ["row 12,345", "Siberian husky/IMG_20190812_123456789.jpg", "$a$.png"])],
     short_run: [(1,), (10,), (2, 0.0), (2, float("nan")), (5, 1e30)],
@@ -224,32 +222,6 @@ def test_each_map_is_beside_its_image_under_its_title():
         assert [axes.get_title() for axes in others] == kinds
         for heat, axes in zip(of_image, others, strict=True):
             np.testing.assert_array_equal(axes.images[0].get_array(), figures.overlay(image, heat))
-
-
-def test_the_similarity_of_a_position_is_largest_at_its_own_row_and_column():
-    grid = (14, 9)
-    table = torch.randn(grid[0] * grid[1], 64)
-    panel = figures.inside(None, table, grid, torch.rand(2, 2)).axes[0]
-    tiles, seen = np.array(panel.images[0].get_array().filled(np.nan)), 0
-    for y, row in zip(panel.get_yticks(), panel.get_yticklabels(), strict=True):
-        for x, column in zip(panel.get_xticks(), panel.get_xticklabels(), strict=True):
-            top, left = round(y - (grid[0] - 1) / 2), round(x - (grid[1] - 1) / 2)
-            tile = tiles[top : top + grid[0], left : left + grid[1]]
-            place = int(row.get_text()) - 1, int(column.get_text()) - 1
-            alike = torch.cosine_similarity(table, table[place[0] * grid[1] + place[1]], dim=1).view(grid)
-            np.testing.assert_allclose(tile, alike, atol=1e-5)
-            assert divmod(int(tile.argmax()), grid[1]) == place
-            seen += 1
-    assert seen == min(7, grid[0]) * min(7, grid[1])
-
-
-@pytest.mark.parametrize("channels", [1, 3, 4])
-def test_the_first_component_of_filters_of_one_pattern_is_the_pattern(channels):
-    pattern = torch.randn(channels, 5, 5)
-    first = figures.filters(torch.randn(40, 1, 1, 1) * pattern + torch.randn(channels, 5, 5))[0]  # (5, 5, 3)
-    shown = (pattern if channels == 3 else pattern.mean(dim=0, keepdim=True)).expand(3, 5, 5).permute(1, 2, 0)
-    wanted = ((shown - shown.min()) / (shown.max() - shown.min())).numpy()
-    assert min(abs(first - wanted).max(), abs(1 - first - wanted).max()) < 1e-3
 
 
 def test_bytes_come_back_from_normalised_images():

@@ -1,7 +1,6 @@
 """Probabilities that mean something: a temperature that is fitted on validation images and folded into the head."""
 
 import contextlib
-import math
 from functools import partial
 
 import torch
@@ -25,20 +24,18 @@ def fit_temperature(logits: torch.Tensor, labels: torch.Tensor) -> float:
         logits: (n, L), of images that were not trained on.
         labels: (n,) class indices, or (n, L) of 0 and 1.
     """
+    from scipy.optimize import brentq
+
     if len(labels) < FEWEST_IMAGES:
         return 1.0
     logits = logits.double()
     probabilities = torch.sigmoid if labels.ndim == 2 else partial(torch.softmax, dim=1)
     truth = labels if labels.ndim == 2 else nn.functional.one_hot(labels, logits.shape[1])
     of_labels = (logits * truth).sum(dim=1).mean()
-    low, high = math.log(1 / HOTTEST), math.log(1 / COLDEST)
-    slope = lambda scale: (probabilities(logits * scale) * logits).sum(dim=1).mean() - of_labels
-    if slope(math.exp(low)) >= 0 or slope(math.exp(high)) <= 0:
+    slope = lambda scale: float((probabilities(logits * scale) * logits).sum(dim=1).mean() - of_labels)
+    if slope(1 / HOTTEST) >= 0 or slope(1 / COLDEST) <= 0:
         return 1.0
-    for _ in range(50):  # the loss is convex in 1 / T: bisect its slope
-        middle = (low + high) / 2
-        low, high = (middle, high) if slope(math.exp(middle)) < 0 else (low, middle)
-    return math.exp(-low)
+    return 1 / brentq(slope, 1 / HOTTEST, 1 / COLDEST)  # the loss is convex in 1 / T
 
 
 @contextlib.contextmanager

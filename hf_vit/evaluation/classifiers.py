@@ -16,7 +16,6 @@ from hf_vit.data.loader import data_loader
 from hf_vit.data.sampling import sequential_batches
 from hf_vit.evaluation.multi_label import check_task, class_names, thresholds_of
 from hf_vit.evaluation.prediction import predict
-from hf_vit.formats.read import families
 from hf_vit.formats.timm_processor import timm_processor
 from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair, labels_by_id
 from hf_vit.model.loading import base_of_adapter, non_finite
@@ -150,18 +149,12 @@ def load_processor(checkpoint: str):
     try:
         return AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=False)
     except OSError:
-        if not any(family.claims(config) for family in families()) and _is_native(checkpoint):
-            raise UserError(
-                f"{checkpoint} has no preprocessor_config.json: save its image processor beside the model"
-            ) from None
-        processor, config = ViTImageProcessorPil(), HFViTConfig.from_pretrained(checkpoint)
-        processor.size = dict(zip(("height", "width"), as_pair(config.image_size), strict=True))
+        size = as_pair(HFViTConfig.from_pretrained(checkpoint).image_size)
         logger.warning(
-            f"{checkpoint} has no preprocessor_config.json: nothing says how its images were normalised; mean "
-            f"{processor.image_mean} and std {processor.image_std} are taken. Where that is wrong, save the right image "
-            "processor beside it"
+            f"{checkpoint} has no preprocessor_config.json, so images are normalised with mean 0.5 and std 0.5. If that is wrong, save "
+            "its image processor beside it"
         )
-        return processor
+        return ViTImageProcessorPil(size=dict(zip(("height", "width"), size, strict=True)))
     except ValueError:
         raise
     except Exception as error:  # whatever a wrong kind of value leads to

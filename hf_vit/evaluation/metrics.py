@@ -32,12 +32,11 @@ METRICS = {
     ),
     "macro_f1": (lambda **pair: scores.class_means(_confusion(**pair))["macro_f1"], {"predictions": CLASS}),
     "calibration_error": (
-        lambda predictions, references, confidences, bins=scores.BINS: scores.calibration_error(
-            confidences, np.equal(predictions, references), bins
+        lambda predictions, references, confidences: scores.calibration_error(
+            confidences, np.equal(predictions, references)
         ),
         {"predictions": CLASS, "confidences": NUMBER},
     ),
-    "confusion_matrix": (scores.confusion_matrix, {"predictions": CLASS}),
 }
 
 
@@ -59,5 +58,4 @@ class HFViTMetric(evaluate.Metric):
         )
 
     def _compute(self, **arguments):
-        value = METRICS[self.chosen][0](**arguments)
-        return {self.chosen: value if isinstance(value, np.ndarray) else float(value)}
+        return {self.chosen: float(METRICS[self.chosen][0](**arguments))}

@@ -39,7 +39,7 @@ def batch_predictor(model, spec, accelerator, features: bool = False):
     Raises:
         ValueError: if the model has no dense head whose input are the features.
     """
-    was_training, head_inputs, hooks, largest = model.training, [], [], 0
+    was_training, head_inputs, hooks = model.training, [], []
     is_regression = model.config.problem_type == "regression"
     if features or is_regression:
         head = classification_head(model)
@@ -47,19 +47,14 @@ def batch_predictor(model, spec, accelerator, features: bool = False):
 
     @torch.no_grad()
     def predict_batch(images: torch.Tensor) -> torch.Tensor:
-        nonlocal largest
-        count = len(images)
         images = images.to(accelerator.device, non_blocking=True)
-        largest = max(largest, count)
-        if count < largest and images.device.type == "cuda":  # pad the last batch, which would be compiled anew
-            images = torch.cat([images, images[:1].expand(largest - count, -1, -1, -1)])
         with accelerator.autocast():
             values = model(spec.normalize(images)).logits  # (b, L)
         if features:
             values = head_inputs.pop().flatten(1)  # (b, D)
         elif is_regression:  # in bfloat16, numbers around 2,000 are multiples of 8
             values = nn.functional.linear(head_inputs.pop().float(), head.weight.float(), head.bias.float())
-        return values[:count].float()
+        return values.float()
 
     model.eval()
     try:

@@ -3,8 +3,6 @@
 import json
 from dataclasses import asdict, dataclass, fields
 
-from hf_vit.system.errors import UserError
-
 
 @dataclass(kw_only=True)
 class Results:
@@ -78,11 +76,7 @@ class Results:
         """Results as `to_json` wrote them. Keys of other versions are left out.
 
         Raises:
-            ValueError: if a key is missing.
+            TypeError: if a key is missing.
         """
         values = json.loads(text)
-        known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
-        try:
-            return cls(**known)
-        except TypeError as error:
-            raise UserError(f"results.json lacks keys that a run writes: {error}") from error
+        return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})

@@ -60,10 +60,10 @@ def calibration_bins(confidences, correct, bins: int = BINS) -> list[dict]:
     ]
 
 
-def calibration_error(confidences, correct, bins: int = BINS) -> float:
-    """Expected calibration error in [0, 1]: |accuracy - mean confidence| of the images in each of `bins` equally wide ranges
+def calibration_error(confidences, correct) -> float:
+    """Expected calibration error in [0, 1]: |accuracy - mean confidence| of the images in each of 15 equally wide ranges
     of confidence, weighted by their number ("On Calibration of Modern Neural Networks", arXiv 1706.04599, equation 3)."""
-    filled = [row for row in calibration_bins(confidences, correct, bins) if row["images"]]
+    filled = [row for row in calibration_bins(confidences, correct) if row["images"]]
     return float(sum(row["images"] * abs(row["accuracy"] - row["confidence"]) for row in filled) / len(confidences))
 
 

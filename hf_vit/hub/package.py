@@ -39,7 +39,6 @@ def build_package(
     revision: str | None = None,
     layout: str | None = None,
     license: str | None = None,
-    data_license: str | None = None,
     with_images: bool = True,
     pinned: bool = True,
 ) -> str:
@@ -50,7 +49,6 @@ def build_package(
         templates: the folder of the cards.
         repo, revision, license: see `write_card`.
         layout: None, "native" or "code", see `choose_layout`.
-        data_license: replaces the licence of the data in the results.
         with_images: whether evaluated images are published: four probes, an example and some figures. Otherwise, the probes
             are noise.
         pinned: whether the card of a model with code names the tag of what it holds, for main may hold other code tomorrow.
@@ -59,7 +57,6 @@ def build_package(
         ValueError: if the run is not finished, or if the saved model does not reproduce the run's logits.
     """
     results, config = read_run(run)
-    results.data["license"] = data_license or results.data.get("license")
     saved, reason = choose_layout(load_merged_model(run / "model").float(), layout)
     saved.save_pretrained(folder)
     shutil.copy(run / "model" / "preprocessor_config.json", folder)

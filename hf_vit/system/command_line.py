@@ -73,9 +73,10 @@ DEVICE_NAMES = (
     "device", "devices", "gpu", "gpus", "num_gpus", "n_gpu", "gpu_ids", "cuda", "no_cuda", "mps", "cpu", "use_cpu",
 )  # fmt: skip
 DEVICE = (
-    ": a GPU is taken if there is one; ACCELERATE_USE_CPU=1 before the command keeps it on the CPU, CUDA_VISIBLE_DEVICES=1 "
-    "picks a GPU, and several take `accelerate launch`"
+    ": what computes on a GPU takes it if there is one; ACCELERATE_USE_CPU=1 before the command keeps it on the CPU, "
+    "CUDA_VISIBLE_DEVICES=1 picks a GPU; where several are of use, `accelerate launch` starts a process for each"
 )
+SWITCH = dict(type=bool, nargs="?", const=True, default="false", metavar="true|false")  # argparse converts the default
 command: str | None = None  # "hf-vit", if recipes/cli.py called the script
 
 
@@ -173,10 +174,11 @@ class Parser(argparse.ArgumentParser):
             if literal is not None:
                 options = dict(choices=get_args(literal))
             elif field.type is bool:
-                options = dict(type=bool, nargs="?", const=True, metavar="true|false")
+                options = dict(SWITCH, default=str(field.default).lower())
             else:
                 options = dict(type=kinds[1] if len(kinds) > 1 else kinds[0])
-            group.add_argument(f"--{field.name}", default=field.default, help=field.metadata["help"], **options)
+            options = {"default": field.default, "help": field.metadata["help"], **options}
+            group.add_argument(f"--{field.name}", **options)
 
     @property
     def flags(self) -> dict[str, argparse.Action]:
@@ -224,17 +226,6 @@ class Parser(argparse.ArgumentParser):
         if os.environ.get("RANK", "0") != "0":
             sys.exit(2)
         super().error(message)
-
-    @staticmethod
-    def refuse_mistyped_paths(**names: str | None):
-        """End with exit code 1 and a sentence if a name is that of no file or folder, and of nothing on the Hub either."""
-        from hf_vit.system.hub_names import refuse_mistyped_path  # it may import huggingface_hub
-
-        for flag, name in names.items():
-            try:
-                refuse_mistyped_path(name, flag if flag.isupper() else f"--{flag}")
-            except ValueError as error:
-                sys.exit(f"error: {error}")
 
     @staticmethod
     def check_output_files(*files: Path, overwrite: bool = True, endings: tuple[str, ...] = ()):

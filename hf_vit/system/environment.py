@@ -3,6 +3,7 @@
 import contextlib
 import os
 import platform
+import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,25 +18,23 @@ PACKAGES = ("torch", "transformers", "accelerate", "datasets", "evaluate", "hugg
 
 def environment_info(device_type: str, processes: int, precision: str) -> dict:
     """Commit, hardware and versions of this run, as results.json holds them."""
-    repository = Path(__file__).parents[2]
-    git = lambda *command: subprocess.run(
-        ["git", *command], cwd=repository, capture_output=True, text=True
-    ).stdout.strip()
-    commit = None
-    with contextlib.suppress(FileNotFoundError):  # git itself, on a small machine
-        if git("rev-parse", "--show-toplevel") == str(repository):  # and no repository around an installed package
-            commit = git("rev-parse", "--verify", "--quiet", "HEAD") or None
-        if commit and git("status", "--porcelain", "--untracked-files=no"):
-            commit += " with local changes"
     chip = torch.cuda.get_device_name() if device_type == "cuda" else processor_name()
     kind = torch.backends.cpu.get_cpu_capability() + (", bf16" if has_native_bf16("cpu") else "")
     cores = f", {os.cpu_count()} cores, {kind}" if device_type == "cpu" else ""
     return {
-        "commit": commit,
+        "commit": commit_of(Path(__file__).parents[2]),
         "hardware": f"{processes} x {chip}{cores}" if processes > 1 else f"{chip}{cores}",
         "mixed_precision": precision,
         "versions": {"python": platform.python_version(), **_versions()},
     }
+
+
+def commit_of(clone: Path) -> str | None:
+    """The commit of a clone, and whether its files differ; None of an installed package, and without git."""
+    if not (clone / ".git").exists() or shutil.which("git") is None:
+        return None
+    command = ["git", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty= with local changes"]
+    return subprocess.run(command, cwd=clone, capture_output=True, text=True).stdout.strip() or None
 
 
 def _versions() -> dict[str, str]:

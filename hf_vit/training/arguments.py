@@ -6,7 +6,6 @@ It imports the standard library and PyYAML alone: flags are answered before the 
 import contextlib
 import dataclasses
 import os
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -48,7 +47,7 @@ class TrainArguments:
     hidden: ClassVar[tuple[str, ...]] = ()  # fields that are no flags of a script
 
     dataset_name: str | None = argument(
-        None, "Hub id, folder, table file, or `fashion-mnist-mini` (embedded)", group="data"
+        None, "Hub id, folder, table file, or `fashion-mnist-mini` (bundled)", group="data"
     )
     dataset_config: str | None = argument(None, "configuration of the data set, if it has several")
     image_column: str | None = argument(None, "image column; default: found by its feature type")
@@ -65,10 +64,10 @@ class TrainArguments:
     balance: Literal["none", "sampling", "weights"] = argument(
         "none", "rare classes: sampling draws classes equally often, weights gives them equal loss"
     )
-    label_names: str | None = argument(None, "text file of class names, one per line, for integer labels")
+    label_names: str | None = argument(None, "text file of class names, one per line")
     label_separator: str | None = argument(None, 'multi-label: what separates the labels in a text, such as ";"')
     label_columns: str | None = argument(None, "multi-label: columns of 0 and 1, such as cat,dog,bird")
-    class_level: int | None = argument(None, "folder level below the split that names the class, default: 1")
+    class_level: int | None = argument(None, "depth of the class folder below the split, default: 1")
     on_bad_image: Literal["stop", "skip"] = argument(
         "stop", "what to do with images that cannot be decoded", resume=True
     )
@@ -108,7 +107,7 @@ class TrainArguments:
     seed: int = argument(0, "random seed: initial weights, data order, augmentation", NOT_NEGATIVE)
     checkpointing_steps: int | None = argument(
         None,
-        "steps between checkpoints; 0: only when stopped; default: after 1 minute, then every 5",
+        "steps between checkpoints; 0: only when stopped; default: after 1 minute, then every 5 minutes",
         NOT_NEGATIVE,
         resume=True,
     )
@@ -131,7 +130,7 @@ class TrainArguments:
     )
     learning_rate: float | None = argument(
         None,
-        "peak learning rate; default: by method, number of images and model width",
+        "peak learning rate; default: from method, number of images and model width",
         POSITIVE,
         group="optimizer",
     )
@@ -173,7 +172,7 @@ class TrainArguments:
     )
     eval_crop: float | None = argument(
         None,
-        "fraction of the resized shorter side to center-crop; default: as the image processor",
+        "center crop: fraction of the resized shorter side; default: the image processor's",
         PART,
     )
     flip: bool = argument(True, "random horizontal flip")
@@ -189,7 +188,7 @@ class TrainArguments:
         NOT_NEGATIVE,
     )
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = argument(
-        "auto", "auto: bf16 where the hardware is fast at it", resume=True, group="hardware"
+        "auto", "auto: bf16 if the hardware computes in it", resume=True, group="hardware"
     )
     num_workers: int | None = argument(
         None,
@@ -214,7 +213,7 @@ class TrainArguments:
     eval_steps: int | None = argument(None, "steps between evaluations; overrides --eval_epochs", AT_LEAST_ONE)
     log_steps: int | None = argument(
         None,
-        "steps between lines of metrics.jsonl; default: 10, fewer in short runs",
+        "steps between lines of metrics.jsonl; default: 10, or less in short runs",
         AT_LEAST_ONE,
         resume=True,
     )
@@ -273,18 +272,8 @@ CONFLICTS = {  # a flag, and those that do not go with it
     "teacher_name_or_path": "mask_ratio norm_pix_loss decoder_hidden_size decoder_num_hidden_layers "
     "decoder_num_attention_heads decoder_intermediate_size",  # of a masked autoencoder
     "overwrite": "resume",
+    "problem_type": "shots balance label_names label_separator label_columns streaming teacher_name_or_path",  # of classes
 }
-
-
-OF_CLASSES = (
-    "shots",
-    "balance",
-    "label_names",
-    "label_separator",
-    "label_columns",
-    "streaming",
-    "teacher_name_or_path",
-)
 
 
 def check_combinations(args: TrainArguments):
@@ -303,8 +292,6 @@ def check_combinations(args: TrainArguments):
     for name in sorted(given & {*CONFLICTS}):
         for other in sorted(given & {*CONFLICTS[name].split()}):
             raise UserError(f"--{name} does not go with --{other}: leave one out")
-    if args.problem_type == "regression" and (others := sorted(given & {*OF_CLASSES})):
-        raise UserError(f"--problem_type regression does not go with --{others[0]}: leave one out")
     if args.eval_split == args.train_split:
         raise UserError("--eval_split and --train_split are the same: leave one out, and a part of it is held out")
 
@@ -353,16 +340,11 @@ def to_yaml(args: TrainArguments) -> str:
 
 def parse_overrides(text: str | None) -> dict:
     """`"hidden_size=64,pooling=mean"` -> `{"hidden_size": 64, "pooling": "mean"}`."""
-    parts = re.split(r",(?![^\[]*\])", text or "")  # not at the comma of image_size=[32,48]
-    pairs = [part.partition("=") for part in parts if part.strip()]
-    for name, equals, _value in pairs:
-        if not equals:
-            raise UserError(f"config_overrides: {name!r} has no value; wanted `field=value,field=value`")
-    return {name.strip(): _parse_value(value) for name, _equals, value in pairs}
-
-
-def _parse_value(text: str):
-    value = yaml.safe_load(text)
-    with contextlib.suppress(TypeError, ValueError):  # YAML 1.1 takes 1e-4 for text
-        return float(value) if isinstance(value, str) else value
-    return value
+    fields = yaml.safe_load("{" + (text or "").replace("=", ": ") + "}")
+    if len(fields) != (text or "").count("="):
+        raise UserError(f"config_overrides must be field=value,field=value, got {text!r}")
+    for name, value in fields.items():
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError):  # YAML 1.1 takes 1e-4 for text
+                fields[name] = float(value)
+    return fields

@@ -18,7 +18,7 @@ from hf_vit.data.splits import class_weights
 from hf_vit.evaluation.calibration import fit_temperature
 from hf_vit.evaluation.classifiers import load_classifier
 from hf_vit.evaluation.intervals import intervals
-from hf_vit.evaluation.multi_label import DEFAULT_THRESHOLD, choose_thresholds
+from hf_vit.evaluation.multi_label import DEFAULT_THRESHOLD, MULTI_LABEL, choose_thresholds
 from hf_vit.evaluation.prediction import LOGITS_TOLERANCE, logits_difference
 from hf_vit.evaluation.results import Results
 from hf_vit.evaluation.scores import (
@@ -72,7 +72,7 @@ class Classification(Task):
             raise UserError(
                 "several labels an image do not go with --balance sampling or --teacher_name_or_path: leave it out"
             )
-        return build_model(labels, *self.source(), multi_label)
+        return build_model(labels, *self.source(problem_type=MULTI_LABEL if multi_label else None))
 
     def set_up(self, data: RunData, backbone, accelerator):
         """The class weights (L,) and the teacher, if they are asked for."""
@@ -234,22 +234,22 @@ class Classification(Task):
         largest = DIVERGED * uninformed if self.teacher is None and self.weights is None else math.inf
         found, (name, value) = diverged(log, uninformed, largest), headline(results.metrics)
         evaluated, low = results.data["scored_images"], results.intervals[name][0]
-        counts = [row["images"] for row in results.per_class if row["images"]]
-        chance = (statistics.mean(counts) if self.data.multi_label else max(counts)) / evaluated
+        if self.data.multi_label:
+            images = statistics.mean(row["images"] for row in results.per_class if row["images"])
+            rival = "chance"
+        else:
+            most = max(results.per_class, key=lambda row: row["images"])
+            images, rival = most["images"], f"always answering {most['label']!r}"
+        chance, scored = images / evaluated, f"{counted(evaluated, 'image')} of {self.data.scored}"
         if low <= chance < value:
-            answer = (
-                ""
-                if self.data.multi_label
-                else f", always answering {max(results.per_class, key=lambda row: row['images'])['label']!r}"
-            )
             found.append(
-                f"{counted(evaluated, 'image')} are too few to tell this model ({value:.2%}) from chance{answer} ({chance:.2%}). "
-                + ("Hold out more with --eval_fraction 0.3." if "part of" in self.data.scored else "Evaluate on more.")
+                f"Only {scored} were scored, too few to tell this model ({value:.2%}) from {rival} ({chance:.2%}). Evaluate on more "
+                "images: --eval_fraction holds out more."
             )
         elif low <= chance:
             found.append(
-                f"No better than chance: {name.replace('_', ' ')} {value:.2%}, at least {low:.2%} with 95% confidence, and chance "
-                f"gives {chance:.2%} of {counted(evaluated, 'image')}. Train for longer, on more images, or evaluate more (--eval_fraction)."
+                f"No better than {rival} ({chance:.2%}): {name.replace('_', ' ')} {value:.2%} on {scored}, at least {low:.2%} with 95% "
+                "confidence. Train for longer, on more images, or evaluate on more (--eval_fraction)."
             )
         return found + differing_logits(results)
 

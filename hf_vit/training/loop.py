@@ -27,7 +27,7 @@ def fit(run: Run) -> bool:
     4. A signal is answered at the end of a step, by all processes after the same one. One that comes during an evaluation ends
        it: `evaluated_step` stays behind, the state is saved, and the resumed run evaluates first.
     5. A resumed run cuts metrics.jsonl back to its checkpoint, and writes the lines after it again.
-    6. What an error leaves behind a whole step is saved too, where there is one process.
+    6. After an error, a run of one process saves its last whole step too.
     """
     plan, state, signals = run.plan, run.state, run.signals
     batches = Prefetcher(run.batches.prepared(state.step))
@@ -72,7 +72,7 @@ def train_step(run: Run, batches: Prefetcher, saved_at: float) -> tuple[bool, bo
 
 
 def forward_backward(run: Run, batches: Prefetcher):
-    """The micro-batches of one step: (loss, correct images and images, (3,), gradient norm, ())."""
+    """Train on the micro-batches of one step: (sums of loss, correct images and images, (3,), gradient norm, ())."""
     args, state, accelerator, task = run.plan.args, run.state, run.accelerator, run.task
     run.model.train()
     for module in run.frozen_modules:

@@ -10,7 +10,6 @@ from transformers import ViTImageProcessorPil
 
 from hf_vit.data.image_spec import ImageSpec, eval_resize, read_settings
 from hf_vit.evaluation.classifiers import load_processor
-from hf_vit.evaluation.multi_label import MULTI_LABEL
 from hf_vit.model.configuration_hf_vit import HFViTConfig, as_pair
 from hf_vit.model.modeling_hf_vit import HFViTForImageClassification, HFViTLayer
 from hf_vit.system.errors import UserError, as_user_errors
@@ -18,42 +17,31 @@ from hf_vit.system.progress import warn
 from hf_vit.training.optimizers import layer_id
 
 
+SINGLE_LABEL = "single_label_classification"  # the `problem_type` that None means here
 LORA_ALPHA = 16  # low-rank updates are scaled by it, divided by their rank
 
 
 @as_user_errors()
 def build_model(
-    labels: list[str],
-    checkpoint: str | None,
-    preset: str | None,
-    image_size: int | None,
-    overrides: dict,
-    eval_crop: float | None = None,
-    multi_label: bool = False,
+    labels: list[str], checkpoint: str | None, preset: str | None, fields: dict, eval_crop: float | None = None
 ):
-    """A model with a head for `labels`, and its image processor: from `checkpoint`, or from scratch by `preset`.
+    """A model with a head for `labels`, and its image processor: see `load_model`.
 
-    The head of a checkpoint is kept only if it was trained for these labels in this order, and for several an image if that is
-    asked for.
+    The head of a checkpoint is kept only if it was trained for these labels in this order, and for the same `problem_type`; one of
+    numbers is not, because these are learned in another unit.
 
     Raises:
         ValueError: if a weight is not finite.
     """
-    fields = {**config_fields(overrides, image_size), "id2label": dict(enumerate(labels))}
-    before = None if checkpoint is None else HFViTConfig.from_pretrained(checkpoint)
-    had_several = before is not None and before.problem_type == MULTI_LABEL
-    was_regression = before is not None and before.problem_type == "regression"
-    if multi_label or had_several or was_regression:
-        fields.setdefault("problem_type", MULTI_LABEL if multi_label else "single_label_classification")
+    fields = {"problem_type": None, **fields, "id2label": dict(enumerate(labels))}
     model, processor = load_model(HFViTForImageClassification, checkpoint, preset, fields, eval_crop)
-    if before is None:
+    if checkpoint is None:
         return model, processor
     vars(model.config).pop("thresholds", None)  # of the labels that it had
-    of_classes = "regression" not in (
-        before.problem_type,
-        model.config.problem_type,
-    )  # numbers are learned in another unit
-    is_kept = list(before.id2label.values()) == labels and had_several == multi_label and of_classes
+    before, kind = HFViTConfig.from_pretrained(checkpoint), model.config.problem_type or SINGLE_LABEL
+    is_kept = (
+        list(before.id2label.values()) == labels and kind == (before.problem_type or SINGLE_LABEL) != "regression"
+    )
     if model.classifier.weight.any():  # a head of another size was reset with a line
         why = "its classes are" if is_kept else "its classes, or their order or number an image, are not"
         warn(f"the head of {checkpoint} is {'kept' if is_kept else 'reset'}: {why} those of the data")
@@ -64,14 +52,11 @@ def build_model(
 
 
 @as_user_errors()
-def build_encoder(
-    model_class, checkpoint: str | None, preset: str | None, image_size: int | None, overrides: dict, eval_crop=None
-):
+def build_encoder(model_class, checkpoint: str | None, preset: str | None, fields: dict, eval_crop=None):
     """An `HFViTForPreTraining` or `HFViTModel`, and its image processor: see `load_model`.
 
-    A decoder that the checkpoint does not have is a light one, unless `overrides` say how large it is.
+    A decoder that the checkpoint does not have is a light one, unless `fields` say how large it is.
     """
-    fields = config_fields(overrides, image_size)
     before = load_config(checkpoint, preset, fields)
     if not any("ForPreTraining" in name for name in before.architectures or ()):
         fields = {**light_decoder(before), **fields}
@@ -85,7 +70,7 @@ def load_config(checkpoint: str | None, preset: str | None, fields: dict) -> HFV
 
 
 def load_model(model_class, checkpoint: str | None, preset: str | None, fields: dict, eval_crop: float | None):
-    """(model, image processor): of a checkpoint, or from scratch by a preset.
+    """(model, image processor): of a checkpoint, or from scratch by a preset; `fields` are those of the config that differ.
 
     Weights are float32, whatever the checkpoint holds: most steps are too small to change a bfloat16 or float16 number
     ("Mixed Precision Training", arXiv 1710.03740, section 3.1). Its image processor says how images are resized and cropped, unless
@@ -113,11 +98,6 @@ def light_decoder(config: HFViTConfig) -> dict[str, int]:
         "decoder_num_attention_heads": heads,
         "decoder_intermediate_size": 128 * heads,
     }
-
-
-def config_fields(overrides: dict, image_size: int | None) -> dict:
-    """`overrides` and the image size as fields of HFViTConfig."""
-    return overrides if image_size is None else {**overrides, "image_size": image_size}
 
 
 def build_processor(source, config: HFViTConfig, eval_crop: float | None) -> ViTImageProcessorPil:
@@ -198,10 +178,10 @@ def find_batch_size(model, compute_loss, spec: ImageSpec, batch_size: int, devic
     Raises:
         ValueError: if one image is too many.
     """
-
     divisors = [size for size in range(batch_size - 1, 0, -1) if batch_size % size == 0]
     # Only even ones of an even number: pairs are mixed.
     smaller = iter([size for size in divisors if size % 2 == batch_size % 2 or size == 1])
+    trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
     def reduce() -> int:
         if (size := next(smaller, None)) is None:
@@ -213,9 +193,8 @@ def find_batch_size(model, compute_loss, spec: ImageSpec, batch_size: int, devic
     @find_executable_batch_size(starting_batch_size=batch_size, reduce_batch_size_fn=reduce)
     def try_step(size: int) -> int:
         try:
-            beside = [torch.empty_like(p) for p in model.parameters() if p.requires_grad for _ in range(copies)]
             pixel_values = torch.zeros(size, spec.channels, spec.height, spec.width, device=device)
-            beside += [torch.empty_like(pixel_values) for _ in range(3)]
+            _beside = torch.empty(copies * trainable + 3 * pixel_values.numel(), device=device)
             compute_loss(pixel_values).backward()
         finally:
             model.zero_grad(set_to_none=True)

@@ -109,10 +109,11 @@ class Plan:
         decay = f" (layer decay {args.layer_decay:g})" if args.layer_decay < 1 else ""
         head = f", of the head {args.head_learning_rate:g}" if args.head_learning_rate is not None else ""
         evaluations = sum(map(self.is_evaluation_step, range(self.total_steps + 1)))
+        first = f"after step {self.first_eval:,}, " if self.first_eval % self.eval_every else ""
         return (
             f"{METHODS[self.method]}: {self.total_steps:,} steps of {counted(self.images_per_step, 'image')}{epochs}, learning rate "
             f"{args.learning_rate:g}{decay}{head}\n"
-            f"{evaluations:,} evaluations, every {self.eval_every:,} steps and at the end (--eval_epochs, --eval_steps)"
+            f"{evaluations:,} evaluations, {first}every {self.eval_every:,} steps and at the end (--eval_epochs, --eval_steps)"
         )
 
     def to_yaml(self) -> str:
@@ -176,14 +177,14 @@ def default_batch_size(method: str, images: int | None, processes: int = 1) -> i
     if method in ("scratch", "pretraining") or images is None:
         return 64
     per_step = 2 ** int(math.log2(max(images, 512) / 32))
-    return max(2, min(64, per_step // processes))  # mixup blends two
+    return max(2, min(64, per_step // processes // 2 * 2))  # mixup blends two
 
 
 def default_epochs(method: str, images: int, images_per_step: int) -> float:
     """Passes over the training set: 10, and more where these are few steps.
 
-    From scratch as many, up to 100, as show 20,000 images; without labels as many, up to 400, as show 500,000; else as many as
-    make `FEWEST_STEPS`.
+    From scratch they show 20,000 images, but at most 100 times each; without labels 500,000, at most 400 times; else they make
+    `FEWEST_STEPS`.
     """
     if method == "pretraining":
         return max(EPOCHS, min(PRETRAINING_EPOCHS, float(PRETRAINING_IMAGES // images)))

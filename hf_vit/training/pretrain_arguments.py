@@ -39,5 +39,5 @@ class PretrainArguments(TrainArguments):
         None, "decoder attention heads; default: the checkpoint's, else one per 32 channels"
     )
     decoder_intermediate_size: int | None = argument(
-        None, "decoder MLP width; default: the checkpoint's, else four times its own"
+        None, "decoder MLP width; default: the checkpoint's, else four times the decoder width"
     )

@@ -81,15 +81,15 @@ class PreTraining(Task):
             ValueError: for a mask ratio that leaves no patch visible or none masked, an image size that the patch does not
                 divide, or a teacher that sees images of another shape.
         """
-        args, fields = self.args, {"patch_dropout_rate": 0.0}  # a checkpoint may have another
+        args, no_dropout = self.args, {"patch_dropout_rate": 0.0}  # a checkpoint may have another
+        if "patch_dropout_rate" in (args.config_overrides or ""):
+            raise UserError(
+                "--config_overrides patch_dropout_rate must be left out: pre-training itself chooses the patches"
+            )
         if args.teacher_name_or_path is None:
-            fields |= {name: getattr(args, name) for name in AUTOENCODER if getattr(args, name) is not None}
-        source = self.source(**fields)
-        if source[3]["patch_dropout_rate"] != 0:
-            raise UserError("--config_overrides patch_dropout_rate must be 0: pre-training itself chooses the patches")
-        if args.teacher_name_or_path is None:
-            return build_encoder(HFViTForPreTraining, *source)
-        student, processor = build_encoder(HFViTModel, *source)
+            decoder = {name: getattr(args, name) for name in AUTOENCODER if getattr(args, name) is not None}
+            return build_encoder(HFViTForPreTraining, *self.source(**no_dropout, **decoder))
+        student, processor = build_encoder(HFViTModel, *self.source(**no_dropout))
         spec = image_spec_of(processor, student.config)
         self.teacher = FeatureTeacher(args.teacher_name_or_path, spec)
         of_teacher, grid = self.teacher.model.config, student.config.grid_size
@@ -148,18 +148,15 @@ class PreTraining(Task):
 
             return predictor.gather(answer, images, data.scored)
 
-        questions = [(mean_loss, data.eval_images)]
+        answers = [ask(mean_loss, data.eval_images)]
         if voters is not None:
-            questions += [(pooled, data.eval_images), (pooled, voters)]
-        answers = []
-        for question in questions:
-            if (answer := ask(*question)) is None:
-                return None
-            answers.append(answer)
-        losses, rows = answers[0]  # (n, 1), (n,)
+            answers += [ask(pooled, data.eval_images), ask(pooled, voters)]
+        if None in answers:
+            return None
+        (losses, rows), *of_labelled = answers  # (n, 1), (n,)
         metrics = {"loss": losses.double().mean().item()}
-        if voters is not None:
-            (_, (features, _), (train, of_train)) = answers
+        if of_labelled:
+            (features, _), (train, of_train) = of_labelled
             labels = data.eval_images.labels[rows]
             metrics["knn_accuracy"] = knn_accuracy(train, voters.labels[of_train], features, labels)
         return Evaluation(metrics, rows)
@@ -224,13 +221,11 @@ def reconstruction_pictures(model, pixel_values: torch.Tensor, noise: torch.Tens
     """Images, the same without their masked patches, and with the model's answer there: uint8 (B, C, H, W) on the CPU, each.
 
     Args:
-        model: an `HFViTForPreTraining`.
+        model: an `HFViTForPreTraining` in eval mode.
         pixel_values: (B, C, H, W) as the model takes them.
         noise: (B, N).
         spec: the `ImageSpec` of the model's images.
     """
-    was_training = model.training
-    outputs = model.eval()(pixel_values, noise=noise)
-    model.train(was_training)
+    outputs = model(pixel_values, noise=noise)
     masked, answers = model.reconstruct(pixel_values, outputs)
     return [denormalize(pictures, spec).cpu() for pictures in (pixel_values.float(), masked, answers)]

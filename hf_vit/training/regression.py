@@ -29,7 +29,7 @@ class Regression(Classification):
     """Squared error, as `transformers` has it for `problem_type="regression"`, of labels in units of their standard deviation.
 
     The network learns (label - mean) / std, mean and std being those of the training labels, so that learning rates need not follow
-    the labels' unit. What is evaluated and saved gives labels: std and mean are folded into the head.
+    the labels' unit. The evaluated and the saved model predict labels: std and mean are folded into the head.
     """
 
     has_accuracy = False

@@ -36,8 +36,8 @@ class Task:
         by the name of their file
     intervals(logits, labels, scores) -> 95% intervals of the metrics, where there are labels
     faults(results, log) -> a sentence for each reason not to trust the model; none for a good one
-    draw(folder, log, scores, samples): pictures of the saved model, whose folder is above `folder`, from the lines of metrics.jsonl and
-        what `artifacts` gave
+    draw(folder, log, scores, samples): pictures into `folder`, which lies in that of the saved model, from the lines of metrics.jsonl
+        and what `artifacts` gave
     next_command(run_folder) -> the command to go on with
     fit_head(head, features, labels), where there are labels: train a new head alone on features (n, D) of the training images
 
@@ -55,12 +55,14 @@ class Task:
         self.args, self.teacher = args, None
 
     def source(self, **fields) -> tuple:
-        """What `build_model` and `build_encoder` make a model of: (checkpoint, preset, image size, config fields, eval crop); `fields` are
-        defaults of the config fields."""
+        """What `build_model` and `build_encoder` make a model of: (checkpoint, preset, config fields, eval crop); `fields` are defaults
+        of the config fields."""
         args = self.args
         checkpoint = args.model_name_or_path and model_folder(args.model_name_or_path)
         fields |= parse_overrides(args.config_overrides)
-        return checkpoint, args.preset, args.image_size, fields, args.eval_crop
+        if args.image_size is not None:
+            fields["image_size"] = args.image_size
+        return checkpoint, args.preset, fields, args.eval_crop
 
     def load_rows(self, print_main) -> tuple[dict, object | None, list[str], str]:
         """({"train": rows, "eval": rows}, the stream to train on or None, names of the classes, the name of what is evaluated)."""

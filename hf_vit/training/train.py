@@ -113,7 +113,7 @@ def print_plan(args: TrainArguments, task: Task):
     splits, _stream, _labels, _split = task.load_rows(print_main)
     trained = None if args.streaming else len(splits["train"])
     size = DataSize(trained, task.evaluation_images(len(splits["eval"])))
-    checkpoint, preset, _, fields, _ = task.source()
+    checkpoint, preset, fields, _ = task.source()
     config = load_config(checkpoint, preset, fields)
     print_main(resolve(args, size, config.hidden_size, int(os.environ.get("WORLD_SIZE", "1"))).describe())
 
@@ -156,7 +156,7 @@ def train_and_save(run: Run) -> bool:
             with contextlib.suppress(Exception):  # it must not hide what went wrong
                 run.save()
         if state.saved_step > 0:
-            print_main(f"stopped after step {state.step:,}: the same command continues from step {state.saved_step:,}")
+            print_main(f"stopped after step {state.step:,}; the last checkpoint is of step {state.saved_step:,}")
         raise
 
 

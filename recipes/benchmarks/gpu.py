@@ -3,13 +3,15 @@
     python recipes/benchmarks/gpu.py --output_file gpu.json --minutes 9
     python recipes/benchmarks/gpu.py --output_file check.json --tiny
 
-The same command goes on with the stages that the file does not hold yet. --tiny runs each with small sizes, also without a GPU, to
-see that it works.
+The same command goes on with the stages that the file does not hold yet. --tiny runs each with
+small sizes, also without a GPU, to see that it works.
 
     ceiling      TFLOP/s of a large product in bf16
-    small, base  ViT-S/16 and ViT-B/16, model only: images a second, memory and share of the ceiling, eager and compiled, beside
-                 native transformers by PyTorch's attention, and by flash-attn where that is installed
-    profile      kernels of a compiled training step of ViT-S/16: the longest, what waits, how long the GPU is idle
+    small, base  ViT-S/16 and ViT-B/16, model only: images a second, memory and share of the
+                 ceiling, eager and compiled, beside native transformers by PyTorch's attention,
+                 and by flash-attn where that is installed
+    profile      kernels of a compiled training step of ViT-S/16: the longest, what waits, how long
+                 the GPU is idle
     memory       peak of a training step of ViT-B/16 with and without gradient checkpointing
     optimizers   milliseconds of a step of AdamW and of Muon on the weights of ViT-S/16
 """
@@ -215,14 +217,21 @@ def main(args: argparse.Namespace):
         args.output_file.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flag = parser.add_argument
     flag("--output_file", type=Path, required=True, help="JSON file of the stages")
     flag("--minutes", type=float, default=9.0, help="no stage begins that may end later; default: 9")
-    flag("--stages", nargs="+", choices=STAGES, default=list(STAGES), help="what to measure, in this order")
+    flag(
+        "--stages",
+        nargs="+",
+        metavar="STAGE",
+        choices=STAGES,
+        default=list(STAGES),
+        help="what to measure, in this order",
+    )
     flag("--tiny", action="store_true", help="small sizes, to check the script itself, also without a GPU")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     if DEVICE.type != "cuda" and not args.tiny:
         parser.error("no CUDA device: --tiny checks the script without one")
     return args

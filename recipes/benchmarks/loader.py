@@ -1,4 +1,5 @@
-"""Images a second from files to batches of tensors: hf_vit.data beside rows that are transformed one by one.
+"""Images a second from files to batches of tensors: hf_vit.data beside rows that are transformed one
+by one.
 
 python recipes/benchmarks/loader.py
 python recipes/benchmarks/loader.py --repeats 3 --output_file model_cards/benchmark.json

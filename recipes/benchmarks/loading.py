@@ -1,4 +1,5 @@
-"""Import, `from_pretrained` of ViT-B and its peak memory, each in a process of its own, beside native transformers.
+"""Import, `from_pretrained` of ViT-B and its peak memory, each in a process of its own, beside
+native transformers.
 
 python recipes/benchmarks/loading.py
 python recipes/benchmarks/loading.py --output_file model_cards/benchmark.json

@@ -1,10 +1,11 @@
-"""Milliseconds of a forward pass and a training step, beside native transformers and, where installed, timm.
+"""Milliseconds of a forward pass and a training step, beside native transformers and, where
+installed, timm.
 
     python recipes/benchmarks/model.py
     python recipes/benchmarks/model.py --repeats 3 --output_file model_cards/benchmark.json
 
-Contenders run in turns (A B A B ...). Figures are medians of the rounds, and a ratio is the median of the ratios of each round.
-It takes half an hour on two cores.
+Contenders run in turns (A B A B ...). Figures are medians of the rounds, and a ratio is the
+median of the ratios of each round. It takes half an hour on two cores.
 """
 
 import importlib

@@ -162,7 +162,7 @@ def test_the_saved_image_processor_gives_the_pixels_that_were_scored(checkpoint,
             processor = BitImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 14, "width": 14})
         processor.save_pretrained(base)
     preset, overrides = ("tiny-patch16-224", small) if base is None else (None, {})
-    model, processor = build_model(["cat", "dog"], base, preset, 16, overrides, eval_crop)
+    model, processor = build_model(["cat", "dog"], base, preset, {**overrides, "image_size": 16}, eval_crop)
     processor.save_pretrained(tmp_path / "model")
     restored = AutoImageProcessor.from_pretrained(tmp_path / "model")
     spec = image_spec_of(restored, model.config)

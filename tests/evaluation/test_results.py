@@ -28,5 +28,5 @@ def test_results_are_read_and_written_without_a_change(file):
 def test_a_key_of_another_version_is_left_out_and_a_missing_one_is_named():
     kept = kept_results(KEPT[0])
     assert Results.from_json(json.dumps({**kept, "of_tomorrow": 1})).as_dict() == kept
-    with pytest.raises(ValueError, match="weights_sha256"):
+    with pytest.raises(TypeError, match="weights_sha256"):
         Results.from_json(json.dumps({name: kept[name] for name in kept if name != "weights_sha256"}))

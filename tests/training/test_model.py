@@ -41,7 +41,7 @@ def test_a_checkpoints_head_is_kept_only_for_the_same_labels(saved, labels, stor
     folder = saved()
     config = json.loads((folder / "config.json").read_text()) | {"id2label": stored}
     (folder / "config.json").write_text(json.dumps(config))
-    model, _ = build_model(labels, str(folder), None, None, {})
+    model, _ = build_model(labels, str(folder), None, {})
     head = load_file(folder / "model.safetensors")["classifier.weight"]
     assert torch.equal(model.classifier.weight, head) if kept else not model.classifier.weight.any()
     assert list(model.config.id2label.values()) == labels
@@ -49,14 +49,14 @@ def test_a_checkpoints_head_is_kept_only_for_the_same_labels(saved, labels, stor
 
 def test_a_model_from_scratch_has_the_datas_labels_and_a_fitting_processor():
     small = {"num_channels": 1, "hidden_size": 12, "num_hidden_layers": 1}
-    model, processor = build_model(["a", "b", "c"], None, "tiny-patch16-224", 32, small)
+    model, processor = build_model(["a", "b", "c"], None, "tiny-patch16-224", {**small, "image_size": 32})
     assert model.config.label2id == {"a": 0, "b": 1, "c": 2}
     assert dict(processor.size) == {"height": 32, "width": 32}
     assert len(processor.image_mean) == 1
 
 
 def test_a_checkpoint_of_half_precision_is_trained_in_float32(saved):
-    model, _ = build_model(NAMES, str(saved(torch.bfloat16)), None, None, {})
+    model, _ = build_model(NAMES, str(saved(torch.bfloat16)), None, {})
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 
 
@@ -109,7 +109,7 @@ def test_a_saved_lora_run_loads_with_its_logits_labels_and_size(
     folder = saved(torch.bfloat16 if base == "in bfloat16" else torch.float32)
     if base == "native":
         randomize(ViTForImageClassification(ViTConfig(**tiny_fields))).save_pretrained(folder)
-    model, _ = build_model(["a", "b", "c"], str(folder), None, 24, {})
+    model, _ = build_model(["a", "b", "c"], str(folder), None, {"image_size": 24})
     lora, pixels = add_lora(model, 2).eval(), torch.randn(2, 3, 24, 24)
     for parameter in lora.parameters():
         if parameter.requires_grad:

@@ -116,7 +116,7 @@ def test_config_overrides_are_typed():
         image_size=[32, 48],
         drop_path_rate=0.1,
     )
-    with pytest.raises(ValueError, match="no value"):
+    with pytest.raises(ValueError, match="hidden_size"):
         parse_overrides("hidden_size")
 
 
