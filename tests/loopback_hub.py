@@ -214,7 +214,7 @@ class Hub:
                     named = {name: unquote(value) for name, value in match.groupdict(default="").items()}
                     with self.lock:
                         return route(self, Request(query, body, authorization is not None), **named)
-            raise Refusal(404, f"Not found: {method} {parts.path}")
+            raise Refusal(404, f"Not found: {method} {parts.path}", "RepoNotFound")  # a data set, for one
         except Refusal as refusal:
             return refusal.reply
 
@@ -251,7 +251,7 @@ class Hub:
         oid = found.head(rev or "main")
         siblings = [{"rfilename": path} for path in sorted(found.trees[oid])]
         name = repo.removeprefix("spaces/")
-        return json_reply({"id": name, "modelId": name, "sha": oid, "private": found.private, "siblings": siblings})
+        return json_reply({"id": name, "sha": oid, "private": found.private, "siblings": siblings})
 
     def tree(self, request: Request, repo: str, rev: str) -> Reply:
         found = self._readable(request, repo)

@@ -33,10 +33,10 @@ def command(*flags, cwd, **environment):
     )
 
 
-def at(hub, home, token=TOKEN):
+def at(hub, home):
     """The environment of a process whose Hub this is."""
     return dict(
-        HF_ENDPOINT=hub.url, HF_TOKEN=token, HF_HOME=str(home), HF_HUB_DISABLE_XET="1", HF_HUB_OFFLINE="0", TRANSFORMERS_OFFLINE="0"
+        HF_ENDPOINT=hub.url, HF_TOKEN=TOKEN, HF_HOME=str(home), HF_HUB_DISABLE_XET="1", HF_HUB_OFFLINE="0", TRANSFORMERS_OFFLINE="0"
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import DatasetDict
 from image_data import ANIMALS, dataset, encoded, pictures, table_of, write_tar
+from loopback_hub import Hub
 from PIL import Image
 
 from hf_vit.data.image_files import allowed_files, read_image_bytes
@@ -275,12 +276,13 @@ def test_a_run_is_not_kept_among_its_images(tmp_path, monkeypatch):
     refuse_nested_folders("photos", "runs/x")
 
 
-def test_a_name_that_is_nowhere_is_asked_of_the_hub_once_and_not_again_if_nobody_answers(server, monkeypatch):
+def test_a_name_that_is_nowhere_is_asked_of_the_hub_once_and_not_again_if_nobody_answers(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
-    with pytest.raises(UserError, match="alice/photos"):
-        load_splits("alice/photos")
-    assert [path for path in server.asked if "datasets" in path] == ["/api/datasets/alice/photos"]
+    with Hub() as hub:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+        with pytest.raises(UserError, match="alice/photos"):
+            load_splits("alice/photos")
+    assert [path for _, path in hub.requests if "datasets" in path] == ["/api/datasets/alice/photos"]
     monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it waited to try again"))
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
     with pytest.raises(UserError, match=r"alice/nowhere_kept.*cannot be reached"):

@@ -10,6 +10,7 @@ import transformers
 from checkpoint_writers import dinov3_file, jax_file, save, timm_repo, to_eva, to_timm, torchvision_file
 
 from hf_vit import HFViTForImageClassification, HFViTModel
+from hf_vit.formats.timm_processor import timm_processor
 
 
 ROUNDING = 1e-5  # of the largest output
@@ -115,6 +116,11 @@ def test_a_timm_repo_may_hold_a_pickle_or_be_a_wrapper_of_transformers(reference
 def test_what_a_timm_repo_says_is_read(reference, tmp_path, said, read):
     config = CLASSIFIER.from_pretrained(timm_repo(**said)(reference(), tmp_path)).config
     assert {name: getattr(config, name) for name in read} == read
+
+
+def test_the_image_processor_of_a_timm_repo_has_its_mean_and_its_deviation():
+    processor = timm_processor({"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6]}, "repo")
+    assert (list(processor.image_mean), list(processor.image_std)) == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
 
 
 @pytest.mark.parametrize(

@@ -256,8 +256,8 @@ def test_a_tensor_in_two_shards_is_an_error(folder):
     tensors, index = load_file(path / "model.safetensors"), {}
     (path / "model.safetensors").unlink()
     for number, part in enumerate((tensors, dict(list(tensors.items())[:1]))):
-        save(part, path / f"{number}.safetensors")
-        index |= {f"{name}{number}": f"{number}.safetensors" for name in part}
-    (path / "model.safetensors.index.json").write_text(json.dumps(dict(metadata={}, weight_map=index)))
+        save(part, path / f"{number}.bin")
+        index |= {f"{name}{number}": f"{number}.bin" for name in part}
+    (path / "pytorch_model.bin.index.json").write_text(json.dumps(dict(metadata={}, weight_map=index)))
     with pytest.raises(ValueError, match=f"{re.escape(min(part))} 2 times"):
         HFViTModel.from_pretrained(path)
