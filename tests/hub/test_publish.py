@@ -302,14 +302,14 @@ def test_a_repository_and_a_folder_are_verified_as_they_are_now(published, assem
             recipe("--verify alice/code")
 
 
-def change(folder):
+def change(folder, by=0.1):
     """Other weights."""
     file = folder / "model.safetensors"
-    save_file({name: tensor + 0.1 for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+    save_file({name: tensor + by for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
 
 
 def change_with_probes(folder):
-    change(folder)
+    change(folder, by=1e-3)
     probes = load_file(folder / "probes.safetensors")
     write_probes(folder, probes["pixel_values"], probes["logits"])
 
