@@ -24,7 +24,7 @@ test: .venv/installed
 
 goldens: .venv/installed
 	$(BIN)/python -m pytest tests/goldens
-	$(BIN)/python tests/goldens/same_weights.py
+	$(BIN)/python tests/goldens/same_weights.py HEAD
 
 torture: .venv/installed
 	for kind in adamw muon lora fsdp2; do $(BIN)/python tests/torture.py --kind $$kind || exit 1; done

@@ -31,7 +31,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     """Files that start processes come first, so that of several workers none is left with a long one at the end."""
-    items.sort(key=lambda item: {"forked", "subprocess", "torture"}.isdisjoint(vars(item.module)))
+    items.sort(key=lambda item: {"forked", "recipe", "subprocess", "torture"}.isdisjoint(vars(item.module)))
 
 
 @pytest.fixture(autouse=True)

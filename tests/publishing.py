@@ -12,6 +12,7 @@ import pytest
 from huggingface_hub import constants, set_client_factory
 from huggingface_hub.utils import _http
 from loopback_hub import TOKEN
+from runs import words_of
 
 from hf_vit.hub.retry import set_http_timeout
 from hf_vit.system.errors import UserError
@@ -73,6 +74,6 @@ def one_line(match):
     assert not re.search(f"\n|Traceback|{TOKEN}", str(caught.value))
 
 
-def recipe(*flags):
+def recipe(*parts):
     """The command in this process; its errors are raised."""
-    publish.main(publish.parse_args([*map(str, flags)]))
+    publish.main(publish.parse_args(words_of(*parts)))

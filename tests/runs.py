@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import datasets
 import forked
 import numpy as np
 from PIL import Image
+from transformers import ViTImageProcessorPil
 
 from hf_vit.data.sources import load_splits
 from hf_vit.evaluation.results import Results
@@ -20,6 +22,8 @@ from hf_vit.training.train import train as train_in_this_process
 HOUSE = Path(__file__).parents[1]
 TRAIN = HOUSE / "recipes" / "train.py"
 TINY = "image_size=16,patch_size=4,hidden_size=32,num_hidden_layers=2,num_attention_heads=2,intermediate_size=64"
+
+UNDRAWN = ("-c", forked.THEN_THE_SCRIPT)  # a launcher of runs without pictures
 
 # What recipes/accelerate/fsdp2.yaml says, for processes that no launcher starts.
 FSDP2 = {
@@ -49,8 +53,14 @@ def start(*flags, before="", recipe=TRAIN, cwd=".", launcher=(), **environment) 
     return forked.Forked([*line, recipe, *flags], cwd, {**os.environ, **own}, together=True)
 
 
-def recipe(script, *flags, cwd, fails=False, launcher=(), **environment) -> str:
-    """Run a recipe as a user would; what it printed."""
+def words_of(*parts) -> list[str]:
+    """The words of a command line, from parts of which a text may be several words, and a path is one."""
+    return [word for part in parts for word in (part.split() if isinstance(part, str) else [str(part)])]
+
+
+def recipe(*parts, cwd, fails=False, launcher=(), **environment) -> str:
+    """Run a recipe as a user would, by the parts of its command line; what it printed."""
+    script, *flags = words_of(*parts)
     line = [sys.executable, "-W", "ignore", *launcher, HOUSE / "recipes" / script, *flags]
     done = forked.run(line, cwd=cwd, env={**os.environ, **environment})
     assert (done.returncode != 0) is fails, done.stdout + done.stderr
@@ -80,20 +90,42 @@ def write_shards(photos: Path, folder: Path) -> Path:
     return folder
 
 
-def train(photos: Path, run: Path, task=Classification, draw=lambda *_: None, **flags) -> Results:
+def train(photos: Path, run: Path, task=Classification, kind=TrainArguments, draw=lambda *_: None, **flags) -> Results:
     """A run of a tiny model in this process, without pictures."""
     network = {} if "model_name_or_path" in flags else dict(preset="tiny-patch16-224", config_overrides=TINY)
     flags = network | dict(per_device_train_batch_size=4, num_workers=0, auto_find_batch_size=False) | flags
     task = type(task.__name__, (task,), {"draw": draw})
-    return train_in_this_process(TrainArguments(dataset_name=str(photos), output_dir=str(run), **flags), task)
+    return train_in_this_process(kind(dataset_name=str(photos), output_dir=str(run), **flags), task)
+
+
+def save_with_processor(model, folder: Path) -> Path:
+    """The folder of a model, with an image processor of its size."""
+    model.save_pretrained(folder)
+    size = model.config.image_size
+    height, width = (size, size) if isinstance(size, int) else size
+    ViTImageProcessorPil(size={"height": height, "width": width}).save_pretrained(folder)
+    return folder
+
+
+def cut_back(run: Path, step: int) -> Path:
+    """The folder of a finished run as a kill leaves it if its last checkpoint is that of `step`."""
+    (run / "results.json").unlink()
+    for place in [run / "model", run / "last", *run.glob("checkpoints/*-*")]:
+        if "-" not in place.name or int(place.name.partition("-")[2]) > step:
+            shutil.rmtree(place, ignore_errors=True)
+    return run
 
 
 def as_flags(values: dict) -> list[str]:
     return [f"--{name}={value}" for name, value in values.items()]
 
 
+def read_json(file: Path):
+    return json.loads(file.read_text())
+
+
 def results_of(run: Path) -> dict:
-    return json.loads((run / "results.json").read_text())
+    return read_json(run / "results.json")
 
 
 def log_of(run: Path) -> list[dict]:

@@ -1,7 +1,5 @@
 """Claims about several labels an image: the scores are scikit-learn's, and thresholds belong to their labels."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -10,18 +8,8 @@ from transformers import AutoModelForImageClassification
 
 from hf_vit import HFViTForImageClassification
 from hf_vit.evaluation.intervals import intervals
-from hf_vit.evaluation.multi_label import (
-    FEWEST_POSITIVES,
-    MULTI_LABEL,
-    check_task,
-    choose_thresholds,
-    thresholds_of,
-)
-from hf_vit.evaluation.scores import (
-    classification_report,
-    compute_metrics,
-    headline,
-)
+from hf_vit.evaluation.multi_label import FEWEST_POSITIVES, MULTI_LABEL, check_task, choose_thresholds, thresholds_of
+from hf_vit.evaluation.scores import classification_report, compute_metrics, headline
 
 
 NAMES = ["cat", "dog", "owl", "yak"]
@@ -49,10 +37,9 @@ def test_each_score_of_several_labels_is_scikit_learns():
     }
     assert metrics == pytest.approx(wanted, abs=1e-6)
     report = classification_report(logits, labels, NAMES, thresholds)
-    for index, row in enumerate(report["per_class"]):
-        known = dict(zip(("precision", "recall", "f1"), sklearn.precision_recall_fscore_support(
-            truth[:, index], given[:, index], average="binary", zero_division=0), strict=False))  # fmt: skip
-        assert {name: row[name] or 0 for name in known} == pytest.approx(known)
+    precision, recall, f1, _ = sklearn.precision_recall_fscore_support(truth, given, average=None, zero_division=0)
+    for name, values in (("precision", precision), ("recall", recall), ("f1", f1)):
+        assert [row[name] or 0 for row in report["per_class"]] == pytest.approx(values)
     counts = sklearn.multilabel_confusion_matrix(truth, given)
     assert report["confusion_matrix"] == [[c[1, 1], c[0, 1], c[1, 0], c[0, 0]] for c in counts]
     for name, (low, high) in intervals(logits, labels, thresholds).items():
@@ -63,12 +50,9 @@ def test_labels_that_no_image_has_are_counted_and_left_out_of_the_mean():
     logits, labels = scored()
     thresholds = torch.full((4,), 0.5)
     report = classification_report(logits, labels, NAMES, thresholds)
-    precisions = [row["average_precision"] for row in report["per_class"]]
-    assert (report["labels_without_images"], precisions[3]) == (1, None)
-    assert headline(compute_metrics(logits, labels, thresholds)) == (
-        "mean_average_precision",
-        pytest.approx(np.mean(precisions[:3])),
-    )
+    *precisions, absent = (row["average_precision"] for row in report["per_class"])
+    assert (report["labels_without_images"], absent) == (1, None)
+    assert headline(compute_metrics(logits, labels, thresholds))[1] == pytest.approx(np.mean(precisions))
     with pytest.raises(ValueError, match="200 images"):
         compute_metrics(logits, torch.zeros(200, 4), thresholds)
 
@@ -104,18 +88,20 @@ def test_thresholds_belong_to_the_labels_and_survive_saving_and_the_native_layou
     model.config.thresholds = {"dog": 0.75, "cat": 0.25}
     model.save_pretrained(tmp_path / "ours")
     model.to_transformers().save_pretrained(tmp_path / "native")
-    assert json.loads((tmp_path / "native" / "config.json").read_text())["model_type"] == "vit"
-    for folder, load in (
-        ("ours", HFViTForImageClassification), ("native", AutoModelForImageClassification), ("native", HFViTForImageClassification),
-    ):  # fmt: skip
-        config = load.from_pretrained(tmp_path / folder).config
-        assert (config.problem_type, thresholds_of(config).tolist()) == (MULTI_LABEL, [0.25, 0.75])
+    native = AutoModelForImageClassification.from_pretrained(tmp_path / "native")
+    assert native.config.model_type == "vit"
+    for loaded in (
+        native,
+        *map(HFViTForImageClassification.from_pretrained, (tmp_path / "ours", tmp_path / "native")),
+    ):
+        assert loaded.config.problem_type == MULTI_LABEL
+        assert thresholds_of(loaded.config).tolist() == [0.25, 0.75]
 
 
 def test_images_and_model_must_have_labels_of_one_kind():
-    check_task(torch.zeros(3), None)
-    check_task(torch.zeros(3, 2), torch.zeros(2))
-    with pytest.raises(ValueError, match="images have several labels"):
-        check_task(torch.zeros(3, 2), None)
-    with pytest.raises(ValueError, match="images have one label"):
-        check_task(torch.zeros(3), torch.zeros(2))
+    one, several, thresholds = torch.zeros(3), torch.zeros(3, 2), torch.zeros(2)
+    check_task(one, None)
+    check_task(several, thresholds)
+    for labels, of_model in ((several, None), (one, thresholds)):
+        with pytest.raises(ValueError, match="label"):
+            check_task(labels, of_model)

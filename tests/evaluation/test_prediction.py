@@ -1,15 +1,11 @@
 """Claims about logits and features of whole data sets."""
 
 import math
-import os
-import subprocess
-import sys
 
 import forked
 import pytest
 import torch
-from accelerate import Accelerator
-from torch import nn
+from runs import ended, start
 from transformers import (
     Dinov2ForImageClassification,
     ViTConfig,
@@ -17,7 +13,7 @@ from transformers import (
     ViTModel,
 )
 
-from hf_vit import HFViTConfig, HFViTForImageClassification
+from hf_vit import HFViTForImageClassification
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.data.normalization import normalize
 from hf_vit.evaluation.prediction import classification_head, gather_rows, predict
@@ -68,14 +64,6 @@ def test_features_are_what_the_head_sees(accelerator, tiny_fields, randomize, mo
     torch.testing.assert_close(model.classifier(features), logits, rtol=1e-4, atol=1e-5)
 
 
-def test_rows_of_skipped_images_are_left_out(accelerator, tiny_model):
-    model, images = tiny_model(), torch.randint(0, 256, (6, 3, 16, 16), dtype=torch.uint8)
-    every, _ = predict(model, in_batches(images, [0, 1, 2, 3, 4, 5]), FORM, accelerator(), 6)
-    values, rows = predict(model, in_batches(images, [5, 1], [2]), FORM, accelerator(), 6)
-    assert rows.tolist() == [1, 2, 5]
-    torch.testing.assert_close(values, every[[1, 2, 5]])
-
-
 def test_a_model_without_a_head_has_no_features(accelerator, tiny_fields):
     model = ViTModel(ViTConfig(**{**tiny_fields, "num_labels": 7}), add_pooling_layer=False)
     with pytest.raises(ValueError, match="ViTModel has no dense layer of 7 labels"):
@@ -90,43 +78,32 @@ def test_the_head_is_the_last_layer_of_as_many_outputs(tiny_config):
     assert classification_head(add_lora(model, 2)) is model.classifier.modules_to_save["default"]
 
 
-def test_two_processes_get_every_row_once_and_the_same(accelerator, tmp_path, tiny_fields):
+OF_TWO = """
+import sys, torch
+from accelerate import Accelerator
+from hf_vit.evaluation.prediction import predict
+accelerator = Accelerator(cpu=True)
+rank = accelerator.process_index
+assert accelerator.num_processes == 2
+model, images, form, shares = torch.load("given", weights_only=False)
+found = []
+for share in shares:
+    batches = [{"images": images[rows], "index": torch.tensor(rows)} for rows in share[rank]]
+    for features in (False, True):
+        found.append(predict(model, batches, form, accelerator, len(images), features))
+torch.save(found, f"found.{rank}")
+accelerator.end_training()
+sys.exit()
+"""
+
+
+def test_two_processes_get_every_row_once_and_the_same(accelerator, tmp_path, tiny_model):
     """In the second part one process has nothing to do."""
-    script = tmp_path / "two.py"
-    script.write_text(
-        "import sys\n"
-        "import torch\n"
-        "from accelerate import Accelerator\n"
-        "from hf_vit import HFViTConfig, HFViTForImageClassification\n"
-        "from hf_vit.evaluation.prediction import predict\n"
-        "accelerator = Accelerator(cpu=True)\n"
-        "rank = accelerator.process_index\n"
-        "assert accelerator.num_processes == 2\n"
-        "model, images, form, shares, file = torch.load(sys.argv[1], weights_only=False)\n"
-        "found = []\n"
-        "for share in shares:\n"
-        "    batches = [{'images': images[rows], 'index': torch.tensor(rows)} for rows in share[rank]]\n"
-        "    for features in (False, True):\n"
-        "        found.append(predict(model, batches, form, accelerator, len(images), features))\n"
-        "torch.save(found, f'{file}.{rank}')\n"
-        "accelerator.end_training()\n"
-    )
-    model = HFViTForImageClassification(HFViTConfig(**tiny_fields)).eval()
-    nn.init.normal_(model.classifier.weight)
-    images = torch.randint(0, 256, (7, 3, 16, 16), dtype=torch.uint8)
+    model, images = tiny_model(), torch.randint(0, 256, (7, 3, 16, 16), dtype=torch.uint8)
     shares = [([[0, 3], [5]], [[1], [6, 2]]), ([[6, 4, 3, 2, 1]], [])]
-    torch.save((model, images, FORM, shares, str(tmp_path / "found")), tmp_path / "given")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path / "given")],
-            env={**os.environ, **rank, "ACCELERATE_USE_CPU": "true"},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for rank in forked.group_of_two()
-    ]  # fmt: skip
-    printed = [process.communicate(timeout=100)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], printed
-    first, second = (torch.load(f"{tmp_path / 'found'}.{rank}") for rank in (0, 1))
+    torch.save((model, images, FORM, shares), tmp_path / "given")
+    ended(*(start(before=OF_TWO, cwd=tmp_path, **rank) for rank in forked.group_of_two()))
+    first, second = (torch.load(tmp_path / f"found.{rank}") for rank in (0, 1))
     torch.testing.assert_close(first, second, rtol=0, atol=0)
     for number, (values, rows) in enumerate(first):
         wanted = [[0, 1, 2, 3, 5, 6], [1, 2, 3, 4, 6]][number // 2]
@@ -136,12 +113,12 @@ def test_two_processes_get_every_row_once_and_the_same(accelerator, tmp_path, ti
 
 
 @pytest.mark.parametrize("features", [False, True])
-def test_predictions_that_are_not_finite_name_the_split_and_how_many(tiny_model, features):
+def test_predictions_that_are_not_finite_name_the_split_and_how_many(accelerator, tiny_model, features):
     model = tiny_model()
     batch = {"images": torch.zeros(3, 3, 16, 16, dtype=torch.uint8), "index": torch.arange(3)}
     model.vit.layernorm.bias.data[0] = math.nan
     with pytest.raises(ValueError, match="3 of 3 images of validation"):
-        predict(model, [batch], FORM, Accelerator(cpu=True), 3, features, split="validation")
+        predict(model, [batch], FORM, accelerator(), 3, features, split="validation")
 
 
 def test_batches_that_do_not_fit_are_halved_and_other_errors_are_raised(accelerator):

@@ -1,9 +1,10 @@
 """What was promised to a user, as an earlier commit kept it; `python tests/goldens/update.py` rewrites it on purpose."""
 
+import io
 import json
-import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from observed import observe
@@ -13,35 +14,17 @@ from saved_models import SAVED, outputs
 GOLDENS = json.loads((Path(__file__).parent / "goldens.json").read_text())
 # The first of these that is part of a value's name decides; bootstrapped intervals may be drawn otherwise.
 TOLERANCES = {
-    ".csv": 1e-6, "loss": 1e-6, "confidence": 1e-6, "eval.json/calibration": 1e-6, "intervals/accuracy": 1e-6,
+    "loss": 1e-6, "confidence": 1e-6, "eval.json/calibration": 1e-6, "intervals/accuracy": 1e-6,
     "intervals/top5": 1e-6, "intervals": 0.03, "": 1e-12,
 }  # fmt: skip
-NUMBER = re.compile(r"(?<=,)(\d[\d.]*(?:e-\d+)?)(?=,|$)")  # a cell of a table
 
 
-def is_close(found, golden, name: str) -> bool:
-    """Whether a value is its golden; numbers, also those in a line of a table, within their tolerance."""
-    if isinstance(golden, str) and isinstance(found, str) and NUMBER.search(golden):
-        texts, numbers = zip(
-            *((NUMBER.split(text)[::2], NUMBER.findall(text)) for text in (found, golden)), strict=True
-        )
-        return texts[0] == texts[1] and is_close(*(list(map(float, cells)) for cells in numbers), name)
-    if isinstance(golden, float | list) and isinstance(found, int | float | list):
-        tolerance = next(value for part, value in TOLERANCES.items() if part in name)
-        return found == pytest.approx(golden, rel=0, abs=tolerance)
-    return found == golden
-
-
-def differences(found, golden, name: str):
-    """Where a JSON value differs from its golden."""
-    if isinstance(golden, dict) and isinstance(found, dict):
-        for key in {**golden, **found}:
-            yield from differences(found.get(key), golden.get(key), f"{name}/{key}")
-    elif isinstance(golden, list) and isinstance(found, list) and len(golden) == len(found):
-        for place, pair in enumerate(zip(found, golden, strict=True)):
-            yield from differences(*pair, f"{name}/{place}")
-    elif not is_close(found, golden, name):
-        yield f"{name}: {found!r}, not {golden!r}"
+def flat(value, name: str) -> dict:
+    """All numbers and texts of a JSON value, by their places."""
+    if not isinstance(value, dict | list):
+        return {name: value}
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    return {place: part for key, each in inner for place, part in flat(each, f"{name}/{key}").items()}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +34,18 @@ def observed(tmp_path_factory):
 
 @pytest.mark.parametrize("name", GOLDENS)
 def test_a_user_sees_what_was_promised(name, observed):
-    assert not list(differences(observed[name], GOLDENS[name], name))
+    found, golden = observed[name], GOLDENS[name]
+    if name.endswith(".csv"):
+        tables = (pd.read_csv(io.StringIO("\n".join(lines))) for lines in (found, golden))
+        pd.testing.assert_frame_equal(*tables, rtol=0, atol=1e-6)
+        return
+    found, golden = flat(found, name), flat(golden, name)
+    assert found.keys() == golden.keys()
+    for place, value in golden.items():
+        tolerance = next(value for part, value in TOLERANCES.items() if part in place)
+        assert found[place] == (pytest.approx(value, rel=0, abs=tolerance) if isinstance(value, float) else value), (
+            place
+        )
 
 
 @pytest.mark.parametrize("folder", sorted(SAVED.glob("*/*")), ids=lambda folder: f"{folder.parent.name} {folder.name}")

@@ -1,42 +1,30 @@
 """Runs to publish, the folders that are pushed of them, and a Hub on loopback to push them to."""
 
 import shutil
-import sys
 
-import forked
 import pytest
-import torch
 from loopback_hub import Hub
-from publishing import HOUSE, content, publish, talking_to
-from safetensors.torch import load_file, save_file
-from transformers import AutoImageProcessor
+from publishing import content, publish, talking_to
+from runs import TINY, train
 
-from hf_vit import HFViTConfig, HFViTForImageClassification
 from hf_vit.hub.package import build_package
+from hf_vit.training.classification import Classification
+from hf_vit.training.pretrain_arguments import PretrainArguments
+from hf_vit.training.pretraining import PreTraining
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory, randomize, demo_run):
-    """native: of recipes/train.py; code: with a model that no native architecture expresses; unlabelled: of recipes/pretrain.py.
+def runs(tmp_path_factory, demo_run):
+    """native: of recipes/train.py; code: of a model that no native architecture expresses; unlabelled: of pre-training.
 
     Whatever is done with them, their folders stay as they are.
     """
     home = tmp_path_factory.mktemp("runs")
     shutil.copytree(demo_run, home / "native")
-    shutil.copytree(demo_run, home / "code")
-    torch.manual_seed(0)
-    config = HFViTConfig.from_pretrained(demo_run / "model", qk_norm=True)
-    model = randomize(HFViTForImageClassification(config))
-    model.save_pretrained(home / "code" / "model")
-    samples = load_file(demo_run / "samples.safetensors")
-    inputs = AutoImageProcessor.from_pretrained(demo_run / "model")(list(samples["images"]), return_tensors="pt")
-    with torch.no_grad():
-        samples["logits"] = model(**inputs).logits
-    save_file(samples, home / "code" / "samples.safetensors")
-    tiny = "image_size=28,patch_size=7,hidden_size=32,num_hidden_layers=2,num_attention_heads=4,intermediate_size=64"
-    flags = ["--dataset_name", "fashion-mnist-mini", "--preset", "tiny-patch16-224", "--config_overrides", tiny]
-    flags += ["--output_dir", home / "unlabelled", "--max_train_steps=2"]
-    forked.run([sys.executable, "-W", "ignore", HOUSE / "recipes" / "pretrain.py", *flags], check=True)
+    code = f"{TINY},image_size=28,qk_norm=true"
+    how = dict(max_train_steps=2, per_device_train_batch_size=32)
+    train("fashion-mnist-mini", home / "code", draw=Classification.draw, config_overrides=code, shots=50, **how)
+    train("fashion-mnist-mini", home / "unlabelled", PreTraining, PretrainArguments, PreTraining.draw, **how)
     before = content(home)
     yield {name: home / name for name in ("native", "code", "unlabelled")}
     assert content(home) == before

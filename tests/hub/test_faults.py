@@ -4,6 +4,7 @@ import http.server
 import re
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from publishing import FOR_EVER, content, one_line, recipe, talking_to
@@ -39,8 +40,7 @@ PASSING = {
 def test_after_a_fault_that_passes_the_push_is_one_commit_of_the_same_bytes(case, folder, hub):
     stage, how = PASSING[case]
     set_http_timeout(0.5 if "hang" in how else 60)
-    began = time.monotonic()
-    fault = hub.fault(*STAGES[stage], **how)
+    fault, began = hub.fault(*STAGES[stage], **how), time.monotonic()
     _, is_new = push_model(folder, "alice/model", log=lambda _: None)
     assert (fault.times, is_new) == (0, True)
     assert len(hub.history("alice/model")) == 2
@@ -93,11 +93,11 @@ def test_a_pull_request_whose_answer_is_lost_is_not_opened_twice(folder, hub):
 @pytest.mark.parametrize("status", [409, 412])
 def test_a_commit_that_comes_in_between_is_kept_and_the_push_goes_on(status, folder, hub, monkeypatch):
     hub.put("alice/model", {"README.md": b"Old words.\n"})
-    stale, theirs = push.stale_files, [b"New words.\n"]
+    stale, theirs = push.stale_files, [{"README.md": b"New words.\n", "notes.txt": b"theirs"}]
 
     def stale_and_commit(*arguments):
         if theirs:
-            hub.put("alice/model", {"README.md": theirs.pop(), "notes.txt": b"theirs"})
+            hub.put("alice/model", theirs.pop())
         return stale(*arguments)
 
     monkeypatch.setattr(push, "stale_files", stale_and_commit)
@@ -107,20 +107,20 @@ def test_a_commit_that_comes_in_between_is_kept_and_the_push_goes_on(status, fol
     assert len(hub.history("alice/model")) == 3
     files = hub.files("alice/model")
     assert files["notes.txt"] == b"theirs"
-    assert files["README.md"].decode().endswith("---\nNew words.\n")
+    assert files["README.md"].endswith(b"---\nNew words.\n")
 
 
 def test_a_push_without_a_token_with_a_wrong_one_or_to_no_repository_is_refused(runs, hub, monkeypatch):
     for name in ("model", "alice/mo del", "alice/model/more"):
         with pytest.raises(ValueError, match=re.escape(name)):
-            recipe(runs["native"], "--repo", name, "--push")
+            recipe(runs["native"], "--repo", Path(name), "--push")
     monkeypatch.delenv("HF_TOKEN")
     with one_line("hf auth login"):
-        recipe(runs["native"], "--repo", "alice/model", "--push")
+        recipe(runs["native"], "--repo alice/model --push")
     assert hub.requests == []
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with one_line("hf auth login") as error:
-        recipe(runs["native"], "--repo", "alice/model", "--push")
+        recipe(runs["native"], "--repo alice/model --push")
     assert "hf_wrong" not in str(error.value)
     assert hub.repos == {}
 

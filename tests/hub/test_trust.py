@@ -10,6 +10,7 @@ import forked
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from runs import read_json
 from safetensors.torch import load_file
 from transformers import AutoModelForImageClassification, ViTForImageClassification
 
@@ -39,8 +40,7 @@ def repo(tiny_model, tmp_path, monkeypatch):
 
 
 def change_config(repo, **fields):
-    config = json.loads((repo / "config.json").read_text())
-    (repo / "config.json").write_text(json.dumps({**config, **fields}))
+    (repo / "config.json").write_text(json.dumps(read_json(repo / "config.json") | fields))
 
 
 def make_evil(repo):

@@ -32,7 +32,6 @@ HERE = Path(__file__).resolve().parent
 HOUSE = HERE.parents[1]
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", "*.egg-info", "build", "runs")
 MOST_SECONDS = 1800  # of a pytest run; a mutant that never ends is noticed
-GIT = ("git", "-c", "user.name=mutants", "-c", "user.email=mutants@localhost")
 
 
 @dataclass(frozen=True)
@@ -78,22 +77,14 @@ def room_tests(room: str) -> str:
 
 @contextlib.contextmanager
 def copy_of_the_house() -> Iterator[Path]:
-    """A copy of the working tree, a repository of its own: some tests clone it."""
+    """A copy of the working tree."""
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
         house, site = Path(folder, "house"), Path(folder, "site")
         shutil.copytree(HOUSE, house, symlinks=True, ignore=LEFT_OUT)
         site.mkdir()
         (site / "hf_vit_recipes").symlink_to(house / "recipes")  # the name of recipes/ in an installation
         Path(folder, "tmp").mkdir()
-        git(house, "init", "--quiet")
-        git(house, "add", "--all")
-        git(house, "commit", "--quiet", "--message", "the code as it is")
-        git(house, "tag", "unchanged")
         yield house
-
-
-def git(house: Path, *words: str):
-    subprocess.run([*GIT, *words], cwd=house, check=True)
 
 
 def environment(house: Path) -> dict[str, str]:
@@ -130,15 +121,15 @@ def failed_tests(house: Path, tests: Iterable[str], *options: str) -> list[str]:
 
 def try_mutant(mutant: Mutant, house: Path, quick: bool) -> str | None:
     """The test that notices a mutant, or None; `quick`: of those that it names."""
-    text = mutated(mutant, house)
+    file, text = house / mutant.file, mutated(mutant, house)
+    before = file.read_text(encoding="utf-8")
+    file.write_text(text, encoding="utf-8")
     try:
-        (house / mutant.file).write_text(text, encoding="utf-8")
-        git(house, "commit", "--quiet", "--all", "--message", mutant.id)
         for tests in [mutant.tests] if quick else [mutant.tests, [room_tests(mutant.room)]]:
             if failed := failed_tests(house, tests, "--exitfirst"):
                 return failed[0]
     finally:
-        git(house, "reset", "--quiet", "--hard", "unchanged")
+        file.write_text(before, encoding="utf-8")
     return None
 
 

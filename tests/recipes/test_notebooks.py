@@ -1,23 +1,21 @@
 """A run by a Python call is that of the command, and leaves the process as it was."""
 
-import json
 import os
 import signal
 import sys
-from pathlib import Path
 
 import forked
 import nbformat
 import psutil
 import pytest
 from nbclient import NotebookClient
+from runs import HOUSE, UNDRAWN, as_flags, recipe, results_of
 
 from hf_vit import run_figures
 from hf_vit.data import image_dataset
 from hf_vit.training.log import RunLog
 
 
-HOUSE = Path(__file__).parents[2]
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD)
 FLAGS = {
     "config": "demo", "max_train_steps": 4, "shots": 20, "per_device_train_batch_size": 32, "eval_steps": 2,
@@ -82,20 +80,15 @@ def at_step(monkeypatch):
     return patch
 
 
-def test_a_call_returns_the_results_of_the_command(called, home):
-    flags = [f"--{name}={value}" for name, value in FLAGS.items()]
-    script = [HOUSE / "recipes" / "train.py", *flags, "--output_dir", home / "command"]
-    forked.run([sys.executable, "-W", "ignore", "-c", forked.THEN_THE_SCRIPT, *script], check=True)
-    command = json.loads((home / "command" / "results.json").read_text())
-    found = called.as_dict()
-    assert found == json.loads((home / "called" / "results.json").read_text())
+def test_a_call_returns_the_results_of_the_command_and_a_finished_run_those_that_it_has(train, called, at_step, home):
+    flags = as_flags(FLAGS)
+    recipe("train.py", *flags, "--output_dir", "command", cwd=home, launcher=UNDRAWN)
+    found, command = called.as_dict(), results_of(home / "command")
+    assert found == results_of(home / "called")
     assert found.keys() == command.keys()
     for key in ("weights_sha256", "metrics", "intervals", "per_class"):
         assert found[key] == command[key]
     assert found["command"] == f"hf-vit train {' '.join(flags)} --output_dir={home / 'called'}"
-
-
-def test_a_finished_run_gives_its_results_at_once(train, called, at_step, home):
     at_step(1, lambda: pytest.fail("it trains"))
     assert train(**FLAGS, output_dir=home / "called") == called
 
@@ -113,13 +106,8 @@ def test_an_interrupt_saves_and_the_same_call_goes_on_to_the_same_weights(train,
     assert results.weights_sha256 == called.weights_sha256
 
 
-@pytest.mark.parametrize("where", ["before the first step", "twice in a step"])
-def test_an_interrupt_with_nothing_to_wait_for_leaves_at_once(where, train, at_step, monkeypatch, tmp_path):
-    interrupt = lambda *_, **__: signal.raise_signal(signal.SIGINT)
-    if where == "before the first step":
-        monkeypatch.setattr("hf_vit.training.train.Run", interrupt)
-    else:
-        at_step(2, lambda: [interrupt(), interrupt()])
+def test_a_second_interrupt_leaves_at_once(train, at_step, tmp_path):
+    at_step(2, lambda: [signal.raise_signal(signal.SIGINT) for _ in range(2)])
     with pytest.raises(KeyboardInterrupt):
         train(**FLAGS, output_dir=tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoints").exists()
@@ -141,28 +129,21 @@ def test_a_signal_to_end_saves_and_then_reaches_the_kernel(train, at_step, tmp_p
 LAUNCHED = """
 import sys
 from accelerate import notebook_launcher
+site, house, folder, port, flags = sys.argv[1:]
+sys.path[:0] = site, house
 from hf_vit import run_figures
 from hf_vit_recipes.notebooks import train
 
 run_figures.draw_run = lambda *_: None
-folder, port, flags = sys.argv[1], sys.argv[2], eval(sys.argv[3])
-notebook_launcher(lambda: train(**flags, output_dir=folder), num_processes=2, use_port=port)
+notebook_launcher(lambda: train(**eval(flags), output_dir=folder), num_processes=2, use_port=port)
 """
 
 
 def test_notebook_launcher_runs_it_in_several_processes(site, home):
-    port = forked.free_port()
-    flags = {**FLAGS, "per_device_train_batch_size": 16}
-    path = os.pathsep.join([str(site), str(HOUSE)])
-    process = forked.Forked(
-        [sys.executable, "-W", "ignore", "-c", f"import sys\nsys.path[:0] = {path.split(os.pathsep)}\n{LAUNCHED}",
-         home / "two", port, repr(flags)],
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
-    )  # fmt: skip
-    output = "".join(process.communicate(timeout=120))
-    assert process.returncode == 0, output
-    results = json.loads((home / "two" / "results.json").read_text())
-    assert results["command"].startswith("hf-vit train --num_processes 2 --config=demo")
+    words = (site, HOUSE, home / "two", forked.free_port(), FLAGS | {"per_device_train_batch_size": 16})
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
+    forked.run([sys.executable, "-W", "ignore", "-c", LAUNCHED, *words], env=environment, check=True)
+    assert results_of(home / "two")["command"].startswith("hf-vit train --num_processes 2 --config=demo")
 
 
 def test_the_notebook_goes_from_photos_to_a_card_with_pictures(site, tmp_path, monkeypatch):
@@ -171,14 +152,14 @@ def test_the_notebook_goes_from_photos_to_a_card_with_pictures(site, tmp_path, m
     assert [cell.outputs for cell in code] == [[]] * len(code)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(HOUSE)]))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    client = NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}})
-    client.execute()
-    printed = "".join(output.get("text", "") for cell in code for output in cell.outputs)
-    shown = [output for cell in code for output in cell.outputs if "image/png" in output.get("data", {})]
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = [output for cell in code for output in cell.outputs]
+    printed = "".join(output.get("text", "") for output in outputs)
+    shown = ["image/png" in output.get("data", {}) for output in outputs]
     card = tmp_path / "runs" / "example" / "model" / "README.md"
     drawn = list(card.parent.glob("figures/*.png"))
     assert len(drawn) > 5
-    assert len(shown) == 9 + len(drawn)
+    assert sum(shown) == 9 + len(drawn)
     assert all(f"figures/{picture.name}" in card.read_text() for picture in drawn)
     assert "accuracy" in printed
     assert "USER/photos" in printed

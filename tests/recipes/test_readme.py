@@ -9,18 +9,17 @@ import sys
 from pathlib import Path
 
 import forked
-import numpy as np
 import pytest
+from image_data import picture
 from loopback_hub import Hub
-from PIL import Image
 from publishing import at
-from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTImageProcessorPil, ViTModel
+from runs import HOUSE, UNDRAWN, save_with_processor
+from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTModel
 
 from hf_vit.data.sources import load_splits
 from hf_vit.training.arguments import parse_args
 
 
-HOUSE = Path(__file__).parents[2]
 PAGES = {
     str(page.relative_to(HOUSE)): page.read_text()
     for page in (HOUSE / "README.md", HOUSE / "recipes" / "README.md", *sorted(HOUSE.glob("recipes/docs/*.md")))
@@ -50,20 +49,15 @@ def desk(tmp_path_factory, tiny_fields, demo_run):
     """A folder in which the README's relative paths and repository ids exist: small things under the real names."""
     desk = tmp_path_factory.mktemp("desk")
     (desk / "recipes").symlink_to(HOUSE / "recipes")
-    processor = ViTImageProcessorPil(size={"height": 16, "width": 16}, do_convert_rgb=True)
-    google = desk / "google" / "vit-base-patch16-224-in21k"
-    ViTModel(ViTConfig(**tiny_fields)).save_pretrained(google)
-    processor.save_pretrained(google)
-    dinov2 = Dinov2Config(image_size=518, patch_size=14, hidden_size=384, num_hidden_layers=12, num_attention_heads=6)
+    save_with_processor(ViTModel(ViTConfig(**tiny_fields)), desk / "google" / "vit-base-patch16-224-in21k")
+    dinov2 = Dinov2Config(image_size=518, patch_size=14, hidden_size=24, num_hidden_layers=12, num_attention_heads=6)
     Dinov2Model(dinov2).save_pretrained(desk / "facebook" / "dinov2-small")
     shutil.copytree(demo_run, desk / "runs" / "demo")
-    rng = np.random.default_rng(0)
     for label in ("cat", "dog"):
         (desk / "photos" / label).mkdir(parents=True)
         for index in range(10):
-            Image.fromarray(rng.integers(0, 256, (20, 30, 3), dtype=np.uint8)).save(
-                desk / "photos" / label / f"{index}.{'png' if index % 2 == 0 else 'jpg'}"
-            )
+            name = f"{index}.png" if index % 2 == 0 else f"{index}.jpg"
+            picture(index, (20, 30)).save(desk / "photos" / label / name)
     rows = [f"photos/{label}/{index}.jpg,{20.5 + index}" for label in ("cat", "dog") for index in (1, 3, 5, 7, 9)]
     (desk / "people.csv").write_text("\n".join(["file_name,age", *rows]))
     for name in ("labelled", "new_photos", "unsorted"):
@@ -87,21 +81,18 @@ def test_python_blocks_run(block, desk, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    "commands",
-    [
-        pytest.param(commands, id=name, marks=[pytest.mark.slow] * (name in LONG_PAGES))
-        for name, commands in COMMANDS.items()
-    ],
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page in LONG_PAGES)) for page in PAGES]
 )
-def test_commands_run_in_their_order(commands, desk, hub, tmp_path):
-    for command in commands:
+def test_commands_run_in_their_order(page, desk, hub, tmp_path):
+    for command in COMMANDS[page]:
         script, *flags = shlex.split(command.replace("USER/", "alice/"))[1:]
-        environment = dict(os.environ)
+        environment, launcher = dict(os.environ), ()
         if "publish.py" in script:
             environment |= at(hub, tmp_path)
         if "train.py" in script:  # and pretrain.py
             flags += ["--max_train_steps", "1", "--per_device_train_batch_size", "4"]
-        result = forked.run([sys.executable, "-W", "ignore", script, *flags], cwd=desk, env=environment)
+            launcher = UNDRAWN if page != "README.md" else ()
+        result = forked.run([sys.executable, "-W", "ignore", *launcher, script, *flags], cwd=desk, env=environment)
         assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
 
 

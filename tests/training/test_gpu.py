@@ -1,22 +1,21 @@
 """What only a CUDA device can show: `pytest -m gpu` there. Tiny models, a few minutes; no test asserts a time."""
 
-import json
-import os
 import subprocess
 import sys
-import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
 from image_data import augmented
+from runs import logged
 from torch import nn
 
 from hf_vit import HFViTForImageClassification
 from hf_vit.data import augment
+from hf_vit.data.image_spec import ImageSpec
 from hf_vit.evaluation.prediction import predict
-from hf_vit.system import hardware
 from hf_vit.training import muon
 from hf_vit.training.ema import ModelEMA
 from hf_vit.training.losses import classification_loss, soft_targets
@@ -29,15 +28,10 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 TRAIN = Path(__file__).parents[2] / "recipes" / "train.py"
-TINY = "image_size=28,patch_size=7,hidden_size=64,num_hidden_layers=3,num_attention_heads=4,intermediate_size=128"
-FLAGS = (
-    "--dataset_name", "fashion-mnist-mini", "--preset", "tiny-patch16-224", "--shots", "100", "--max_train_steps", "20",
-    "--per_device_train_batch_size", "32", "--log_steps", "1", "--eval_steps", "20", "--learning_rate", "1e-3", "--erase", "0.25",
-    "--auto_augment", "rand", "--mixup", "0.8", "--ema_decay", "0.9", "--warmup_ratio", "0",
-)  # fmt: skip
-FORM = types.SimpleNamespace(
-    height=32, width=32, mean=[0.4, 0.5, 0.6], std=[0.2, 0.3, 0.25], channels=3, processor=None
-)
+FLAGS = """--dataset_name fashion-mnist-mini --preset tiny-patch16-224 --shots 100 --max_train_steps 20 --per_device_train_batch_size 32
+    --log_steps 1 --eval_steps 20 --learning_rate 1e-3 --erase 0.25 --auto_augment rand --mixup 0.8 --ema_decay 0.9 --warmup_ratio 0
+    --config_overrides image_size=28,patch_size=7,hidden_size=64,num_hidden_layers=3,num_attention_heads=4,intermediate_size=128"""
+FORM = ImageSpec(16, 16, 3, 2, (0.4, 0.5, 0.6), (0.2, 0.3, 0.25))
 
 
 @pytest.fixture
@@ -52,32 +46,16 @@ def device():
         module.allow_tf32 = allowed
 
 
-def train(folder, *flags, config=TINY, launcher=(), **environment):
-    """A run of train.py in `folder`, and what it printed."""
-    command = [sys.executable, "-W", "ignore", *launcher, str(TRAIN), *FLAGS, "--config_overrides", config, *flags]
-    done = subprocess.run(
-        [*command, "--output_dir", str(folder)],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+def train(folder, flags, resume=None, launcher=""):
+    """A run of train.py in `folder`."""
+    line = f"{launcher} {TRAIN} {FLAGS} {flags} --output_dir {folder}"
+    line += f" --resume {resume}/checkpoints/step-000010" if resume else ""
+    done = subprocess.run([sys.executable, "-W", "ignore", *line.split()], capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def losses(folder):
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return torch.tensor([line["loss"] for line in lines if "loss" in line])
-
-
-def step_on(device, model, images, labels, optimizer):
-    with torch.autocast(device.type, torch.bfloat16):
-        loss = classification_loss(model(images).logits, labels)
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.detach()
+    return torch.tensor(list(logged(folder, "loss").values()))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -86,11 +64,10 @@ def step_on(device, model, images, labels, optimizer):
 
 @pytest.mark.parametrize("compiled", ["no", "yes"])
 def test_a_run_in_bf16_that_is_stopped_and_resumed_ends_as_an_undisturbed_one(tmp_path, compiled):
-    flags = ("--mixed_precision", "bf16", "--compile", compiled, "--checkpointing_steps", "10")
-    train(tmp_path / "whole", *flags)
-    train(tmp_path / "first", *flags)
-    train(tmp_path / "second", *flags, "--resume", str(tmp_path / "first" / "checkpoints" / "step-000010"))
-    whole, resumed = losses(tmp_path / "whole"), losses(tmp_path / "second")
+    flags = f"--mixed_precision bf16 --compile {compiled} --checkpointing_steps 10"
+    train(tmp_path / "whole", flags)
+    train(tmp_path / "resumed", flags, resume=tmp_path / "whole")
+    whole, resumed = losses(tmp_path / "whole"), losses(tmp_path / "resumed")
     assert len(resumed) == 20
     torch.testing.assert_close(resumed, whole, rtol=0.01, atol=0.01)  # some backward kernels add in any order
     assert whole[-5:].mean() < whole[:5].mean()
@@ -98,19 +75,12 @@ def test_a_run_in_bf16_that_is_stopped_and_resumed_ends_as_an_undisturbed_one(tm
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_run_sharded_by_fsdp2_scores_saves_and_goes_on_unsharded(tmp_path, optimizer):
-    launch = ("-m", "accelerate.commands.launch", "--num_processes", "1", "--main_process_port", "0", "--config_file")
-    fsdp = (*launch, str(TRAIN.parent / "accelerate" / "fsdp2.yaml"))
-    flags = ("--optimizer", optimizer, "--mixed_precision", "no", "--compile", "no", "--checkpointing_steps", "10")
-    train(tmp_path / "sharded", *flags, launcher=fsdp)
-    train(tmp_path / "plain", *flags, "--resume", str(tmp_path / "sharded" / "checkpoints" / "step-000010"))
+    launcher = "-m accelerate.commands.launch --num_processes 1 --main_process_port 0 --config_file recipes/accelerate/fsdp2.yaml"
+    flags = f"--optimizer {optimizer} --mixed_precision no --compile no --checkpointing_steps 10"
+    train(tmp_path / "sharded", flags, launcher=launcher.replace("recipes", str(TRAIN.parent)))
+    train(tmp_path / "plain", flags, resume=tmp_path / "sharded")
     torch.testing.assert_close(losses(tmp_path / "plain"), losses(tmp_path / "sharded"), rtol=1e-3, atol=1e-3)
     assert HFViTForImageClassification.from_pretrained(tmp_path / "sharded" / "model").num_labels == 10
-
-
-def test_the_cpu_is_used_in_its_own_precision_where_that_is_asked_for(tmp_path):
-    train(tmp_path, "--max_train_steps", "2", ACCELERATE_USE_CPU="true")
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert results["mixed_precision"] == hardware.pick_precision("auto", "cpu")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -119,10 +89,8 @@ def test_the_cpu_is_used_in_its_own_precision_where_that_is_asked_for(tmp_path):
 
 def test_random_numbers_equal_those_of_the_cpu_to_the_bit(device):
     index = torch.randint(-(2**62), 2**62, (10_000,))
-    for seed, epoch, stream in ((0, 0, 0), (7, 3, 12)):
-        assert torch.equal(
-            augment.uniform(index.to(device), seed, epoch, stream).cpu(), augment.uniform(index, seed, epoch, stream)
-        )
+    there, here = (augment.uniform(ids, 7, 3, 12).cpu() for ids in (index.to(device), index))
+    assert torch.equal(there, here)
 
 
 @pytest.mark.parametrize(
@@ -133,9 +101,8 @@ def test_random_numbers_equal_those_of_the_cpu_to_the_bit(device):
 )  # fmt: skip
 def test_augmented_images_are_those_of_the_cpu_within_a_level(device, recipe):
     images, index = torch.randint(0, 256, (128, 3, 32, 32), dtype=torch.uint8), torch.arange(128)
-    there, here = (
-        augmented(images.to(kind), index, 0, 1, FORM, **recipe).cpu() for kind in (device, torch.device("cpu"))
-    )
+    large = replace(FORM, height=32, width=32)
+    there, here = (augmented(images.to(kind), index, 0, 1, large, **recipe).cpu() for kind in (device, "cpu"))
     levels = (there - here).abs() * torch.tensor(FORM.std).view(1, 3, 1, 1) * 255
     assert (levels > 1).float().mean() < 0.002  # a pixel at a border may fall to either side of it
     assert levels.mean() < 0.05
@@ -161,17 +128,16 @@ def test_logits_are_those_of_the_cpu(device, tiny_model, pixels, fields):
 
 def test_muon_steps_as_on_the_cpu(device, monkeypatch):
     monkeypatch.setattr(muon, "has_native_bf16", lambda kind: False)
-    found = []
-    for kind in (torch.device("cpu"), device):
-        torch.manual_seed(0)
-        weights = [nn.Parameter(torch.randn(shape).to(kind)) for shape in ((32, 64), (64, 32), (32, 32), (32, 64))]
+    start = [torch.randn(shape) for shape in ((32, 64), (64, 32), (32, 32), (32, 64))]
+    here, there = ([nn.Parameter(weight.to(kind)) for weight in start] for kind in ("cpu", device))
+    for weights in (here, there):
         optimizer = muon.Muon(weights, lr=0.02)
         for _ in range(3):
             for weight in weights:
                 weight.grad = weight.detach().sin()
             optimizer.step()
-        found.append([weight.detach().cpu() for weight in weights])
-    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+    for weight, wanted in zip(there, here, strict=True):
+        torch.testing.assert_close(weight.cpu(), wanted, rtol=1e-4, atol=1e-5)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -186,29 +152,21 @@ def test_a_training_step_waits_for_the_device_nowhere(device, tiny_model):
     average, accelerator = ModelEMA(model, 0.9), Accelerator(mixed_precision="bf16")
     images = torch.randint(0, 256, (32, 3, 16, 16), dtype=torch.uint8).pin_memory()
     labels, index = torch.randint(0, 3, (32,)).pin_memory(), torch.arange(32)
-    form = types.SimpleNamespace(**{**vars(FORM), "height": 16, "width": 16})
-
-    def step():
-        pixel_values = augmented(
-            images.to(device, non_blocking=True), index, 0, 0, form,
-            crop="simple", flip=True, auto_augment="rand", color_jitter=0.2, erase=0.25,
-        )  # fmt: skip
-        targets = soft_targets(labels.to(device, non_blocking=True), 3, 0.1)
-        pixel_values, targets = augment.mix(pixel_values, targets, 0.8, 1.0, 0, 0, 0)
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = classification_loss(model(pixel_values).logits, targets)
-        loss.backward()
-        clip_gradients(accelerator, model, 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        average.update(model)
-
-    step()
-    step()
+    recipe = dict(crop="simple", flip=True, auto_augment="rand", color_jitter=0.2, erase=0.25)
     try:
-        torch.cuda.set_sync_debug_mode("error")
-        step()
+        for mode in ("default", "default", "error"):
+            torch.cuda.set_sync_debug_mode(mode)
+            pixel_values = augmented(images.to(device, non_blocking=True), index, 0, 0, FORM, **recipe)
+            targets = soft_targets(labels.to(device, non_blocking=True), 3, 0.1)
+            pixel_values, targets = augment.mix(pixel_values, targets, 0.8, 1.0, 0, 0, 0)
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = classification_loss(model(pixel_values).logits, targets)
+            loss.backward()
+            clip_gradients(accelerator, model, 1.0)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            average.update(model)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -222,32 +180,32 @@ def test_training_evaluation_and_its_tail_are_three_graphs_and_no_more(device, t
     compile_model(model, sharded=False)
     torch._dynamo.reset()
     counters.clear()
-    form = types.SimpleNamespace(**{**vars(FORM), "height": 16, "width": 16})
-    rows = torch.arange(10)
-    evaluation = [
-        {"images": torch.zeros(len(part), 3, 16, 16, dtype=torch.uint8), "index": part} for part in rows.split(4)
-    ]
+    images = torch.zeros(4, 3, 16, 16, dtype=torch.uint8)
+    evaluation = [{"images": images[: len(part)], "index": part} for part in torch.arange(10).split(4)]
     for _ in range(2):
         model.train()(torch.randn(4, 3, 16, 16, device=device)).logits.sum().backward()
-        predict(model, evaluation, form, accelerator, 10)
+        predict(model, evaluation, FORM, accelerator, 10)
     assert not counters["graph_break"]
     assert counters["stats"]["unique_graphs"] <= 3
 
 
 def test_the_batch_size_found_in_little_memory_survives_ten_steps(device, tiny_model):
     model = tiny_model(num_hidden_layers=8, hidden_size=128, intermediate_size=512).to(device).train()
-    form = types.SimpleNamespace(**{**vars(FORM), "height": 16, "width": 16})
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, 2 * 2**30 / total))
     try:
-        batch = find_batch_size(model, lambda images: model(images).logits.square().sum(), form, 2**15, device, 3)
+        batch = find_batch_size(model, lambda images: model(images).logits.square().sum(), FORM, 2**15, device, 3)
         assert batch < 2**15
         average = ModelEMA(model, 0.9)
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         images = torch.zeros(batch, 3, 16, 16, dtype=torch.uint8)
         for _ in range(10):
-            pixel_values = augmented(images.to(device), torch.arange(batch), 0, 0, form, crop="simple", flip=True)
-            step_on(device, model, pixel_values, torch.full((batch, 3), 1 / 3, device=device), optimizer)
+            pixel_values = augmented(images.to(device), torch.arange(batch), 0, 0, FORM, crop="simple", flip=True)
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = classification_loss(model(pixel_values).logits, torch.full((batch, 3), 1 / 3, device=device))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
             average.update(model)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -2,8 +2,8 @@
 
 import json
 import math
+import os
 import re
-import shutil
 
 import pytest
 import runs
@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import nn
-from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessorPil
+from transformers import ViTConfig, ViTForImageClassification
 
 from hf_vit import HFViTForImageClassification
 from hf_vit.data.image_spec import ImageSpec
@@ -27,13 +27,19 @@ from hf_vit.training.optimizers import is_finite
 NAMES = ["eel", "cat", "dog"]
 
 
+def renamed(folder, id2label):
+    """The folder of a model, its labels having these names."""
+    config = json.loads((folder / "config.json").read_text()) | {"id2label": id2label}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 @pytest.mark.parametrize(
     ("labels", "stored", "kept"),
     [
         (NAMES, {"0": "eel", "1": "cat", "2": "dog"}, True),
         (NAMES, {"2": "dog", "0": "eel", "1": "cat"}, True),  # the ids count, and not their order in the file
         (NAMES, {"1": "eel", "0": "cat", "2": "dog"}, False),
-        (["cat", "dog", "eel"], {"0": "cat", "1": "cat", "2": "dog"}, False),
         ([*NAMES, "owl"], {"0": "eel", "1": "cat", "2": "dog"}, False),
     ],
 )
@@ -92,10 +98,13 @@ def test_low_rank_updates_of_every_dense_layer_and_the_head_are_trained(tiny_mod
     before = model(images).logits
     dense = [name for name, module in model.vit.layers.named_modules() if isinstance(module, nn.Linear)]
     lora = add_lora(model, 2).eval()
-    assert {name for name, parameter in lora.named_parameters() if parameter.requires_grad} == {
-        *(f"base_model.model.vit.layers.{name}.lora_{part}.default.weight" for name in dense for part in "AB"),
-        *(f"base_model.model.classifier.modules_to_save.default.{kind}" for kind in ("weight", "bias")),
-    }
+    trained = [
+        name for name, parameter in lora.named_parameters() if parameter.requires_grad and "classifier" not in name
+    ]
+    assert sorted(trained) == sorted(
+        f"base_model.model.vit.layers.{name}.lora_{part}.default.weight" for name in dense for part in "AB"
+    )
+    assert lora.base_model.model.classifier.modules_to_save["default"].weight.requires_grad
     assert {module.scaling["default"] for module in lora.modules() if hasattr(module, "lora_A")} == {16 / 2}
     torch.testing.assert_close(lora(images).logits, before)  # new ones change nothing yet
 
@@ -116,8 +125,8 @@ def test_a_saved_lora_run_loads_with_its_logits_labels_and_size(
             nn.init.normal_(parameter, 0, 0.1)
     wanted = lora(pixels).logits
     save_model(lora, tmp_path / "model", lora_save)
-    assert (tmp_path / "model" / "model.safetensors").exists() == (lora_save == "merged")
-    assert (tmp_path / "model" / "adapter_config.json").exists() == (lora_save == "adapter")
+    files = {"model.safetensors", "adapter_config.json"} & {*os.listdir(tmp_path / "model")}
+    assert files == {"model.safetensors" if lora_save == "merged" else "adapter_config.json"}
     loaded = load_classifier(str(tmp_path / "model"), dtype=torch.float32)
     torch.testing.assert_close(loaded(pixels).logits, wanted, rtol=1e-4, atol=1e-4)
     assert loaded.config.id2label == {0: "a", 1: "b", 2: "c"}
@@ -131,22 +140,17 @@ def test_a_saved_lora_run_loads_with_its_logits_labels_and_size(
 
 @pytest.mark.parametrize("lora_rank", [0, 8])
 @pytest.mark.parametrize("is_new", [True, False])
-def test_only_a_new_head_is_fitted_first_and_nothing_else_is(photos, tmp_path, tiny_model, lora_rank, is_new, capsys):
-    base, run = tiny_model(), tmp_path / "run"
-    base.config.id2label = dict(enumerate("xyz" if is_new else ("blue", "green", "red")))
-    base.save_pretrained(tmp_path / "base")
-    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(tmp_path / "base")
-    flags = dict(model_name_or_path=str(tmp_path / "base"), lora_rank=lora_rank, learning_rate=1e-12, ema_decay=0.0)
+def test_only_a_new_head_is_fitted_first_and_nothing_else_is(photos, tmp_path, saved, lora_rank, is_new, capsys):
+    base, run = renamed(saved(), dict(enumerate("xyz" if is_new else ("blue", "green", "red")))), tmp_path / "run"
+    flags = dict(model_name_or_path=str(base), lora_rank=lora_rank, learning_rate=1e-12, ema_decay=0.0)
     flags |= dict(max_train_steps=2, checkpointing_steps=1)
     runs.train(photos, run, **flags)
     assert ("fitting the head" in capsys.readouterr().out) == is_new
-    model = load_classifier(str(run / "model"))
-    torch.testing.assert_close(model.vit.state_dict(), base.vit.state_dict(), rtol=0, atol=1e-6)
-    assert model.classifier.weight.any()
-    for left in (run / "model", run / "checkpoints" / "step-000002", run / "checkpoints" / "best-000002"):
-        shutil.rmtree(left)
-    (run / "results.json").unlink()
-    runs.train(photos, run, **flags)  # which goes on from its first step
+    weights, found = load_file(base / "model.safetensors"), load_classifier(str(run / "model")).state_dict()
+    assert found["classifier.weight"].any()
+    for name in weights.keys() - {"classifier.weight", "classifier.bias"}:
+        torch.testing.assert_close(found[name], weights[name], rtol=0, atol=1e-6)
+    runs.train(photos, runs.cut_back(run, 1), **flags)  # which goes on from its first step
     assert "fitting the head" not in capsys.readouterr().out
 
 
@@ -179,10 +183,7 @@ def test_gradients_that_stay_nan_in_fp16_are_no_matter_of_scale_and_stop_the_run
 
     def with_scaler(self, *args, **how):
         init(self, *args, **how)
-        self.scaler, self.native_amp = (
-            torch.amp.GradScaler("cpu", init_scale=2.0**3),
-            True,
-        )  # 8, 4, 2 to come down from
+        self.scaler, self.native_amp = torch.amp.GradScaler("cpu", init_scale=8.0), True  # 8, 4, 2 to come down from
 
     monkeypatch.setattr(Accelerator, "__init__", with_scaler)
     monkeypatch.setattr(hardware, "pick_precision", lambda *_: "fp16")  # also on a CPU
@@ -241,7 +242,7 @@ def test_the_batch_size_found_is_the_first_divisor_that_fits(tiny_model, batch, 
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("error", [RuntimeError("shapes do not fit"), ValueError(OUT_OF_MEMORY[0])], ids=repr)
+@pytest.mark.parametrize("error", [RuntimeError("shapes do not fit"), ValueError(OUT_OF_MEMORY[0])])
 def test_an_error_that_is_not_about_memory_is_raised_at_once(tiny_model, error):
     model = tiny_model()
     loss = lambda pixel_values: Short.apply(model(pixel_values).logits, 1, error).sum()

@@ -25,14 +25,14 @@ def planned(images, evaluated=400, processes=1, checkpoint=None, fingerprint=Non
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
     ("images", "batch", "steps"),
-    [(10, 16, 150), (30, 16, 150), (1000, 16, 620), (2500, 64, 390), (10**6, 64, 156_250)],
+    [(30, 16, 150), (1000, 16, 620), (2500, 64, 390), (10**6, 64, 156_250)],
 )
 def test_batch_and_steps_of_fine_tuning_follow_from_the_number_of_images(method, images, batch, steps):
     plan = planned(images, **METHODS[method])
     assert (plan.images_per_step, plan.total_steps) == (batch, steps)
 
 
-@pytest.mark.parametrize(("images", "epochs"), [(50, 100), (200, 100), (1000, 20), (2000, 10), (10**6, 10)])
+@pytest.mark.parametrize(("images", "epochs"), [(50, 100), (1000, 20), (10**6, 10)])
 def test_from_scratch_20_000_images_are_shown_in_10_to_100_epochs_of_64(images, epochs):
     args = planned(images, **SCRATCH).args
     assert (args.num_train_epochs, args.per_device_train_batch_size) == (epochs, 64)
@@ -42,24 +42,20 @@ def test_from_scratch_20_000_images_are_shown_in_10_to_100_epochs_of_64(images, 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_rates_fall_with_the_width_of_the_network_and_for_few_images(method):
-    rates = [default_rates(method, 1000, width)[0] for width in (128, 384, 768, 1024)]
-    assert rates == sorted(rates, reverse=True)
-    assert rates[0] == pytest.approx(6 * rates[2], rel=0.05)
-    rates = [default_rates(method, images, 768) for images in (10, 30, 100, 300, 10**6, None)]
-    assert [rate for rate, *_ in rates] == sorted(rate for rate, *_ in rates)
-    assert (rates[1][0] < 0.2 * rates[4][0]) == (method != "probe")
-    assert rates[3] == rates[4] == rates[5]
-    assert len({head_rate for _, head_rate, _ in rates}) == 1
+    wide = [default_rates(method, 1000, width)[0] for width in (128, 384, 768, 1024)]
+    assert wide == sorted(wide, reverse=True)
+    assert wide[0] == pytest.approx(6 * wide[2], rel=0.05)
+    few, some, *many = (default_rates(method, images, 768) for images in (10, 30, 100, 300, 10**6, None))
+    assert few[0] <= some[0] <= many[0][0] < many[1][0] + 1e-9
+    assert many[1] == many[2] == many[3]
+    assert (some[0] < 0.2 * many[1][0]) == (method != "probe")
+    assert {head_rate for _, head_rate, _ in (few, some, *many)} == {few[1]}
 
 
 def test_what_is_given_wins():
-    flags = {
-        "num_train_epochs": 3.0,
-        "per_device_train_batch_size": 5,
-        "learning_rate": 2e-4,
-        "layer_decay": 0.5,
-        "eval_epochs": 2,
-    }
+    flags = dict(
+        num_train_epochs=3.0, per_device_train_batch_size=5, learning_rate=2e-4, layer_decay=0.5, eval_epochs=2
+    )
     plan = planned(54, **flags)
     assert {name: getattr(plan.args, name) for name in flags} == flags
     assert (plan.eval_every, plan.first_eval) == (20, 0)
@@ -118,16 +114,17 @@ def test_processes_share_the_images_of_a_step_and_a_resumed_run_keeps_them():
 
 def test_only_what_does_not_decide_the_result_may_change():
     begun = planned(54, fingerprint={"classes": 3}).identity()
-    mutable = {
-        "num_workers": 7, "checkpointing_steps": 100, "output_dir": "runs/y", "log_steps": 3, "on_bad_image": "skip",
-        "compile": "no", "mixed_precision": "no", "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2,
-    }  # fmt: skip
+    mutable = dict(
+        num_workers=7, checkpointing_steps=100, output_dir="runs/y", log_steps=3, on_bad_image="skip", compile="no",
+        mixed_precision="no", per_device_train_batch_size=8, gradient_accumulation_steps=2,
+    )  # fmt: skip
     check_identity(begun, planned(54, fingerprint={"classes": 3}, **mutable).identity(), "it")
-    with pytest.raises(ValueError, match=r"shots was None and is 3; label_smoothing was 0.1 and is 0.2") as error:
-        check_identity(begun, planned(54, fingerprint={"classes": 3}, label_smoothing=0.2, shots=3).identity(), "it")
+    other = planned(54, fingerprint={"classes": 4}, label_smoothing=0.2, shots=3).identity()
+    with pytest.raises(
+        ValueError, match="classes was 3 and is 4; shots was None and is 3; label_smoothing was"
+    ) as error:
+        check_identity(begun, other, "it")
     assert "seed" not in str(error.value)
-    with pytest.raises(ValueError, match="classes was 3 and is 4"):
-        check_identity(begun, planned(54, fingerprint={"classes": 4}).identity(), "it")
 
 
 def test_config_yaml_names_the_plan_and_parses_to_the_same_run(tmp_path):

@@ -43,32 +43,25 @@ modeling_auto.MODEL_FOR_BACKBONE_MAPPING_NAMES["hf_vit"] = "HFViTBackbone"
 modeling_auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES["hf_vit"] = "HFViTForPreTraining"
 
 
+SIZES = dict(
+    num_channels=3, image_size=16, patch_size=4, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=37,
+)  # fmt: skip
+
+
 class ModelTester:
     """A tiny model of one architecture and a batch for it, under the names by which the common tests ask for them."""
 
-    is_training = True
-    batch_size, num_channels, image_size, patch_size = 13, 3, 16, 4
-    hidden_size, num_hidden_layers, num_attention_heads, intermediate_size = 32, 2, 4, 37
+    is_training, batch_size = True, 13
 
     def __init__(self, architecture):
         self.architecture = architecture
+        vars(self).update(SIZES)
         config = self.get_config()
         self.seq_length = config.num_prefix_tokens + config.grid_size[0] * config.grid_size[1]
 
     def get_config(self):
-        return HFViTConfig(
-            num_channels=self.num_channels,
-            image_size=self.image_size,
-            patch_size=self.patch_size,
-            hidden_size=self.hidden_size,
-            num_hidden_layers=self.num_hidden_layers,
-            num_attention_heads=self.num_attention_heads,
-            intermediate_size=self.intermediate_size,
-            hidden_dropout_prob=0.1,
-            attention_probs_dropout_prob=0.1,
-            attn_implementation="eager",
-            **self.architecture,
-        )
+        dropout = dict(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+        return HFViTConfig(attn_implementation="eager", **SIZES, **dropout, **self.architecture)
 
     def prepare_config_and_inputs_for_common(self):
         pixel_values = floats_tensor([self.batch_size, self.num_channels, self.image_size, self.image_size])
