@@ -341,7 +341,7 @@ def to_yaml(args: TrainArguments) -> str:
 def parse_overrides(text: str | None) -> dict:
     """`"hidden_size=64,pooling=mean"` -> `{"hidden_size": 64, "pooling": "mean"}`."""
     fields = yaml.safe_load("{" + (text or "").replace("=", ": ") + "}")
-    if len(fields) != (text or "").count("="):
+    if len(fields) > (text or "").count("="):
         raise UserError(f"config_overrides must be field=value,field=value, got {text!r}")
     for name, value in fields.items():
         if isinstance(value, str):

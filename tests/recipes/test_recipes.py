@@ -176,19 +176,18 @@ def test_cached_features_give_the_same_head_also_after_a_stop_and_the_backbone_s
 def test_any_image_classifier_is_scored_and_its_features_are_probed(run, photos, tmp_path):
     HFViTForImageClassification.from_pretrained(run / "model").to_transformers().save_pretrained(tmp_path / "native")
     shutil.copy(run / "model" / "preprocessor_config.json", tmp_path / "native")
-    for probe in ("", "--probe_split train"):
-        scores, flags = [], f"--dataset_name {photos} {probe} --output_file scores.json --overwrite true"
+    for split in ("--split", "--probe_split"):
+        scores, flags = [], f"--dataset_name {photos} {split} train --output_file scores.json --overwrite true"
         for model in (run / "model", "native"):
             recipe("eval.py --model_name_or_path", model, flags, cwd=tmp_path)
             scores.append(read_json(tmp_path / "scores.json"))
         numbers = [{key: value for key, value in found.items() if isinstance(value, int | float)} for found in scores]
         assert numbers[0] == pytest.approx(numbers[1], abs=1e-5)
-        if probe:
-            assert scores[0]["knn_accuracy"] >= 0.8
-            assert {"1_shot_accuracy", "5_shot_accuracy", "10_shot_accuracy"} <= {*scores[0]}
-        else:
+        if split == "--split":
             assert scores[0]["confusion_matrix"] == scores[1]["confusion_matrix"]
-            assert [row["images"] for row in scores[0]["per_class"]] == [2, 2, 2]  # the part that is set aside
+    assert scores[0]["images"] == 6  # the part that is set aside
+    assert scores[0]["knn_accuracy"] >= 0.8
+    assert {"1_shot_accuracy", "5_shot_accuracy", "10_shot_accuracy"} <= {*scores[0]}
 
 
 def test_labels_are_matched_by_name_and_a_probe_knows_those_of_its_split_alone(run, photos, tmp_path):

@@ -28,7 +28,7 @@ WRONG = {
     "--label_smoothing 4": "--label_smoothing 4",
     "--eval_crop 256": "--eval_crop 256",
     "--preset cifar10": "--config cifar10",
-    "--config cifr10": "--config cifar10?",
+    "--config cifr10": "--config cifr10 cifar10,",
     "--config qqq": "cifar10, food3",
 }
 

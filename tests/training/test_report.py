@@ -41,9 +41,9 @@ SEVERAL = results_of(0.8, 0.7, name="mean_average_precision")
 @pytest.mark.parametrize(
     ("kind", "results", "log", "named"),
     [
-        (results_of(0.8, 0.51), GOOD, []),
-        (results_of(0.5, 0.4), GOOD, ["50.00%", "--eval_fraction"]),
-        (results_of(1.0, 0.44, (2, 1, 0)), GOOD, ["3 images", "--eval_fraction"]),
+        ({}, results_of(0.8, 0.51), GOOD, []),
+        ({}, results_of(0.5, 0.4), GOOD, ["50.00%", "--eval_fraction"]),
+        ({}, results_of(1.0, 0.44, (2, 1, 0)), GOOD, ["3 images", "--eval_fraction"]),
         *[
             ({}, results_of(0.8, 0.7), log_of(1.1, *[last] * 5), ["diverged", "1.1 ", "--learning_rate"])
             for last in (1.66, math.inf, math.nan)
