@@ -1,10 +1,12 @@
 """Finds the image and the label column of a data set, and turns labels of any kind into class indices, one or several an image."""
 
 import re
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Image, LargeList, List, Value
 
@@ -91,11 +93,8 @@ def select_image_and_label(data, columns: tuple[str, ...]):
     """Keeps the image and, if there is one, the label column, called `image` (undecoded) and `label`."""
     if not isinstance(data.features[columns[0]], RestrictedImage):
         data = data.cast_column(columns[0], Image(decode=False))
-    data = data.select_columns(list(columns))
-    for old, new in zip(columns, ("image", "label"), strict=False):
-        if old != new:
-            data = data.rename_column(old, new)
-    return data
+    names = {old: new for old, new in zip(columns, ("image", "label"), strict=False) if old != new}
+    return data.select_columns(list(columns)).rename_columns(names)
 
 
 def join_label_columns(data: Dataset, label_columns: str) -> Dataset:
@@ -108,12 +107,11 @@ def join_label_columns(data: Dataset, label_columns: str) -> Dataset:
     names = [name.strip() for name in label_columns.split(",") if name.strip()]
     if missing := [name for name in names if name not in data.features]:
         raise UserError(f"--label_columns: there is no column {', '.join(missing)}, only {', '.join(data.features)}")
-    flags, columns = {"0": False, "0.0": False, "False": False, "1": True, "1.0": True, "True": True}, []
-    for name in names:
-        columns.append([flags.get(str(value)) for value in data[name][:]])
-        wrong = [row for row, flag in enumerate(columns[-1]) if flag is None]
+    hot = np.stack([pd.to_numeric(data[name][:], errors="coerce") for name in names], axis=1)  # (n, L)
+    for name, column in zip(names, hot.T, strict=True):
+        wrong = np.flatnonzero(~np.isin(column, (0, 1)))
         refuse_rows(f"the column {name} of --label_columns must hold 0 or 1", wrong, data[name])
-    lists = [np.flatnonzero(row).tolist() for row in zip(*columns, strict=True)]
+    lists = [np.flatnonzero(row).tolist() for row in hot]
     data = data.remove_columns([*names, *({"label"} & set(data.features) - set(names))])
     return data.add_column("label", lists, feature=List(ClassLabel(names=names)))
 
@@ -219,10 +217,10 @@ def text_classes(values: set[str], label_names: list[str] | None) -> list[str]:
     return sorted(values, key=lambda value: (int(value) if whole else 0, value))
 
 
-def refuse_rows(what: str, wrong: list[int], values: list):
+def refuse_rows(what: str, wrong: Sequence[int], values: list):
     """Raises UserError with the first three rows that are wrong, if there are any."""
-    if wrong:
-        shown = ", ".join(f"row {row} has {values[row]!r}" for row in wrong[:3])
+    if len(wrong):
+        shown = ", ".join(f"row {row} has {values[int(row)]!r:.200}" for row in wrong[:3])
         raise UserError(f"{what}; {len(wrong):,} of {len(values):,} rows do not: {shown}")
 
 

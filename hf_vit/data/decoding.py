@@ -18,6 +18,7 @@ from hf_vit.data.crops import (
 from hf_vit.data.image_files import NO_FILES, AllowedFiles, open_pillow, read_image_bytes
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.system.errors import UserError
+from hf_vit.system.text import counted
 
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by the number of channels
@@ -98,8 +99,9 @@ def stack_images(images: list[np.ndarray]) -> torch.Tensor:
 def record_unreadable(errors: list[str], skipped: dict[str, None], on_bad_image: str):
     """Stops at images that cannot be read, or, if they are to be skipped, adds their error messages to `skipped`."""
     if errors and on_bad_image == "stop":
-        more = f" (the first 10 of {len(errors):,})" if len(errors) > 10 else ""
-        raise UserError(f"{'; '.join(errors[:10])}{more}; fix or remove them, or pass --on_bad_image skip")
+        raise UserError(
+            f"{'; '.join(errors[:10])}; fix or remove {counted(len(errors), 'image')}, or pass --on_bad_image skip"
+        )
     skipped.update(dict.fromkeys(errors))
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import stat
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -135,40 +134,21 @@ def read_image_bytes(item: dict | None, files: AllowedFiles = NO_FILES) -> bytes
     """The file content of an undecoded image, `{"bytes": ..., "path": ...}`.
 
     Raises:
-        ValueError, OSError: if it is empty, too large, not among `files`, or unreadable.
+        ValueError, OSError: if there is none, or its file is too large, not among `files`, or unreadable.
     """
-    if item is None or item["bytes"] == b"" or (item["bytes"] is None and item["path"] is None):
+    if item is None or (item["bytes"] is None and item["path"] is None):
         raise UserError("it is empty")
     if item["bytes"] is not None:
         return item["bytes"]
     location = files.resolve(item["path"])
-    if "://" not in location:
-        return read_file(location)
-    archive = location.rpartition("::")[2]
-    if "://" not in archive and not os.path.isfile(archive):  # opening a pipe would block
-        raise UserError(f"{archive} is no file")
-    with xopen(location, "rb") as file:
-        return _read_bounded(file)
-
-
-def read_file(path: str) -> bytes:
-    """The content of an image file that the user named.
-
-    Raises:
-        ValueError, OSError: if it is missing, empty, larger than `MAX_FILE_BYTES`, or not a regular file (a device, a pipe).
-    """
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise UserError(f"{path} is no regular file")
-    with open(path, "rb") as file:
-        return _read_bounded(file)
-
-
-def _read_bounded(file) -> bytes:
-    content = file.read(MAX_FILE_BYTES + 1)
+    is_address = "://" in location
+    local = location.rpartition("::")[2] if is_address else location
+    if "://" not in local and not os.path.isfile(local):  # opening a pipe would block
+        raise UserError(f"{local} is no file")
+    with (xopen if is_address else open)(location, "rb") as file:
+        content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise UserError(f"the file is larger than {MAX_FILE_BYTES:,} bytes, the most an image may have")
-    if not content:
-        raise UserError("it is empty")
     return content
 
 
