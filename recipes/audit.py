@@ -98,8 +98,7 @@ def read_images(images: ThumbnailDataset, labels: list[str], num_workers: int) -
     batches = sequential_batches(len(images), 256, 0, 1)
     for batch in progress_bar("reading", "batches", len(batches), data_loader(images, batches, num_workers)):
         vectors.append(thumbnail_vectors(batch["images"]))
-        sizes = pd.DataFrame(batch["sizes"].numpy(), batch["index"].tolist(), ["width", "height"])
-        parts.append(sizes.assign(digest=batch["digests"]))
+        parts.append(pd.DataFrame(batch["sizes"].numpy(), batch["index"].tolist(), ["width", "height"]))
     if not parts:
         raise UserError(f"none of {counted(len(images), 'image')} can be read; {next(iter(images.skipped))}")
     table = images.rows.select_columns(["split", "row", "file"]).to_pandas()
@@ -111,7 +110,7 @@ def read_images(images: ThumbnailDataset, labels: list[str], num_workers: int) -
 def find_duplicates(table: pd.DataFrame, vectors: torch.Tensor) -> pd.DataFrame:
     """The part of the table that has duplicates, with their `kind`, a place in `DUPLICATES`, and the number of their `group`."""
     groups = []
-    for places in duplicate_groups(vectors, list(table["digest"])):
+    for places in duplicate_groups(vectors):
         group = table.iloc[places]
         kind = 2 * (group["split"].nunique() == 1) + (group["label"].nunique() == 1)
         groups.append((kind, group.assign(kind=kind)))
@@ -208,7 +207,7 @@ def main(args: argparse.Namespace):
     if args.model_name_or_path is not None:
         tables["labels"] = suspects = find_suspects(args, images, table, labels, accelerator)
     for name, found in tables.items():
-        found = found.drop(columns=["digest", "width", "height"])  # of the page alone
+        found = found.drop(columns=["width", "height"])  # of the page alone
         write_text(args.output_file.with_suffix(f".{name}.csv"), csv_text(found, float_format="%.6f"))
     summary, shown = summarize(images, duplicates, suspects)
     write_text(args.output_file, render_page(args.dataset_name, summary, shown, images, table))

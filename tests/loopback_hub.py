@@ -3,7 +3,7 @@
     with Hub() as hub:
         hub.put("alice/model", {"config.json": b"{}"})
         hub.fault("PUT", "/storage/", status=500, times=2)
-        subprocess.run(command, env={**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": hub.token, ...})
+        subprocess.run(command, env={**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, ...})
 
 Status codes, headers and messages are those of huggingface.co, as far as the client or the docs tell them. There are models and
 Spaces, named "alice/model" and "spaces/alice/page", and no Xet storage: large files go by git-lfs.
@@ -160,8 +160,6 @@ class Hub:
         uploaded: every PUT to the storage, cut and refused ones too.
         validated: the texts that came to /api/validate-yaml.
     """
-
-    token = TOKEN
 
     def __init__(self):
         self.repos: dict[str, Repo] = {}

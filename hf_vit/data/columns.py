@@ -1,7 +1,7 @@
 """Finds the image and the label column of a data set, and turns labels of any kind into class indices, one or several an image."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -32,22 +32,22 @@ def find_columns(data: Dataset, image_column: str | None, label_column: str | No
     usual = [name for name, kind in kinds.items() if isinstance(kind, ClassLabel)]
     usual = usual or [name for name in usable if name.lower() in LABEL_COLUMNS]
     image_column = find_image_column(data, image_column)
-    return image_column, choose_column(data, "--label_column", label_column, usual, usable)
+    return image_column, choose_column(data.features, "--label_column", label_column, usual, usable)
 
 
 def find_image_column(data: Dataset, image_column: str | None) -> str:
     """Name of the image column: the one given, else the only one of images; UserError as `find_columns`."""
     usable = [name for name, kind in data.features.items() if holds_images(kind)]
     images = [name for name in usable if isinstance(data.features[name], Image)]
-    return choose_column(data, "--image_column", image_column, images or usable, usable)
+    return choose_column(data.features, "--image_column", image_column, images or usable, usable)
 
 
-def choose_column(data: Dataset, flag: str, given: str | None, usual: list[str], usable: list[str]) -> str:
-    """The column that the user names, else the only usual one."""
+def choose_column(columns: Iterable[str], flag: str, given: str | None, usual: list[str], usable: list[str]) -> str:
+    """The one of the columns that the user names, else the only usual one."""
     found = usual if given is None else [given]
     if len(found) != 1 or found[0] not in usable:
         what = f"{flag} {', '.join(found)}: wanted the name of one column that can be used"
-        raise UserError(f"{what}; the columns are {', '.join(data.features)}")
+        raise UserError(f"{what}; the columns are {', '.join(columns)}")
     return found[0]
 
 

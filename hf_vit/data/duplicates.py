@@ -1,6 +1,5 @@
 """Images that are in a data set more than once: the same file, or the same picture resized or saved again."""
 
-import hashlib
 from collections import defaultdict
 
 import torch
@@ -34,15 +33,12 @@ class ThumbnailDataset(ImageDataset):
         super().__init__(rows, spec, on_bad_image, decode_first=False)
 
     def __getitems__(self, ids: list[int]) -> dict:
-        """A batch with `sizes` (b, 2) in pixels, width first, and `digests` of the files."""
-        batch = super().__getitems__(ids)
-        sizes, digests = [], []
+        """A batch with `sizes` (b, 2) in pixels, width first."""
+        batch, sizes = super().__getitems__(ids), []
         for row in self.rows.__getitems__(batch["index"].tolist()):
-            content = read_image_bytes(row["image"], self.files)
-            with open_pillow(content) as image:
+            with open_pillow(read_image_bytes(row["image"], self.files)) as image:
                 sizes.append(image.size)
-            digests.append(hashlib.blake2b(content, digest_size=16).hexdigest())
-        return {**batch, "sizes": torch.tensor(sizes), "digests": digests}
+        return {**batch, "sizes": torch.tensor(sizes)}
 
 
 def thumbnail_vectors(images: torch.Tensor) -> torch.Tensor:
@@ -77,14 +73,13 @@ def also_in(vectors: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     return are_similar(vectors, others[nearest], mean_pattern(torch.cat([vectors, others])))
 
 
-def duplicate_groups(vectors: torch.Tensor, digests: list[str]) -> list[list[int]]:
-    """Groups of places of images that are the same file or similar pictures, rising.
+def duplicate_groups(vectors: torch.Tensor) -> list[list[int]]:
+    """Groups of places of images that are similar pictures, rising.
 
     Each image joins the group of its nearest predecessor, so that memory does not grow with the number of pairs.
 
     Args:
         vectors: (n, D), from `thumbnail_vectors`.
-        digests: of the n files.
     """
     nearest = []
     for start in range(0, len(vectors), BLOCK):
@@ -96,9 +91,8 @@ def duplicate_groups(vectors: torch.Tensor, digests: list[str]) -> list[list[int
     nearest = torch.cat(nearest)
     similar = are_similar(vectors, vectors[nearest], mean_pattern(vectors)).tolist()
     similar[0] = False  # it has no predecessor
-    group, first_of, members = [], {}, defaultdict(list)
+    group, members = [], defaultdict(list)
     for place, (is_similar, before) in enumerate(zip(similar, nearest.tolist(), strict=True)):
-        same_file = first_of.setdefault(digests[place], place)
-        group.append(group[same_file] if same_file < place else group[before] if is_similar else place)
+        group.append(group[before] if is_similar else place)
         members[group[place]].append(place)
     return [places for places in members.values() if len(places) > 1]

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
-import pyarrow as pa
 from datasets import ClassLabel, Dataset, DatasetDict
 
-from hf_vit.data.image_files import IMAGE_SUFFIXES, UNREAD_SUFFIXES, AllowedFiles, rows_of_files
+from hf_vit.data.image_files import IMAGE_SUFFIXES, UNREAD_SUFFIXES, NamedFiles, rows_of_files
 from hf_vit.system.errors import UserError
 from hf_vit.system.progress import progress_bar
-from hf_vit.system.text import counted, listed, printable
+from hf_vit.system.text import counted, listed
 
 
 SPLIT_OF_WORD = {
@@ -52,9 +51,8 @@ class Listing:
         return [f"{count:,} {what}" for what, count in sorted(self.left_out.items())]
 
     def tables(self) -> list[str]:
-        """The `--dataset_name` of each table, the outermost first."""
-        tables = (file for file in self.files if suffix_of(file) in TABLE_SUFFIXES)
-        return [command(self.path / file) for file in sorted(tables, key=lambda file: (file.count("/"), file))]
+        """The `--dataset_name` of each table."""
+        return [command(self.path / file) for file in sorted(self.files) if suffix_of(file) in TABLE_SUFFIXES]
 
 
 def list_folder(path: Path) -> Listing:
@@ -110,7 +108,8 @@ def class_folders(found: Listing, class_level: int) -> tuple[DatasetDict, dict[s
         else:
             rows[split] += [(f"{folder}/{image}", below[class_level - 1]) for image in images]
     if not rows:
-        raise folder_error(found, "no image lies in a class folder")
+        advice = [*found.tables(), f"sort the images into folders, one a class: {found.path}/CLASS/IMAGE.jpg"]
+        raise folder_error(found, "no image lies in a class folder", advice[0])
     classes = {split: {label for _, label in of_split} for split, of_split in rows.items()}
     for split, of_split in classes.items():
         if unknown := of_split - classes.get("train", of_split):
@@ -145,25 +144,18 @@ def split_folders(found: Listing) -> dict[str, str]:
 
 def to_dataset(path: Path, rows: list[tuple[str, str]], names: list[str]) -> Dataset:
     """Rows of (file, class) pairs; the files are relative to `path`."""
-    kind, allowed = ClassLabel(names=names), AllowedFiles(path.resolve().as_posix(), links=True)  # of our own listing
-    labels = pa.array(kind.str2int([label for _, label in rows]), pa.int64())
-    paths = [f"{allowed.folder}/{file}" for file, _ in rows]
-    return rows_of_files(paths, allowed, {"label": labels}, label=kind)
+    kind, (files, labels) = ClassLabel(names=names), zip(*rows, strict=True)
+    return rows_of_files(files, NamedFiles(str(path.resolve())), {"label": kind.str2int(labels)}, label=kind)
 
 
-def folder_error(found: Listing, what: str, advice: str | None = None) -> UserError:
+def folder_error(found: Listing, what: str, advice: str) -> UserError:
     """An error: what is wrong with a folder, what lies there, what can be read, and what to do."""
     images = (f"{folder}/{name}" for folder, names in found.images.items() for name in names)
     parts = (file.lstrip("/").partition("/") for file in chain(found.files, images))
-    counts = Counter(f"{printable(top)}/" if below else suffix_of(top) for top, below, _ in parts)
+    counts = Counter(f"{top}/" if below else suffix_of(top) for top, below, _ in parts)
     there = listed((f"{name} ({count:,})" for name, count in sorted(counts.items())), 10) or "nothing"
-    tries = (
-        [advice]
-        if advice
-        else [*found.tables(), f"sort the images into folders, one a class: {found.path}/CLASS/IMAGE.jpg"]
-    )
     skipped = "".join(f"\nleft out: {phrase}" for phrase in found.skipped())
-    return UserError(f"{found.path}: {what}. Files there: {there}{skipped}\n{READABLE}\nTry: {tries[0]}")
+    return UserError(f"{found.path}: {what}. Files there: {there}{skipped}\n{READABLE}\nTry: {advice}")
 
 
 def command(path: Path) -> str:

@@ -37,13 +37,10 @@ class AllowedFiles:
 
     Args:
         folder: regular files in this folder, and members of its zip archives, are allowed; None allows no local file.
-        links: whether symbolic links may lead out of `folder`. True only for paths found by listing the folder: a row that
-            chooses its own path could use any link that lies there.
         repo: a Hub data set whose own files are allowed, under the two kinds of address that `datasets` writes.
     """
 
     folder: str | None = None
-    links: bool = False
     repo: str | None = None
 
     def resolve(self, path: str) -> str:
@@ -73,12 +70,22 @@ class AllowedFiles:
             return path if self.repo is not None and path.startswith(prefixes) else None
         if self.folder is None:
             return None
-        location, real = os.path.join(self.folder, path), os.path.abspath if self.links else os.path.realpath
-        root = os.path.join(real(self.folder), "")
-        return location if real(location).startswith(root) else None
+        location, root = os.path.join(self.folder, path), os.path.join(os.path.realpath(self.folder), "")
+        return location if os.path.realpath(location).startswith(root) else None
 
 
 NO_FILES = AllowedFiles()
+
+
+@dataclass(frozen=True)
+class NamedFiles(AllowedFiles):
+    """Files that the user named, or that were found by listing a folder of the user's: they may be anywhere on this machine."""
+
+    def resolve(self, path: str) -> str:
+        """The location of a file; relative paths start at `folder`. UserError for an address."""
+        if "://" in path:
+            raise UserError("it is an address; wanted a file on this machine: download it first")
+        return os.path.join(self.folder, path)
 
 
 def hub_files(repo: str) -> AllowedFiles:

@@ -16,9 +16,6 @@ from hf_vit.system.errors import UserError
 
 
 MAX_SIDE = 2**12  # pixels that an image processor may ask for
-DEFAULTS = {
-    "do_normalize": True, "image_mean": [0.0], "image_std": [1.0], "do_rescale": True, "rescale_factor": 1 / 255, "resample": 2,
-}  # fmt: skip
 MAX_LEVELS = (
     5  # of 255: torchvision's resizing differs from Pillow's by at most 2, another filter or crop by 16 or more
 )
@@ -84,7 +81,7 @@ def image_spec_of(processor, config) -> ImageSpec:
 
 def read_settings(processor, channels: int) -> ImageSpec:
     """The spec that the settings of an image processor describe, whether or not it obeys them; of height and width 0 if they
-    name no fixed size."""
+    name no fixed size. What is not obeyed shows in the pixels."""
     settings = processor.to_dict()
     sizes = [settings.get(name) or {} for name in ("size", "crop_size", "pad_size")]
     sides = [side for size in sizes for side in size.values() if side]
@@ -100,13 +97,11 @@ def read_settings(processor, channels: int) -> ImageSpec:
         final = settings.get("crop_size") or {}
     if not {"height", "width"} <= set(final) or resize == (None, None):
         final, resize = {"height": 0, "width": 0}, None
-    settings = {**DEFAULTS, **{name: value for name, value in settings.items() if value is not None}}
-    mean, std = (
-        settings[name] if settings["do_normalize"] else DEFAULTS[name] for name in ("image_mean", "image_std")
-    )
-    factor = 255 * (settings["rescale_factor"] if settings["do_rescale"] else 1)  # 1.0 exactly where it divides by 255
-    mean, std = (tuple((np.array(values, float, ndmin=1) / factor).tolist()) for values in (mean, std))
-    return ImageSpec(final["height"], final["width"], channels, int(settings["resample"]), mean, std, resize)
+    factor = 255 * settings.get("rescale_factor", 1)  # 1.0 exactly where it divides by 255
+    values = (np.array(settings.get(name), float, ndmin=1) / factor for name in ("image_mean", "image_std"))
+    mean, std = (tuple(each.tolist()) for each in values)  # of NaN if there are none
+    resample = int(settings.get("resample") or 0)
+    return ImageSpec(final["height"], final["width"], channels, resample, mean, std, resize)
 
 
 def made_images(height: int, width: int, channels: int) -> list[Image.Image]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset, DatasetDict
 
-from hf_vit.data.columns import refuse_rows
+from hf_vit.data.columns import choose_column, refuse_rows
 from hf_vit.data.folders import SPLIT_OF_WORD, SPLITS, suffix_of
 from hf_vit.data.image_files import AllowedFiles, rows_of_files
 from hf_vit.system.errors import UserError
@@ -57,18 +57,14 @@ def read_table(file: Path, image_column: str | None = None) -> Dataset:
     columns = table.column_names
     if twice := {name for name in columns if columns.count(name) > 1}:
         raise UserError(f"{file} has two columns {listed(sorted(twice))}: rename one of them")
-    found = [image_column] if image_column else [name for name in columns if name.lower() in PATH_COLUMNS]
-    if len(found) != 1 or found[0] not in columns:
-        raise UserError(
-            f"{file} must have one column of paths of images ({', '.join(PATH_COLUMNS)}), got the columns {', '.join(columns)}: "
-            "name that of the paths with --image_column, and that of the labels with --label_column"
-        )
-    names = table[found[0]].to_pylist()
+    usual = [name for name in columns if name.lower() in PATH_COLUMNS]
+    column = choose_column(columns, "--image_column", image_column, usual, columns)
+    names = table[column].to_pylist()
     is_file = lambda name: isinstance(name, str) and os.path.isfile(os.path.join(file.parent, name))
     wrong = [row for row, name in enumerate(names) if not is_file(name)]
-    refuse_rows(f"{file}: the column {found[0]} must name files in {file.parent}", wrong, names)
-    others = {name: table[name] for name in columns if name != found[0]}
-    return rows_of_files(names, AllowedFiles(str(file.parent.resolve())), others, found[0])
+    refuse_rows(f"{file}: the column {column} must name files in {file.parent}", wrong, names)
+    others = {name: table[name] for name in columns if name != column}
+    return rows_of_files(names, AllowedFiles(str(file.parent.resolve())), others, column)
 
 
 def divide_by_split(rows: Dataset) -> DatasetDict:

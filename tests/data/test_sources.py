@@ -3,7 +3,6 @@
 import os
 from collections import defaultdict
 from io import BytesIO
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -200,7 +199,7 @@ REFUSED = {
     "rows without a path": (in_table("file,label\n,a\n1.png,a\n"), "row 0"),
     "rows without a label": (in_table("file,label\n1.png,a\n2.png,\n3.png,b\n"), "row 1"),
     "a shorter row": (in_table("file,label\n1.png,a\n2.png\n"), "row 1"),
-    "no column of paths": (in_table("note,label\nhello,a\n"), r"note, label.*--image_column.*--label_column"),
+    "no column of paths": (in_table("note,label\nhello,a\n"), r"--image_column.*note, label"),
     "no column of labels": (in_table("file,comment\n1.png,a\n"), r"--label_column.*comment"),
     "broken JSON": (in_table('{"file": ', "a.jsonl"), "a.jsonl"),
     "an unknown split": (in_table("file,label,split\n1.png,a,train\n2.png,a,holdout\n"), "row 1 has 'holdout'"),
@@ -245,7 +244,7 @@ def test_a_file_name_that_is_not_utf8_is_an_error(tmp_path):
 def test_rows_and_classes_are_in_the_order_of_the_files_paths(tmp_path):
     paint(tmp_path, "b/2.png r, b/10.png r, B/1.png g, a/x/3.png b, a.c/1.png b")
     rows = load_splits(str(tmp_path))["train"]
-    files = [str(Path(item["path"]).relative_to(tmp_path)) for item in rows["image"]]
+    files = [item["path"] for item in rows["image"]]
     assert files == sorted(files)
     assert rows.features["label"].names == ["B", "a", "a.c", "b"]
     assert rows._fingerprint == load_splits(str(tmp_path))["train"]._fingerprint
@@ -309,13 +308,6 @@ def test_a_run_is_not_kept_among_its_images(data, run, tmp_path, monkeypatch):
     refuse_nested_folders(data, "runs/x")
 
 
-def test_a_name_that_is_nowhere_is_asked_of_the_hub_once_and_not_again_if_nobody_answers(server, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
-    with pytest.raises(UserError, match="alice/photos"):
+def test_a_name_that_is_nowhere_is_an_error_that_says_where_was_looked():
+    with pytest.raises(UserError, match=r"--dataset_name alice/photos: /.*on the Hub"):
         load_splits("alice/photos")
-    assert [path for path in server.asked if "datasets" in path] == ["/api/datasets/alice/photos"]
-    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it waited to try again"))
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
-    with pytest.raises(UserError, match=r"alice/nowhere_kept.*cannot be reached"):
-        load_splits("alice/nowhere_kept")
