@@ -35,6 +35,7 @@ import io
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pandas as pd
 import torch
 from jinja2 import Environment
@@ -51,7 +52,7 @@ from hf_vit.data.summary import summary
 from hf_vit.data.unlabelled import as_one_class, find_files
 from hf_vit.evaluation.classifiers import SavedClassifier
 from hf_vit.evaluation.label_errors import contradicted_labels, out_of_fold_probabilities
-from hf_vit.evaluation.tables import LABEL_SEPARATOR, image_names, label_texts
+from hf_vit.evaluation.tables import image_names, label_texts
 from hf_vit.system.errors import UserError, run_script
 from hf_vit.system.files import write_text
 from hf_vit.system.progress import progress_bar
@@ -94,17 +95,15 @@ def read_rows(args) -> tuple[datasets.Dataset, list[str]]:
 
 def read_images(images: ThumbnailDataset, labels: list[str], num_workers: int) -> tuple[pd.DataFrame, torch.Tensor]:
     """A table of the n images that can be read, by their places in `images`, and their thumbnails, see `thumbnail_vectors`."""
-    parts, vectors = [], []
+    places, vectors = [], []
     batches = sequential_batches(len(images), 256, 0, 1)
     for batch in progress_bar("reading", "batches", len(batches), data_loader(images, batches, num_workers)):
         vectors.append(thumbnail_vectors(batch["images"]))
-        parts.append(pd.DataFrame(batch["sizes"].numpy(), batch["index"].tolist(), ["width", "height"]))
-    if not parts:
+        places += batch["index"].tolist()
+    if not places:
         raise UserError(f"none of {counted(len(images), 'image')} can be read; {next(iter(images.skipped))}")
     table = images.rows.select_columns(["split", "row", "file"]).to_pandas()
-    return table.assign(label=label_texts(images.labels, labels)).join(pd.concat(parts), how="inner"), torch.cat(
-        vectors
-    )
+    return table.assign(label=label_texts(images.labels, labels)).loc[places], torch.cat(vectors)
 
 
 def find_duplicates(table: pd.DataFrame, vectors: torch.Tensor) -> pd.DataFrame:
@@ -170,21 +169,24 @@ def gallery(images: ThumbnailDataset, table: pd.DataFrame) -> list[dict]:
     return shown
 
 
-def render_page(name: str, summary: list[str], shown, images: ThumbnailDataset, table: pd.DataFrame) -> str:
+def count_labels(images: ThumbnailDataset, labels: list[str]) -> pd.DataFrame:
+    """The images of each class in each split, readable or not."""
+    splits, places, classes = np.array(images.rows["split"][:]), torch.arange(len(images)), images.labels
+    if classes.ndim == 2:
+        places, classes = classes.nonzero(as_tuple=True)
+    counts = pd.crosstab(classes.numpy(), splits[places]).reindex(range(len(labels)), fill_value=0)
+    return counts[pd.unique(splits)].set_axis(map(printable, labels))
+
+
+def render_page(name: str, summary: list[str], shown, images: ThumbnailDataset, labels: list[str]) -> str:
     """The page as HTML; `summary` and `shown` are from `summarize`."""
-    each = table.assign(label=table["label"].str.split(LABEL_SEPARATOR)).explode("label")
-    counts = pd.crosstab(each["label"].map(printable), each["split"])[table["split"].unique()]
-    sizes = table.groupby("split", sort=False)[["width", "height"]].agg(["min", "median", "max"])
     return (
         Environment(autoescape=True)
         .from_string(PAGE.read_text(encoding="utf-8"))
         .render(
             name=printable(name),
             summary=summary,
-            tables=[
-                ("Images of each class", counts.to_html()),
-                ("Sizes in pixels", sizes.to_html(float_format="%.0f")),
-            ],
+            counts=count_labels(images, labels).to_html(),
             unreadable=map(printable, images.skipped),
             galleries=[
                 (title, count, [gallery(images, part[:SHOWN]) for part in parts]) for title, count, parts in shown
@@ -207,10 +209,10 @@ def main(args: argparse.Namespace):
     if args.model_name_or_path is not None:
         tables["labels"] = suspects = find_suspects(args, images, table, labels, accelerator)
     for name, found in tables.items():
-        found = found.drop(columns=["width", "height"])  # of the page alone
-        write_text(args.output_file.with_suffix(f".{name}.csv"), csv_text(found, float_format="%.6f"))
+        text = csv_text(found, float_format="%.6f")
+        write_text(args.output_file.with_suffix(f".{name}.csv"), text)
     summary, shown = summarize(images, duplicates, suspects)
-    write_text(args.output_file, render_page(args.dataset_name, summary, shown, images, table))
+    write_text(args.output_file, render_page(args.dataset_name, summary, shown, images, labels))
     print("\n".join([*map(printable, summary), f"the page: {args.output_file}"]))
 
 

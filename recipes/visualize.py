@@ -157,6 +157,8 @@ def main(args: argparse.Namespace):
     drawn |= draw_attention(classifier, images.__getitems__(list(order))["images"], args)
     folder = args.output_dir or default_folder(classifier.folder)
     save_figures(folder, drawn)
+    if images.skipped:
+        print(f"{counted(len(images.skipped), 'image')} cannot be read: {next(iter(images.skipped))}")
     print("\n".join(str(folder / f"{name}.png") for name in drawn))
     print(f"The maps show the attention of {classifier.model.attention_query}.")
 

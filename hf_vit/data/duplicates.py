@@ -8,7 +8,6 @@ from PIL import Image
 from torch import nn
 
 from hf_vit.data.image_dataset import ImageDataset
-from hf_vit.data.image_files import open_pillow, read_image_bytes
 from hf_vit.data.image_spec import ImageSpec
 
 
@@ -31,14 +30,6 @@ class ThumbnailDataset(ImageDataset):
     def __init__(self, rows: Dataset, on_bad_image: str = "skip"):
         spec = ImageSpec(SIDE, SIDE, 1, Image.Resampling.BILINEAR, (), (), fast_resize=True)
         super().__init__(rows, spec, on_bad_image, decode_first=False)
-
-    def __getitems__(self, ids: list[int]) -> dict:
-        """A batch with `sizes` (b, 2) in pixels, width first."""
-        batch, sizes = super().__getitems__(ids), []
-        for row in self.rows.__getitems__(batch["index"].tolist()):
-            with open_pillow(read_image_bytes(row["image"], self.files)) as image:
-                sizes.append(image.size)
-        return {**batch, "sizes": torch.tensor(sizes)}
 
 
 def thumbnail_vectors(images: torch.Tensor) -> torch.Tensor:

@@ -77,14 +77,24 @@ def test_images_without_labels_are_looked_through_for_copies(photos, tmp_path, c
     assert "images in images: 5" in capsys.readouterr().out
 
 
-def test_the_page_shows_counts_sizes_broken_files_and_pictures(photos, tmp_path):
+def test_the_page_shows_counts_broken_files_and_pictures(photos, tmp_path):
     start(photos, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert re.search(r"<th>cat</th>\s*<td>31</td>\s*<td>12</td>", page)
-    assert re.search(r"<th>train</th>\s*<td>30</td>\s*<td>64</td>\s*<td>64</td>", page)
     assert re.search(r"<li>test: row \d+ \(.*broken.jpg\) cannot be read as an image: no known format", page)
     assert page.count('src="data:image/png;base64,') == 8
     assert "http" not in page.replace("https://", "http://").split("<style>")[0]
+
+
+def test_a_class_is_counted_under_its_name_whatever_is_in_it_and_can_be_read(tmp_path):
+    for name in ("a;b/1.png", "dog/2.png"):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True)
+        photo(0).save(tmp_path / "photos" / name)
+    (tmp_path / "photos" / "eel").mkdir()
+    (tmp_path / "photos" / "eel" / "broken.png").write_bytes(b"no image")
+    start(tmp_path / "photos", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert [re.search(rf"<th>{name}</th>\s*<td>1</td>", page) is None for name in ("a;b", "dog", "eel")] == [False] * 3
 
 
 def test_names_from_strangers_are_text_on_the_page_and_in_its_tables(tmp_path):
