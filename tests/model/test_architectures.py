@@ -195,14 +195,12 @@ def assert_comes_back(model, folder, images):
     torch.testing.assert_close(loaded(images).logits, model(images).logits)  # places in memory may round differently
 
 
-def test_a_pooler_is_built_by_the_base_model_alone_and_not_over_two_vectors(tiny_config, randomize, pixels):
+def test_a_pooler_is_built_by_the_base_model_alone(tiny_config, randomize, pixels):
     model = randomize(HFViTModel(tiny_config(pooler_act="tanh")))
     outputs = model(pixels())
     expected = model.pooler.dense(outputs.last_hidden_state[:, 0]).tanh()
     torch.testing.assert_close(outputs.pooler_output, expected)
-    config = tiny_config(pooling="cls_mean", pooler_act="tanh")
-    with pytest.raises(ValueError, match="cls_mean"):
-        HFViTModel(config)
+    config = tiny_config(pooler_act="tanh")
     assert HFViTForImageClassification(config).vit.pooler is HFViTBackbone(config).pooler is None
 
 
