@@ -36,7 +36,7 @@ def open_image(item: dict, channels: int) -> Image.Image:
         channels: 1 (grey), 3 or 4.
 
     Raises:
-        ValueError, OSError: if it cannot be read as an image with 8 or 16 bits a channel.
+        Exception: of any kind, if it cannot be read as an image with 8 or 16 bits a channel.
     """
     content = read_image_bytes(item)
     with open_pillow(content) as image:
@@ -51,7 +51,7 @@ def decode_image(item: dict, spec: ImageSpec, crop_params: list[float] | None = 
         crop_params: (22,), from `crops.crop_params`; needed if the spec has a `crop_scale`.
 
     Raises:
-        ValueError, OSError: as `open_image`.
+        Exception: as `open_image`.
     """
     if spec.crop_scale is not None:
         return _decode_random_crop(item, spec, crop_params)
@@ -83,7 +83,7 @@ def decode_rows(
         try:
             content = read_image_bytes(row["image"], files)
             images.append(decode_image({"bytes": content, "path": None}, spec, params))
-        except Exception as error:  # file systems and image processors raise anything
+        except Exception as error:  # file systems, Pillow's plugins and image processors raise anything
             images.append(None)
             split = f"{row['split']}: " if "split" in row else ""
             path = f" ({row['image']['path']})" if row["image"] and row["image"]["path"] else ""

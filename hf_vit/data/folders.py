@@ -22,7 +22,7 @@ SPLIT_OF_WORD = {
 }  # the names of splits, in any case
 SPLITS = tuple(dict.fromkeys(SPLIT_OF_WORD.values()))
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
-SYSTEM_FOLDERS = {"$RECYCLE.BIN", "System Volume Information", "lost+found", "@eaDir", "#recycle"}
+SYSTEM_FOLDERS = {"$RECYCLE.BIN", "@eaDir", "#recycle", "__MACOSX"}
 READABLE = """--dataset_name reads
   USER/NAME      a data set of the Hub
   DATA_FOLDER    with Parquet, Arrow or tar files, from save_to_disk, or with images and metadata.csv, .jsonl or .parquet
@@ -68,8 +68,7 @@ def list_folder(path: Path) -> Listing:
                     if name.startswith(".") or name in SYSTEM_FOLDERS:
                         continue
                     if entry.is_dir(follow_symlinks=False):
-                        if not name.startswith("__"):  # __MACOSX
-                            waiting.append(location)
+                        waiting.append(location)
                     elif (suffix := suffix_of(name)) in IMAGE_SUFFIXES and entry.is_file():  # no pipe or device
                         images.append(name)
                     elif entry.is_symlink() and entry.is_dir():
@@ -99,12 +98,12 @@ def class_folders(found: Listing, class_level: int) -> tuple[DatasetDict, dict[s
         raise UserError(f"--class_level must be >= 1, got {class_level}")
     split_of = split_folders(found)
     depth = len(Path(next(iter(split_of))).parts)
-    rows, stray = defaultdict(list), Counter()
+    rows, stray = defaultdict(list), 0
     for folder, images in found.images.items():
         parts = Path(folder).parts
         split, below = split_of.get("/".join(parts[:depth])), parts[depth:]
         if split is None or len(below) < class_level:
-            stray[folder] = len(images)
+            stray += len(images)
         else:
             rows[split] += [(f"{folder}/{image}", below[class_level - 1]) for image in images]
     if not rows:
@@ -117,11 +116,9 @@ def class_folders(found: Listing, class_level: int) -> tuple[DatasetDict, dict[s
             raise folder_error(found, what, "give both the same class folders")
     names = sorted(set().union(*classes.values()))
     splits = {split: to_dataset(found.path, sorted(rows[split]), names) for split in SPLITS if split in rows}
-    skipped = [
-        f"{counted(stray.total(), 'image')} outside of class folders (--class_level {class_level}), in {listed(found.path / folder for folder in stray)}"
-    ]
+    skipped = [f"{counted(stray, 'image')} outside of class folders (--class_level {class_level})"]
     folders = {split: str(found.path / folder) for folder, split in split_of.items()}
-    return DatasetDict(splits), folders, found.skipped() + skipped * bool(stray)
+    return DatasetDict(splits), folders, found.skipped() + skipped * (stray > 0)
 
 
 def split_folders(found: Listing) -> dict[str, str]:
@@ -145,15 +142,14 @@ def split_folders(found: Listing) -> dict[str, str]:
 def to_dataset(path: Path, rows: list[tuple[str, str]], names: list[str]) -> Dataset:
     """Rows of (file, class) pairs; the files are relative to `path`."""
     kind, (files, labels) = ClassLabel(names=names), zip(*rows, strict=True)
-    return rows_of_files(files, NamedFiles(str(path.resolve())), {"label": kind.str2int(labels)}, label=kind)
+    rows = rows_of_files(files, NamedFiles(str(path.resolve())), {})
+    return rows.add_column("label", kind.str2int(labels), feature=kind)
 
 
 def folder_error(found: Listing, what: str, advice: str) -> UserError:
     """An error: what is wrong with a folder, what lies there, what can be read, and what to do."""
-    images = (f"{folder}/{name}" for folder, names in found.images.items() for name in names)
-    parts = (file.lstrip("/").partition("/") for file in chain(found.files, images))
-    counts = Counter(f"{top}/" if below else suffix_of(top) for top, below, _ in parts)
-    there = listed((f"{name} ({count:,})" for name, count in sorted(counts.items())), 10) or "nothing"
+    counts = Counter(map(suffix_of, chain(found.files, *found.images.values())))
+    there = listed((f"{suffix} ({count:,})" for suffix, count in sorted(counts.items())), 10) or "nothing"
     skipped = "".join(f"\nleft out: {phrase}" for phrase in found.skipped())
     return UserError(f"{found.path}: {what}. Files there: {there}{skipped}\n{READABLE}\nTry: {advice}")
 

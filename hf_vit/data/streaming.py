@@ -107,8 +107,6 @@ def stream_fingerprint(rows: IterableDataset, columns: tuple[str, str]) -> str:
             if os.path.isfile(file):
                 yield os.stat(file).st_size
                 yield os.stat(file).st_mtime_ns
-        elif isinstance(value, Dataset):
-            yield value._fingerprint
         elif isinstance(value, (dict, list, tuple)):
             for part in value.items() if isinstance(value, dict) else value:
                 yield from leaves(part)

@@ -3,7 +3,6 @@
 A new format is a function from its file to a `pyarrow.Table`, a line in `READERS`, and its suffix in `folders.TABLE_SUFFIXES`.
 """
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +59,7 @@ def read_table(file: Path, image_column: str | None = None) -> Dataset:
     usual = [name for name in columns if name.lower() in PATH_COLUMNS]
     column = choose_column(columns, "--image_column", image_column, usual, columns)
     names = table[column].to_pylist()
-    is_file = lambda name: isinstance(name, str) and os.path.isfile(os.path.join(file.parent, name))
+    is_file = lambda name: isinstance(name, str) and (file.parent / name).is_file()
     wrong = [row for row, name in enumerate(names) if not is_file(name)]
     refuse_rows(f"{file}: the column {column} must name files in {file.parent}", wrong, names)
     others = {name: table[name] for name in columns if name != column}
