@@ -109,8 +109,6 @@ def select_and_encode(
         label_column = "label"
     columns = find_columns(next(iter(chosen.values())), image_column, label_column)
     for key, rows in chosen.items():
-        if lacking := [column for column in columns if column not in rows.features]:
-            raise UserError(f"the split {split_names[key]!r} lacks the column {lacking[0]}")
         chosen[key] = select_image_and_label(rows, columns).add_column("row", np.arange(len(rows)))
     return encode_labels(DatasetDict(chosen), label_names, split_names, label_separator, regression)
 

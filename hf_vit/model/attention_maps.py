@@ -4,8 +4,6 @@ Letters of the shapes: B batch, T tokens, R prefix tokens, N = T - R patches, h 
 A heads, L labels.
 """
 
-from contextlib import contextmanager
-
 import torch
 
 from .fields import as_pair
@@ -15,24 +13,6 @@ GRADIENT_METHODS = ("gradient_rollout", "grad_cam")
 MAP_METHODS = ("raw", "mean", "rollout", *GRADIENT_METHODS)
 
 
-@contextmanager
-def whole_evaluation(model):
-    """Evaluation mode, uncompiled, because compiled code skips hooks; gives a list of hooks to remove at the end.
-
-    Afterwards the model is as it was.
-    """
-    modes, hooks = {module: module.training for module in model.modules()}, []
-    try:
-        model.eval()
-        with torch.compiler.set_stance("force_eager"), torch.inference_mode(False):
-            yield hooks
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, mode in modes.items():
-            module.training = mode
-
-
 def record_pass(model, pixel_values, method: str, labels, **asked):
     """What a map is made of: the attention weights of each layer, (B, A, T, T), and of the probe, (B, A, 1, N), where there is one.
 
@@ -40,23 +20,36 @@ def record_pass(model, pixel_values, method: str, labels, **asked):
     (B, T, D), and their gradients.
     """
     vit, by_gradient = model.base_model, method in GRADIENT_METHODS
+    modes, hooks = {module: module.training for module in model.modules()}, []
     tokens, probe = [], []
-    with whole_evaluation(model) as hooks, torch.set_grad_enabled(by_gradient):
+    try:
+        model.eval()
         if method == "grad_cam":
             look = lambda _, args: tokens.append(args[1])
             hooks += [layer.attention.register_forward_pre_hook(look) for layer in vit.layers]
         elif vit.attention_pooling is not None:
             hooks.append(vit.attention_pooling.register_forward_hook(lambda _, __, output: probe.append(output[1])))
-        pixel_values = (
-            pixel_values.detach().clone().requires_grad_(by_gradient)
-        )  # a graph even if all weights are frozen
-        network = model if by_gradient else vit  # without a head, which may mask patches
-        outputs = network(pixel_values, output_attentions=True, token_merging=None, **asked)
-        weights = tokens or [*outputs.attentions, *probe]
-        if not by_gradient:
-            return weights
-        classes = outputs.logits.argmax(dim=1) if labels is None else torch.as_tensor(labels).expand(len(pixel_values))
-        gradients = torch.autograd.grad(outputs.logits[range(len(classes)), classes.tolist()].sum(), weights)
+        # Compiled code skips hooks.
+        with (
+            torch.compiler.set_stance("force_eager"),
+            torch.inference_mode(False),
+            torch.set_grad_enabled(by_gradient),
+        ):
+            images = pixel_values.detach().clone()
+            images.requires_grad_(by_gradient)  # there must be a graph even if all weights are frozen
+            network = model if by_gradient else vit  # without a head, which may mask patches
+            outputs = network(images, output_attentions=True, token_merging=None, **asked)
+            weights = tokens or [*outputs.attentions, *probe]
+            if not by_gradient:
+                return weights
+            labels = outputs.logits.argmax(dim=1) if labels is None else torch.as_tensor(labels).expand(len(images))
+            scores = outputs.logits[range(len(images)), labels.tolist()]  # (B,)
+            gradients = torch.autograd.grad(scores.sum(), weights)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, mode in modes.items():
+            module.training = mode
     pairs = [(one.detach().float(), slope.float()) for one, slope in zip(weights, gradients, strict=True)]
     return pairs if tokens else [one * slope.clamp(min=0) for one, slope in pairs]
 

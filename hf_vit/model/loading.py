@@ -43,7 +43,7 @@ class LoadingMixin:
     def from_pretrained(
         cls, pretrained_model_name_or_path, *model_args, adapter_kwargs=None, output_loading_info=False, **kwargs
     ):
-        """Load our own repos and every public format in `hf_vit/formats`; arguments as in transformers.
+        """Load our own repos and every public format in `hf_vit/formats`, a raw file too; arguments as in transformers.
 
         `image_size=`, `patch_size=` and `num_channels=` may differ from the checkpoint: its weights are then adapted, see
         `resize_input`. So may `num_labels=`, and a head be absent: it alone is then reset. `ignore_mismatched_sizes=True` resets
