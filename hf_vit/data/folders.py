@@ -22,7 +22,7 @@ SPLIT_OF_WORD = {
 }  # the names of splits, in any case
 SPLITS = tuple(dict.fromkeys(SPLIT_OF_WORD.values()))
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
-SYSTEM_FOLDERS = {"$RECYCLE.BIN", "@eaDir", "#recycle", "__MACOSX"}
+SYSTEM_FOLDERS = {"$RECYCLE.BIN", "System Volume Information", "lost+found", "@eaDir", "#recycle", "__MACOSX"}
 READABLE = """--dataset_name reads
   USER/NAME      a data set of the Hub
   DATA_FOLDER    with Parquet, Arrow or tar files, from save_to_disk, or with images and metadata.csv, .jsonl or .parquet
@@ -141,9 +141,10 @@ def split_folders(found: Listing) -> dict[str, str]:
 
 def to_dataset(path: Path, rows: list[tuple[str, str]], names: list[str]) -> Dataset:
     """Rows of (file, class) pairs; the files are relative to `path`."""
-    kind, (files, labels) = ClassLabel(names=names), zip(*rows, strict=True)
-    rows = rows_of_files(files, NamedFiles(str(path.resolve())), {})
-    return rows.add_column("label", kind.str2int(labels), feature=kind)
+    kind, folder = ClassLabel(names=names), str(path.resolve())
+    labels = kind.str2int([label for _, label in rows])
+    rows = rows_of_files([f"{folder}/{file}" for file, _ in rows], NamedFiles(folder), {})
+    return rows.add_column("label", labels, feature=kind)
 
 
 def folder_error(found: Listing, what: str, advice: str) -> UserError:
