@@ -46,7 +46,6 @@ import torch
 
 from hf_vit import figures
 from hf_vit.data.decoding import decode_image, stack_images
-from hf_vit.data.image_files import read_file
 from hf_vit.data.normalization import denormalize, normalize
 from hf_vit.evaluation.classifiers import SavedClassifier
 from hf_vit.hub.finished_run import write_examples
@@ -86,7 +85,7 @@ class Viewer:
             return {}, None, COLOURS
         classifier, spec, model = self.classifier, self.classifier.spec, self.classifier.model
         try:
-            pixels = stack_images([decode_image({"bytes": read_file(file), "path": file}, spec)])
+            pixels = stack_images([decode_image({"bytes": Path(file).read_bytes(), "path": file}, spec)])
         except Exception as error:  # a file may hold anything
             return {}, None, f"**This file cannot be read as an image:** {inline(error)}"
         pixel_values = torch.as_tensor(normalize(pixels, spec)).to(model.device)  # (1, C, H, W)

@@ -87,23 +87,21 @@ def read_rows(args) -> tuple[datasets.Dataset, list[str]]:
 
 def read_images(images: ThumbnailDataset, labels: list[str], num_workers: int) -> tuple[pd.DataFrame, torch.Tensor]:
     """A table of the n images that can be read, by their places in `images`, and their thumbnails, see `thumbnail_vectors`."""
-    parts, vectors = [], []
+    places, vectors = [], []
     batches = sequential_batches(len(images), 256, 0, 1)
     for batch in progress_bar("reading", "batches", len(batches), data_loader(images, batches, num_workers)):
         vectors.append(thumbnail_vectors(batch["images"]))
-        parts.append(pd.Series(batch["digests"], batch["index"].tolist(), name="digest"))
-    if not parts:
+        places += batch["index"].tolist()
+    if not places:
         raise UserError(f"none of {counted(len(images), 'image')} can be read; {next(iter(images.skipped))}")
     table = images.rows.select_columns(["split", "row", "file"]).to_pandas()
-    return table.assign(label=label_texts(images.labels, labels)).join(pd.concat(parts), how="inner"), torch.cat(
-        vectors
-    )
+    return table.assign(label=label_texts(images.labels, labels)).loc[places], torch.cat(vectors)
 
 
 def find_duplicates(table: pd.DataFrame, vectors: torch.Tensor) -> pd.DataFrame:
     """The part of the table that has duplicates, with their `kind`, a place in `DUPLICATES`, and the number of their `group`."""
     groups = []
-    for places in duplicate_groups(vectors, list(table["digest"])):
+    for places in duplicate_groups(vectors):
         group = table.iloc[places]
         kind = 2 * (group["split"].nunique() == 1) + (group["label"].nunique() == 1)
         groups.append((kind, group.assign(kind=kind)))
@@ -204,7 +202,7 @@ def main(args: argparse.Namespace):
     if with_model:
         tables["labels"] = suspects = find_suspects(args, classifier, images, table, labels)
     for name, found in tables.items():
-        text = csv_text(found.drop(columns="digest"), float_format="%.6f")
+        text = csv_text(found, float_format="%.6f")
         write_text(args.output_file.with_suffix(f".{name}.csv"), text)
     summary, shown = summarize(images, duplicates, suspects)
     write_text(args.output_file, render_page(args.dataset_name, summary, shown, images, labels))

@@ -1,10 +1,12 @@
 """Finds the image and the label column of a data set, and turns labels of any kind into class indices, one or several an image."""
 
 import re
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Image, LargeList, List, Value
 
@@ -30,22 +32,22 @@ def find_columns(data: Dataset, image_column: str | None, label_column: str | No
     usual = [name for name, kind in kinds.items() if isinstance(kind, ClassLabel)]
     usual = usual or [name for name in usable if name.lower() in LABEL_COLUMNS]
     image_column = find_image_column(data, image_column)
-    return image_column, choose_column(data, "--label_column", label_column, usual, usable)
+    return image_column, choose_column(data.features, "--label_column", label_column, usual, usable)
 
 
 def find_image_column(data: Dataset, image_column: str | None) -> str:
     """Name of the image column: the one given, else the only one of images; UserError as `find_columns`."""
     usable = [name for name, kind in data.features.items() if holds_images(kind)]
     images = [name for name in usable if isinstance(data.features[name], Image)]
-    return choose_column(data, "--image_column", image_column, images or usable, usable)
+    return choose_column(data.features, "--image_column", image_column, images or usable, usable)
 
 
-def choose_column(data: Dataset, flag: str, given: str | None, usual: list[str], usable: list[str]) -> str:
-    """The column that the user names, else the only usual one."""
+def choose_column(columns: Iterable[str], flag: str, given: str | None, usual: list[str], usable: list[str]) -> str:
+    """The one of the columns that the user names, else the only usual one."""
     found = usual if given is None else [given]
     if len(found) != 1 or found[0] not in usable:
         what = f"{flag} {', '.join(found)}: wanted the name of one column that can be used"
-        raise UserError(f"{what}; the columns are {', '.join(data.features)}")
+        raise UserError(f"{what}; the columns are {', '.join(columns)}")
     return found[0]
 
 
@@ -91,11 +93,8 @@ def select_image_and_label(data, columns: tuple[str, ...]):
     """Keeps the image and, if there is one, the label column, called `image` (undecoded) and `label`."""
     if not isinstance(data.features[columns[0]], RestrictedImage):
         data = data.cast_column(columns[0], Image(decode=False))
-    data = data.select_columns(list(columns))
-    for old, new in zip(columns, ("image", "label"), strict=False):
-        if old != new:
-            data = data.rename_column(old, new)
-    return data
+    names = {old: new for old, new in zip(columns, ("image", "label"), strict=False) if old != new}
+    return data.select_columns(list(columns)).rename_columns(names)
 
 
 def join_label_columns(data: Dataset, label_columns: str) -> Dataset:
@@ -108,12 +107,11 @@ def join_label_columns(data: Dataset, label_columns: str) -> Dataset:
     names = [name.strip() for name in label_columns.split(",") if name.strip()]
     if missing := [name for name in names if name not in data.features]:
         raise UserError(f"--label_columns: there is no column {', '.join(missing)}, only {', '.join(data.features)}")
-    flags, columns = {"0": False, "0.0": False, "False": False, "1": True, "1.0": True, "True": True}, []
-    for name in names:
-        columns.append([flags.get(str(value)) for value in data[name][:]])
-        wrong = [row for row, flag in enumerate(columns[-1]) if flag is None]
+    hot = np.stack([pd.to_numeric(data[name][:], errors="coerce") for name in names], axis=1)  # (n, L)
+    for name, column in zip(names, hot.T, strict=True):
+        wrong = np.flatnonzero(~np.isin(column, (0, 1)))
         refuse_rows(f"the column {name} of --label_columns must hold 0 or 1", wrong, data[name])
-    lists = [np.flatnonzero(row).tolist() for row in zip(*columns, strict=True)]
+    lists = [np.flatnonzero(row).tolist() for row in hot]
     data = data.remove_columns([*names, *({"label"} & set(data.features) - set(names))])
     return data.add_column("label", lists, feature=List(ClassLabel(names=names)))
 
@@ -134,29 +132,22 @@ def encode_labels(
         regression: the labels are numbers to predict: they become float32, and there are no class names.
 
     Raises:
-        UserError: if a label is missing, unknown or twice in a list, some splits have lists of labels and others not, or one is no
-            finite number, which `regression` needs.
+        UserError: if a label is missing, unknown or twice in a list, or is no finite number, which `regression` needs.
     """
-    if len({has_several_labels(rows) for rows in splits.values()}) > 1:
-        raise UserError(
-            f"of the splits {', '.join(split_names.values())} some have lists of labels, and some have not"
-        )
     labels_of = {key: read_labels(rows, split_names[key], label_separator) for key, rows in splits.items()}
     if regression:
         return DatasetDict({key: set_numbers(rows, labels_of[key]) for key, rows in splits.items()}), []
     first = next(iter(splits))
-    known = class_names_of(splits[first]) or text_classes(distinct(labels_of[first]), label_names)
+    known = class_names_of(splits[first]) or text_classes(set(chain(*labels_of[first])), label_names)
     place_of, names = name_classes(known, label_names)
     for key, rows in splits.items():
-        if unknown := sorted(distinct(labels_of[key]) - place_of.keys()):
+        if unknown := sorted(set(chain(*labels_of[key])) - place_of.keys()):
             what = f"the split {split_names[key]!r} has labels that are none of the {len(names)} classes"
             raise UserError(f"{what}: {listed(unknown)}")
         if class_names_of(rows) != names:
-            places = [
-                [place_of[one] for one in label] if isinstance(label, list) else place_of[label]
-                for label in labels_of[key]
-            ]
-            splits[key] = set_labels(rows, places, names)
+            places = [[place_of[one] for one in label] for label in labels_of[key]]
+            several = label_separator is not None or has_several_labels(rows)
+            splits[key] = set_labels(rows, places if several else [*chain(*places)], names)
     return splits, names
 
 
@@ -167,44 +158,36 @@ def set_labels(rows: Dataset, labels: list, names: list[str]) -> Dataset:
     return rows.remove_columns("label").add_column("label", labels, feature=kind)
 
 
-def set_numbers(rows: Dataset, labels: list) -> Dataset:
+def set_numbers(rows: Dataset, labels: list[list[str]]) -> Dataset:
     """Rows with the numbers that their labels spell as their column `label`, float32."""
-    is_number = lambda label: isinstance(label, str) and re.fullmatch(NUMBER, label) is not None
+    is_number = lambda label: len(label) == 1 and re.fullmatch(NUMBER, label[0]) is not None
     wrong = [row for row, label in enumerate(labels) if not is_number(label)]
     refuse_rows("--problem_type regression needs labels that are numbers", wrong, labels)
-    return rows.remove_columns("label").add_column("label", [*map(float, labels)], feature=Value("float32"))
+    return rows.remove_columns("label").add_column("label", [*map(float, chain(*labels))], feature=Value("float32"))
 
 
-def read_labels(rows: Dataset, split_name: str, label_separator: str | None) -> list:
-    """The labels of a split as text, those of a ClassLabel by their names; of text with a separator, lists of them. UserError for
-    one that is missing, or twice in a list."""
+def read_labels(rows: Dataset, split_name: str, label_separator: str | None) -> list[list[str]]:
+    """The labels of each image of a split as text, those of a ClassLabel by their names. UserError for one that is missing, or
+    twice in a list."""
     labels, names = rows["label"][:], dict(enumerate(class_names_of(rows)))
     if label_separator is not None:  # an empty cell of a table is None
         wrong = [row for row, label in enumerate(labels) if not isinstance(label, str | None)]
         refuse_rows("--label_separator needs labels that are text", wrong, labels)
         parts = lambda text: map(str.strip, (text or "").split(label_separator))
         labels = [list(filter(None, parts(text))) for text in labels]
-    missing = [row for row, label in enumerate(labels) if is_missing(label)]
+    lists = [label if isinstance(label, list) else [label] for label in labels]
+    is_missing = lambda label: label in (None, "") or label != label  # the last is NaN
+    missing = [row for row, label in enumerate(lists) if any(map(is_missing, label))]
     refuse_rows(f"each image of the split {split_name!r} must have a label", missing, labels)
-    twice = [row for row, label in enumerate(labels) if isinstance(label, list) and len(set(label)) < len(label)]
+    twice = [row for row, label in enumerate(lists) if len(set(label)) < len(label)]
     refuse_rows("lists must name a label once; columns of 0 and 1 are named by --label_columns", twice, labels)
-    name_of = lambda label: str(names.get(label, label))  # -1, for no label, is the name of none
-    return [list(map(name_of, label)) if isinstance(label, list) else name_of(label) for label in labels]
+    return [[str(names.get(one, one)) for one in label] for label in lists]  # -1, for no label, is the name of none
 
 
 def class_names_of(rows: Dataset) -> list[str]:
     """The names of a column `label` of ClassLabels; none of other columns."""
     feature = label_feature(rows.features["label"])
     return feature.names if isinstance(feature, ClassLabel) else []
-
-
-def distinct(labels: list) -> set[str]:
-    return set(chain.from_iterable(label if isinstance(label, list) else [label] for label in labels))
-
-
-def is_missing(label) -> bool:
-    """Whether a label, or one of a list, is None, NaN or an empty text."""
-    return any(map(is_missing, label)) if isinstance(label, list) else label in (None, "") or label != label
 
 
 def text_classes(values: set[str], label_names: list[str] | None) -> list[str]:
@@ -219,10 +202,10 @@ def text_classes(values: set[str], label_names: list[str] | None) -> list[str]:
     return sorted(values, key=lambda value: (int(value) if whole else 0, value))
 
 
-def refuse_rows(what: str, wrong: list[int], values: list):
+def refuse_rows(what: str, wrong: Sequence[int], values: list):
     """Raises UserError with the first three rows that are wrong, if there are any."""
-    if wrong:
-        shown = ", ".join(f"row {row} has {values[row]!r}" for row in wrong[:3])
+    if len(wrong):
+        shown = ", ".join(f"row {row} has {values[int(row)]!r:.200}" for row in wrong[:3])
         raise UserError(f"{what}; {len(wrong):,} of {len(values):,} rows do not: {shown}")
 
 

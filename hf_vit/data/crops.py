@@ -95,6 +95,6 @@ def resize_as_processor(image: Image.Image, spec) -> np.ndarray:
         )  # rounded down, as by processors
     elif spec.resize is not None:
         size = spec.resize[::-1]
-    image = image if image.size == size else image.resize(size, spec.resample)
+    image = image.resize(size, spec.resample)
     left, top = (image.width - spec.width) // 2, (image.height - spec.height) // 2  # below 0, Pillow adds black
     return to_array(image.crop((left, top, left + spec.width, top + spec.height)))

@@ -18,6 +18,7 @@ from hf_vit.data.crops import (
 from hf_vit.data.image_files import NO_FILES, AllowedFiles, open_pillow, read_image_bytes
 from hf_vit.data.image_spec import ImageSpec
 from hf_vit.system.errors import UserError
+from hf_vit.system.text import counted
 
 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}  # Pillow's, by the number of channels
@@ -35,7 +36,7 @@ def open_image(item: dict, channels: int) -> Image.Image:
         channels: 1 (grey), 3 or 4.
 
     Raises:
-        ValueError, OSError: if it cannot be read as an image with 8 or 16 bits a channel.
+        Exception: of any kind, if it cannot be read as an image with 8 or 16 bits a channel.
     """
     content = read_image_bytes(item)
     with open_pillow(content) as image:
@@ -50,7 +51,7 @@ def decode_image(item: dict, spec: ImageSpec, crop_params: list[float] | None = 
         crop_params: (22,), from `crops.crop_params`; needed if the spec has a `crop_scale`.
 
     Raises:
-        ValueError, OSError: as `open_image`.
+        Exception: as `open_image`.
     """
     if spec.crop_scale is not None:
         return _decode_random_crop(item, spec, crop_params)
@@ -82,7 +83,7 @@ def decode_rows(
         try:
             content = read_image_bytes(row["image"], files)
             images.append(decode_image({"bytes": content, "path": None}, spec, params))
-        except Exception as error:  # file systems and image processors raise anything
+        except Exception as error:  # file systems, Pillow's plugins and image processors raise anything
             images.append(None)
             split = f"{row['split']}: " if "split" in row else ""
             path = f" ({row['image']['path']})" if row["image"] and row["image"]["path"] else ""
@@ -98,8 +99,9 @@ def stack_images(images: list[np.ndarray]) -> torch.Tensor:
 def record_unreadable(errors: list[str], skipped: dict[str, None], on_bad_image: str):
     """Stops at images that cannot be read, or, if they are to be skipped, adds their error messages to `skipped`."""
     if errors and on_bad_image == "stop":
-        more = f" (the first 10 of {len(errors):,})" if len(errors) > 10 else ""
-        raise UserError(f"{'; '.join(errors[:10])}{more}; fix or remove them, or pass --on_bad_image skip")
+        raise UserError(
+            f"{'; '.join(errors[:10])}; fix or remove {counted(len(errors), 'image')}, or pass --on_bad_image skip"
+        )
     skipped.update(dict.fromkeys(errors))
 
 

@@ -1,6 +1,5 @@
 """Images that are in a data set more than once: the same file, or the same picture resized or saved again."""
 
-import hashlib
 from collections import defaultdict
 
 import torch
@@ -9,7 +8,6 @@ from PIL import Image
 from torch import nn
 
 from hf_vit.data.image_dataset import ImageDataset
-from hf_vit.data.image_files import open_pillow, read_image_bytes
 from hf_vit.data.image_spec import ImageSpec
 
 
@@ -32,17 +30,6 @@ class ThumbnailDataset(ImageDataset):
     def __init__(self, rows: Dataset, on_bad_image: str = "skip"):
         spec = ImageSpec(SIDE, SIDE, 1, Image.Resampling.BILINEAR, (), (), fast_resize=True)
         super().__init__(rows, spec, on_bad_image, decode_first=False)
-
-    def __getitems__(self, ids: list[int]) -> dict:
-        """A batch with `sizes` (b, 2) in pixels, width first, and `digests` of the files."""
-        batch = super().__getitems__(ids)
-        sizes, digests = [], []
-        for row in self.rows.__getitems__(batch["index"].tolist()):
-            content = read_image_bytes(row["image"], self.files)
-            with open_pillow(content) as image:
-                sizes.append(image.size)
-            digests.append(hashlib.blake2b(content, digest_size=16).hexdigest())
-        return {**batch, "sizes": torch.tensor(sizes), "digests": digests}
 
 
 def thumbnail_vectors(images: torch.Tensor) -> torch.Tensor:
@@ -77,14 +64,13 @@ def also_in(vectors: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
     return are_similar(vectors, others[nearest], mean_pattern(torch.cat([vectors, others])))
 
 
-def duplicate_groups(vectors: torch.Tensor, digests: list[str]) -> list[list[int]]:
-    """Groups of places of images that are the same file or similar pictures, rising.
+def duplicate_groups(vectors: torch.Tensor) -> list[list[int]]:
+    """Groups of places of images that are similar pictures, rising.
 
     Each image joins the group of its nearest predecessor, so that memory does not grow with the number of pairs.
 
     Args:
         vectors: (n, D), from `thumbnail_vectors`.
-        digests: of the n files.
     """
     nearest = []
     for start in range(0, len(vectors), BLOCK):
@@ -96,9 +82,8 @@ def duplicate_groups(vectors: torch.Tensor, digests: list[str]) -> list[list[int
     nearest = torch.cat(nearest)
     similar = are_similar(vectors, vectors[nearest], mean_pattern(vectors)).tolist()
     similar[0] = False  # it has no predecessor
-    group, first_of, members = [], {}, defaultdict(list)
+    group, members = [], defaultdict(list)
     for place, (is_similar, before) in enumerate(zip(similar, nearest.tolist(), strict=True)):
-        same_file = first_of.setdefault(digests[place], place)
-        group.append(group[same_file] if same_file < place else group[before] if is_similar else place)
+        group.append(group[before] if is_similar else place)
         members[group[place]].append(place)
     return [places for places in members.values() if len(places) > 1]

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
-import pyarrow as pa
 from datasets import ClassLabel, Dataset, DatasetDict
 
-from hf_vit.data.image_files import IMAGE_SUFFIXES, UNREAD_SUFFIXES, AllowedFiles, rows_of_files
+from hf_vit.data.image_files import IMAGE_SUFFIXES, UNREAD_SUFFIXES, NamedFiles, rows_of_files
 from hf_vit.system.errors import UserError
 from hf_vit.system.progress import progress_bar
-from hf_vit.system.text import counted, listed, printable
+from hf_vit.system.text import counted, listed
 
 
 SPLIT_OF_WORD = {
@@ -23,7 +22,7 @@ SPLIT_OF_WORD = {
 }  # the names of splits, in any case
 SPLITS = tuple(dict.fromkeys(SPLIT_OF_WORD.values()))
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
-SYSTEM_FOLDERS = {"$RECYCLE.BIN", "System Volume Information", "lost+found", "@eaDir", "#recycle"}
+SYSTEM_FOLDERS = {"$RECYCLE.BIN", "System Volume Information", "lost+found", "@eaDir", "#recycle", "__MACOSX"}
 READABLE = """--dataset_name reads
   USER/NAME      a data set of the Hub
   DATA_FOLDER    with Parquet, Arrow or tar files, from save_to_disk, or with images and metadata.csv, .jsonl or .parquet
@@ -52,9 +51,8 @@ class Listing:
         return [f"{count:,} {what}" for what, count in sorted(self.left_out.items())]
 
     def tables(self) -> list[str]:
-        """The `--dataset_name` of each table, the outermost first."""
-        tables = (file for file in self.files if suffix_of(file) in TABLE_SUFFIXES)
-        return [command(self.path / file) for file in sorted(tables, key=lambda file: (file.count("/"), file))]
+        """The `--dataset_name` of each table."""
+        return [command(self.path / file) for file in sorted(self.files) if suffix_of(file) in TABLE_SUFFIXES]
 
 
 def list_folder(path: Path) -> Listing:
@@ -70,8 +68,7 @@ def list_folder(path: Path) -> Listing:
                     if name.startswith(".") or name in SYSTEM_FOLDERS:
                         continue
                     if entry.is_dir(follow_symlinks=False):
-                        if not name.startswith("__"):  # __MACOSX
-                            waiting.append(location)
+                        waiting.append(location)
                     elif (suffix := suffix_of(name)) in IMAGE_SUFFIXES and entry.is_file():  # no pipe or device
                         images.append(name)
                     elif entry.is_symlink() and entry.is_dir():
@@ -101,16 +98,17 @@ def class_folders(found: Listing, class_level: int) -> tuple[DatasetDict, dict[s
         raise UserError(f"--class_level must be >= 1, got {class_level}")
     split_of = split_folders(found)
     depth = len(Path(next(iter(split_of))).parts)
-    rows, stray = defaultdict(list), Counter()
+    rows, stray = defaultdict(list), 0
     for folder, images in found.images.items():
         parts = Path(folder).parts
         split, below = split_of.get("/".join(parts[:depth])), parts[depth:]
         if split is None or len(below) < class_level:
-            stray[folder] = len(images)
+            stray += len(images)
         else:
             rows[split] += [(f"{folder}/{image}", below[class_level - 1]) for image in images]
     if not rows:
-        raise folder_error(found, "no image lies in a class folder")
+        advice = [*found.tables(), f"sort the images into folders, one a class: {found.path}/CLASS/IMAGE.jpg"]
+        raise folder_error(found, "no image lies in a class folder", advice[0])
     classes = {split: {label for _, label in of_split} for split, of_split in rows.items()}
     for split, of_split in classes.items():
         if unknown := of_split - classes.get("train", of_split):
@@ -118,11 +116,9 @@ def class_folders(found: Listing, class_level: int) -> tuple[DatasetDict, dict[s
             raise folder_error(found, what, "give both the same class folders")
     names = sorted(set().union(*classes.values()))
     splits = {split: to_dataset(found.path, sorted(rows[split]), names) for split in SPLITS if split in rows}
-    skipped = [
-        f"{counted(stray.total(), 'image')} outside of class folders (--class_level {class_level}), in {listed(found.path / folder for folder in stray)}"
-    ]
+    skipped = [f"{counted(stray, 'image')} outside of class folders (--class_level {class_level})"]
     folders = {split: str(found.path / folder) for folder, split in split_of.items()}
-    return DatasetDict(splits), folders, found.skipped() + skipped * bool(stray)
+    return DatasetDict(splits), folders, found.skipped() + skipped * (stray > 0)
 
 
 def split_folders(found: Listing) -> dict[str, str]:
@@ -145,25 +141,18 @@ def split_folders(found: Listing) -> dict[str, str]:
 
 def to_dataset(path: Path, rows: list[tuple[str, str]], names: list[str]) -> Dataset:
     """Rows of (file, class) pairs; the files are relative to `path`."""
-    kind, allowed = ClassLabel(names=names), AllowedFiles(path.resolve().as_posix(), links=True)  # of our own listing
-    labels = pa.array(kind.str2int([label for _, label in rows]), pa.int64())
-    paths = [f"{allowed.folder}/{file}" for file, _ in rows]
-    return rows_of_files(paths, allowed, {"label": labels}, label=kind)
+    kind, folder = ClassLabel(names=names), str(path.resolve())
+    labels = kind.str2int([label for _, label in rows])
+    rows = rows_of_files([f"{folder}/{file}" for file, _ in rows], NamedFiles(folder), {})
+    return rows.add_column("label", labels, feature=kind)
 
 
-def folder_error(found: Listing, what: str, advice: str | None = None) -> UserError:
+def folder_error(found: Listing, what: str, advice: str) -> UserError:
     """An error: what is wrong with a folder, what lies there, what can be read, and what to do."""
-    images = (f"{folder}/{name}" for folder, names in found.images.items() for name in names)
-    parts = (file.lstrip("/").partition("/") for file in chain(found.files, images))
-    counts = Counter(f"{printable(top)}/" if below else suffix_of(top) for top, below, _ in parts)
-    there = listed((f"{name} ({count:,})" for name, count in sorted(counts.items())), 10) or "nothing"
-    tries = (
-        [advice]
-        if advice
-        else [*found.tables(), f"sort the images into folders, one a class: {found.path}/CLASS/IMAGE.jpg"]
-    )
+    counts = Counter(map(suffix_of, chain(found.files, *found.images.values())))
+    there = listed((f"{suffix} ({count:,})" for suffix, count in sorted(counts.items())), 10) or "nothing"
     skipped = "".join(f"\nleft out: {phrase}" for phrase in found.skipped())
-    return UserError(f"{found.path}: {what}. Files there: {there}{skipped}\n{READABLE}\nTry: {tries[0]}")
+    return UserError(f"{found.path}: {what}. Files there: {there}{skipped}\n{READABLE}\nTry: {advice}")
 
 
 def command(path: Path) -> str:

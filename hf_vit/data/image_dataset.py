@@ -1,12 +1,10 @@
 """A data set of uint8 images, or of their features, that gives a whole batch at a time; decoded once if memory allows."""
 
 import copy
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from datasets import Dataset
-from transformers.utils import logging
 
 from hf_vit.data.columns import count_labels, label_tensor
 from hf_vit.data.crops import crop_params
@@ -20,8 +18,6 @@ from hf_vit.system.memory import available_memory
 from hf_vit.system.progress import progress_bar
 from hf_vit.system.text import counted, listed
 
-
-logger = logging.get_logger(__name__)
 
 CACHE_BYTES = 2 * 2**30  # a split is kept in memory if its decoded images take no more than this,
 CACHE_SHARE = 0.25  # and no more than this share of the available memory
@@ -121,8 +117,8 @@ class ImageDataset(torch.utils.data.Dataset):
         """
         rows = self.rows.with_format(None).flatten()  # a saved format would hide the new columns
         named = rows.select_columns(["row", "image.path"])[index.tolist()]  # without the bytes
-        folder = f"{self.files.folder}{os.sep}" if self.files.folder else ""
-        return named["row"], [(path or "").replace(folder, "", 1) for path in named["image.path"]]
+        folder = f"{self.files.folder}/"
+        return named["row"], [(path or "").removeprefix(folder) for path in named["image.path"]]
 
     def __getitems__(self, ids: list[int]) -> dict:
         """A whole batch: `images` uint8 (b, C, H, W), or None if none can be read, `labels` (b,) or (b, L), `index` (b,), the ids
@@ -147,7 +143,7 @@ class ImageDataset(torch.utils.data.Dataset):
 
 
 def check_unreadable(parts: list[ImageDataset], names: list[str], on_bad_image: str):
-    """Judges what all parts of a data set, read with "skip", could not read: stops, or warns of the classes that lose images.
+    """Judges what all parts of a data set, read with "skip", could not read.
 
     Args:
         names: of the classes; none of images without labels.
@@ -163,11 +159,9 @@ def check_unreadable(parts: list[ImageDataset], names: list[str], on_bad_image: 
         return
     before = sum(count_labels(images.all_labels, len(names)) for images in parts)
     left = sum(count_labels(images.labels, len(names)) for images in parts)
-    counts = list(zip(names, before.tolist(), left.tolist(), strict=True))
+    counts = zip(names, before.tolist(), left.tolist(), strict=True)
     if gone := [name for name, count, rest in counts if count > rest == 0]:
         raise UserError(
             f"no image of {len(gone)} classes can be read, and --on_bad_image skip would leave them out: {listed(gone)}; "
             f"{errors[0]}; fix some of them, or take these classes out of the data"
         )
-    reduced = [f"{name} {count - rest} of {count}" for name, count, rest in counts if count > rest]
-    logger.warning(f"images that cannot be read are skipped: {listed(reduced, 10)}")

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import stat
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,9 +24,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 IMAGE_SUFFIXES = frozenset(
     {".apng", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 )
-UNREAD_SUFFIXES = frozenset(
-    {".arw", ".avif", ".cr2", ".cr3", ".dng", ".heic", ".heif", ".jp2", ".jxl", ".nef", ".raf", ".svg"}
-)
+UNREAD_SUFFIXES = frozenset({".avif", ".heic", ".heif", ".jxl", ".svg"})
 # The largest photo that Pillow opens, 178,956,970 pixels, takes this many bytes with three channels of 16 bits.
 MAX_FILE_BYTES = 2**30
 
@@ -38,13 +35,10 @@ class AllowedFiles:
 
     Args:
         folder: regular files in this folder, and members of its zip archives, are allowed; None allows no local file.
-        links: whether symbolic links may lead out of `folder`. True only for paths found by listing the folder: a row that
-            chooses its own path could use any link that lies there.
         repo: a Hub data set whose own files are allowed, under the two kinds of address that `datasets` writes.
     """
 
     folder: str | None = None
-    links: bool = False
     repo: str | None = None
 
     def resolve(self, path: str) -> str:
@@ -74,12 +68,22 @@ class AllowedFiles:
             return path if self.repo is not None and path.startswith(prefixes) else None
         if self.folder is None:
             return None
-        location, real = os.path.join(self.folder, path), os.path.abspath if self.links else os.path.realpath
-        root = os.path.join(real(self.folder), "")
-        return location if real(location).startswith(root) else None
+        location, root = os.path.join(self.folder, path), os.path.join(os.path.realpath(self.folder), "")
+        return location if os.path.realpath(location).startswith(root) else None
 
 
 NO_FILES = AllowedFiles()
+
+
+@dataclass(frozen=True)
+class NamedFiles(AllowedFiles):
+    """Files that the user named, or that were found by listing a folder of the user's: they may be anywhere on this machine."""
+
+    def resolve(self, path: str) -> str:
+        """The location of a file; relative paths start at `folder`. UserError for an address."""
+        if "://" in path:
+            raise UserError("it is an address; wanted a file on this machine: download it first")
+        return os.path.join(self.folder, path)
 
 
 def hub_files(repo: str) -> AllowedFiles:
@@ -105,9 +109,8 @@ def restrict_files(splits, files: AllowedFiles):
     return splits
 
 
-def rows_of_files(paths: list[str], files: AllowedFiles, others: dict, column: str = "image", **kinds) -> Dataset:
-    """Rows whose `column` holds undecoded images, those of the files `paths`, and the `others`, {name: array}; `kinds` are feature
-    types of these, where the arrays do not say them.
+def rows_of_files(paths: list[str], files: AllowedFiles, others: dict, column: str = "image") -> Dataset:
+    """Rows whose `column` holds undecoded images, those of the files `paths`, and the `others`, {name: array}.
 
     Raises:
         UserError: for a file name that is not UTF-8, which tables cannot hold.
@@ -121,7 +124,7 @@ def rows_of_files(paths: list[str], files: AllowedFiles, others: dict, column: s
     images = pa.StructArray.from_arrays([pa.nulls(len(paths), pa.binary()), paths], ["bytes", "path"])
     table = pa.table({column: images, **others})
     features = Features.from_arrow_schema(table.schema)
-    features |= {column: RestrictedImage(decode=False, files=files), **kinds}
+    features[column] = RestrictedImage(decode=False, files=files)
     return Dataset(table, DatasetInfo(features=features))
 
 
@@ -135,57 +138,33 @@ def read_image_bytes(item: dict | None, files: AllowedFiles = NO_FILES) -> bytes
     """The file content of an undecoded image, `{"bytes": ..., "path": ...}`.
 
     Raises:
-        ValueError, OSError: if it is empty, too large, not among `files`, or unreadable.
+        ValueError, OSError: if there is none, or its file is too large, not among `files`, or unreadable.
     """
-    if item is None or item["bytes"] == b"" or (item["bytes"] is None and item["path"] is None):
+    if item is None or (item["bytes"] is None and item["path"] is None):
         raise UserError("it is empty")
     if item["bytes"] is not None:
         return item["bytes"]
     location = files.resolve(item["path"])
-    if "://" not in location:
-        return read_file(location)
-    archive = location.rpartition("::")[2]
-    if "://" not in archive and not os.path.isfile(archive):  # opening a pipe would block
-        raise UserError(f"{archive} is no file")
-    with xopen(location, "rb") as file:
-        return _read_bounded(file)
-
-
-def read_file(path: str) -> bytes:
-    """The content of an image file that the user named.
-
-    Raises:
-        ValueError, OSError: if it is missing, empty, larger than `MAX_FILE_BYTES`, or not a regular file (a device, a pipe).
-    """
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise UserError(f"{path} is no regular file")
-    with open(path, "rb") as file:
-        return _read_bounded(file)
-
-
-def _read_bounded(file) -> bytes:
-    content = file.read(MAX_FILE_BYTES + 1)
+    is_address = "://" in location
+    local = location.rpartition("::")[2] if is_address else location
+    if "://" not in local and not os.path.isfile(local):  # opening a pipe would block
+        raise UserError(f"{local} is no file")
+    with (xopen if is_address else open)(location, "rb") as file:
+        content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise UserError(f"the file is larger than {MAX_FILE_BYTES:,} bytes, the most an image may have")
-    if not content:
-        raise UserError("it is empty")
     return content
 
 
 @contextlib.contextmanager
 def open_pillow(content: bytes) -> Iterator[PILImage.Image]:
-    """File content -> an image that Pillow has opened but not decoded. Whatever decoding raises inside the `with` block is
-    raised as ValueError or OSError.
+    """File content -> an image that Pillow has opened but not decoded.
 
     Raises:
-        ValueError, OSError: if the format is not in `FORMATS`, the file is damaged, or it has more than 178,956,970 pixels.
+        UserError: if the format is not in `FORMATS`; anything, as Pillow's plugins do, if the file is damaged.
     """
     try:
         with PILImage.open(BytesIO(content), formats=FORMATS) as image:
             yield image
     except UnidentifiedImageError as error:  # Pillow's text contains a memory address, different each time
         raise UserError(f"no known format: wanted {', '.join(FORMATS)}") from error
-    except (ValueError, OSError):
-        raise
-    except Exception as error:  # Pillow's plugins raise anything
-        raise UserError(f"{error or 'it is damaged'} ({type(error).__name__})") from error

@@ -16,9 +16,6 @@ from hf_vit.system.errors import UserError
 
 
 MAX_SIDE = 2**12  # pixels that an image processor may ask for
-DEFAULTS = {
-    "do_normalize": True, "image_mean": [0.0], "image_std": [1.0], "do_rescale": True, "rescale_factor": 1 / 255, "resample": 2,
-}  # fmt: skip
 MAX_LEVELS = (
     5  # of 255: torchvision's resizing differs from Pillow's by at most 2, another filter or crop by 16 or more
 )
@@ -84,35 +81,28 @@ def image_spec_of(processor, config) -> ImageSpec:
 
 def read_settings(processor, channels: int) -> ImageSpec:
     """The spec that the settings of an image processor describe, whether or not it obeys them; of height and width 0 if they
-    name no fixed size."""
+    name no fixed size. What is not obeyed shows in the pixels."""
     settings = processor.to_dict()
     sizes = [settings.get(name) or {} for name in ("size", "crop_size", "pad_size")]
     sides = [side for size in sizes for side in size.values() if side]
-    crop_pct = settings.get("crop_pct") or 1
-    if any(not 0 < side <= MAX_SIDE for side in sides) or not 0.1 <= crop_pct <= 1:  # or memory fills up
-        raise UserError(
-            f"the image processor's sizes are {sides} and its crop_pct {crop_pct}; wanted 1 to {MAX_SIDE} and 0.1 to 1: is it to be "
-            "trusted?"
-        )
+    if any(not 0 < side <= MAX_SIDE for side in sides):  # or memory fills up
+        raise UserError(f"the image processor's sizes are {sides}; wanted 1 to {MAX_SIDE}: is it to be trusted?")
     final, resize = settings.get("size") or {}, None
     if settings.get("do_center_crop"):
         resize = final.get("shortest_edge") or (final.get("height"), final.get("width"))
         final = settings.get("crop_size") or {}
     if not {"height", "width"} <= set(final) or resize == (None, None):
         final, resize = {"height": 0, "width": 0}, None
-    settings = {**DEFAULTS, **{name: value for name, value in settings.items() if value is not None}}
-    mean, std = (
-        settings[name] if settings["do_normalize"] else DEFAULTS[name] for name in ("image_mean", "image_std")
-    )
-    factor = 255 * (settings["rescale_factor"] if settings["do_rescale"] else 1)  # 1.0 exactly where it divides by 255
-    mean, std = (tuple((np.array(values, float, ndmin=1) / factor).tolist()) for values in (mean, std))
-    return ImageSpec(final["height"], final["width"], channels, int(settings["resample"]), mean, std, resize)
+    factor = 255 * settings.get("rescale_factor", 1)  # 1.0 exactly where it divides by 255
+    values = (np.array(settings.get(name), float, ndmin=1) / factor for name in ("image_mean", "image_std"))
+    mean, std = (tuple(each.tolist()) for each in values)  # of NaN if there are none
+    resample = int(settings.get("resample") or 0)
+    return ImageSpec(final["height"], final["width"], channels, resample, mean, std, resize)
 
 
 def made_images(height: int, width: int, channels: int) -> list[Image.Image]:
-    """Two images of noise around a size: any other crop, filter or order of channels shows. Of a large size they are smaller, or it
-    would take a second."""
-    height, width, rng = min(height, 1024), min(width, 1024), np.random.default_rng(0)
+    """Two images of noise around a size: any other crop, filter or order of channels shows."""
+    rng = np.random.default_rng(0)
     sizes = (height * 7 // 4, width * 5 // 4 + 1), (height * 3 // 4 + 1, width + 3)
     return [to_pillow(rng.integers(0, 256, (*size, channels), dtype=np.uint8)) for size in sizes]
 
@@ -135,7 +125,7 @@ def training_image_spec(spec: ImageSpec, images: Dataset | None, crop: str, crop
     if crop != "resized":
         return spec
     if images is not None:
-        with contextlib.suppress(ValueError, OSError):  # unreadable images are reported when they are decoded
+        with contextlib.suppress(Exception):  # unreadable images are reported when they are decoded
             with open_pillow(read_image_bytes(images[0]["image"], allowed_files(images))) as image:
                 width, height = image.size
             if width <= spec.width and width * spec.height == height * spec.width:

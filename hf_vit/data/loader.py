@@ -37,21 +37,13 @@ def data_loader(
         pin_memory=torch.cuda.is_available(),  # copies to the device then overlap with its work
         worker_init_fn=_ignore_signals,
     )
-    try:
-        for batch in decoded:
-            errors = batch["errors"]
-            record_unreadable(errors, images.skipped, images.on_bad_image)
-            if batch["images"] is None and images.keep_full:
-                raise UserError(f"no image of a whole batch of {len(errors)} can be read; {errors[0]}")
-            if batch["images"] is not None:
-                yield batch
-    except (RuntimeError, ConnectionError, EOFError) as error:
-        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
-            raise
-        raise UserError(
-            f"a process that decodes images was killed ({error}), mostly because memory is short: pass a --num_workers below "
-            f"{workers}, or in a container give it more shared memory (docker run --shm-size 8g); the same command continues"
-        ) from error
+    for batch in decoded:
+        errors = batch["errors"]
+        record_unreadable(errors, images.skipped, images.on_bad_image)
+        if batch["images"] is None and images.keep_full:
+            raise UserError(f"no image of a whole batch of {len(errors)} can be read; {errors[0]}")
+        if batch["images"] is not None:
+            yield batch
 
 
 def _ignore_signals(worker: int):

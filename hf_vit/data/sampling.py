@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from torch.utils.data import BatchSampler
 
 
 EPOCH_STRIDE = 2**40  # more images than a data set has
@@ -52,7 +53,7 @@ def class_balanced_ids(labels: np.ndarray, rng: np.random.Generator) -> np.ndarr
 
 def sequential_batches(count: int, batch_size: int, rank: int = 0, world: int = 1) -> list[list[int]]:
     """All row numbers in order, in batches; process `rank` of `world` gets every `world`-th batch."""
-    return [list(range(start, min(start + batch_size, count))) for start in range(0, count, batch_size)][rank::world]
+    return list(BatchSampler(range(count), batch_size, drop_last=False))[rank::world]
 
 
 def uniform(index: torch.Tensor, seed: int, epoch: int | torch.Tensor, stream: int | torch.Tensor) -> torch.Tensor:

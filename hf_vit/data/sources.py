@@ -19,7 +19,7 @@ from huggingface_hub import DatasetCard, HfApi
 from huggingface_hub.errors import HTTPError, RepositoryNotFoundError
 from yaml import YAMLError
 
-from hf_vit.data.columns import holds_images, label_feature
+from hf_vit.data.columns import label_feature
 from hf_vit.data.folders import (
     READABLE,
     TABLE_SUFFIXES,
@@ -92,8 +92,12 @@ def read_source(
         raise UserError(f"--dataset_name is empty\n{READABLE}")
     path = EMBEDDED.get(name, Path(name).expanduser())
     found = list_folder(path) if path.is_dir() and not is_saved_data_set(path) else None
-    if found and not holds_data_set(found):
-        refuse_stream(path, streaming)
+    is_of_files = path.is_file() or (found is not None and not holds_data_set(found))
+    if is_of_files and streaming:
+        raise UserError(
+            f"--streaming: the images of {path} are files, which are read when they are needed: leave it out"
+        )
+    if found and is_of_files:
         splits, origin, skipped = class_folders(found, 1 if class_level is None else class_level)
         return Source(
             splits, name, origin, skipped + [f"a table, which is read by {table}" for table in found.tables()[:1]]
@@ -103,22 +107,17 @@ def read_source(
     if found:
         splits, skipped = read_data_folder(found, config, streaming)
         return Source(splits, name, skipped=skipped)
-    if path.is_file():
-        return Source(read_file(path, streaming, image_column), name)
+    if is_of_files:
+        if suffix_of(path.name) not in TABLE_SUFFIXES:
+            what = f"{path} is not a data set: a file that holds images is read by the name of its folder"
+            raise UserError(f"{what}\n{READABLE}")
+        return Source(divide_by_split(read_table(path, image_column)), name)
     if path.exists():
         saved = read_with_datasets(str(path), str(path), read=load_from_disk)
         splits = saved if isinstance(saved, DatasetDict) else DatasetDict(train=saved)
         return Source(restrict_files(splits, AllowedFiles(str(path.resolve()))), name)
     refuse_mistyped_path(name, "--dataset_name")
     return Source(restrict_files(read_hub(name, config, streaming), hub_files(name)), name)
-
-
-def refuse_stream(path: Path, streaming: bool):
-    """Raises UserError if image files are to be streamed."""
-    if streaming:
-        raise UserError(
-            f"--streaming: the images of {path} are files, which are read when they are needed: leave it out"
-        )
 
 
 def read_hub(name: str, config: str | None, streaming: bool):
@@ -151,26 +150,6 @@ def read_with_datasets(where: str, *what, read=load_dataset, **how):
     except Exception as error:
         reason = " ".join(str(error.__cause__ or error).split())
         raise UserError(f"{where} cannot be read as a data set: {reason}") from error
-
-
-def read_file(path: Path, streaming: bool, image_column: str | None) -> DatasetDict:
-    """A table of image files."""
-    suffix = suffix_of(path.name)
-    if suffix not in TABLE_SUFFIXES:
-        raise UserError(
-            f"{path} is not a data set: a file that holds images is read by the name of its folder\n{READABLE}"
-        )
-    if suffix == ".parquet" and any(map(holds_images, read_features(path).values())):
-        raise UserError(f"{path} holds its images: pass {command(path.parent)}")
-    refuse_stream(path, streaming)
-    return divide_by_split(read_table(path, image_column))
-
-
-def read_features(file: Path | str) -> Features:
-    try:
-        return Features.from_arrow_schema(pq.read_schema(file))
-    except (ValueError, OSError) as error:
-        raise UserError(f"{file} cannot be read as Parquet: {error}") from error
 
 
 def is_saved_data_set(path: Path) -> bool:
@@ -219,7 +198,8 @@ def read_data_folder(found: Listing, config: str | None, streaming: bool):
 
 def class_labels(file: str) -> str:
     """The ClassLabels of a Parquet file, with their names."""
-    return str([kind for kind in read_features(file).values() if isinstance(label_feature(kind), ClassLabel)])
+    features = Features.from_arrow_schema(pq.read_schema(file))
+    return str([kind for kind in features.values() if isinstance(label_feature(kind), ClassLabel)])
 
 
 def dataset_license(name: str) -> str | None:

@@ -98,23 +98,17 @@ def select_and_encode(
         label_separator: takes the text of the label column apart into several labels, such as ";".
         label_columns: columns that hold 1 where an image has the label of that name, else 0: "cat,dog,bird".
     """
-    if unknown := [name for name in split_names.values() if name not in splits]:
+    if lacking := [name for name in split_names.values() if not splits.get(name)]:
         flags = "--train_split, --eval_split, --split or --splits"
         raise UserError(
-            f"the data set has no split {unknown[0]!r}, only {', '.join(splits)}: name one of these with {flags}"
+            f"there are no images in the split {lacking[0]!r} of {', '.join(splits)}: name another one with {flags}"
         )
     chosen = {key: splits[name] for key, name in split_names.items()}
-    if empty := [split_names[key] for key, rows in chosen.items() if len(rows) == 0]:
-        raise UserError(f"the split {empty[0]!r} is empty")
     if label_columns is not None:
-        if label_column or label_names or label_separator:
-            raise UserError("--label_columns does not go with --label_column, --label_names or --label_separator")
         chosen = {key: join_label_columns(data, label_columns) for key, data in chosen.items()}
         label_column = "label"
     columns = find_columns(next(iter(chosen.values())), image_column, label_column)
     for key, rows in chosen.items():
-        if lacking := [column for column in columns if column not in rows.features]:
-            raise UserError(f"the split {split_names[key]!r} lacks the column {lacking[0]}")
         chosen[key] = select_image_and_label(rows, columns).add_column("row", np.arange(len(rows)))
     return encode_labels(DatasetDict(chosen), label_names, split_names, label_separator, regression)
 

@@ -51,11 +51,10 @@ def prepare_stream(
             "--streaming does not support --label_separator and --label_columns: store several labels of an image as a list of "
             "names or of class indices, or leave --streaming out"
         )
-    wanted = eval_split or "validation or test"
-    eval_split = find_eval_split(splits, train_split) if eval_split is None else eval_split
+    eval_split = eval_split or find_eval_split(splits, train_split)
     if not {train_split, eval_split} <= set(splits) or train_split == eval_split:
         raise UserError(
-            f"--streaming needs the split {train_split!r} and another one to evaluate on ({wanted}); the data set "
+            f"--streaming needs a split to train on, {train_split!r}, and one to evaluate on, {eval_split!r}; the data set "
             f"has {', '.join(splits)}: name them with --train_split and --eval_split"
         )
     train, held_out = splits[train_split], splits[eval_split]
@@ -108,8 +107,6 @@ def stream_fingerprint(rows: IterableDataset, columns: tuple[str, str]) -> str:
             if os.path.isfile(file):
                 yield os.stat(file).st_size
                 yield os.stat(file).st_mtime_ns
-        elif isinstance(value, Dataset):
-            yield value._fingerprint
         elif isinstance(value, (dict, list, tuple)):
             for part in value.items() if isinstance(value, dict) else value:
                 yield from leaves(part)

@@ -24,16 +24,14 @@ def summary(
     for key, rows in splits.items():
         name = split_names[key].removeprefix("part of ")
         used.add(name)
-        parts = ["a stream" if isinstance(rows, IterableDataset) else counted(len(rows), "image")]
-        if labels:
-            counts = [""] * len(labels)
-            if not isinstance(rows, IterableDataset):
-                counts = [f" {count:,}" for count in count_labels(label_tensor(rows), len(labels)).tolist()]
-            shown = listed(map("".join, zip(labels, counts, strict=True)), CLASSES)
-            parts.append(f"{len(labels):,} classes ({shown})")
+        what = "a stream" if isinstance(rows, IterableDataset) else counted(len(rows), "image")
+        if labels and isinstance(rows, Dataset):
+            counts = count_labels(label_tensor(rows), len(labels)).tolist()
+            shown = (f"{label} {count:,}" for label, count in zip(labels, counts, strict=True))
+            what += f", {len(labels):,} classes ({listed(shown, CLASSES)})"
         elif isinstance(rows, Dataset) and rows.features.get("label") == Value("float32"):
             numbers = label_tensor(rows)
-            parts.append(f"numbers from {numbers.min():g} to {numbers.max():g}, mean {numbers.mean():g}")
-        lines.append(f"{split_names[key]}: {', '.join(parts)}, from {source.origin.get(name, source.name)}")
+            what += f", numbers from {numbers.min():g} to {numbers.max():g}, mean {numbers.mean():g}"
+        lines.append(f"{split_names[key]}: {what}, from {source.origin.get(name, source.name)}")
     unused = [f"the split {name}" for name in source.splits if name not in used]
     return [printable(line) for line in lines + [f"left out: {phrase}" for phrase in unused + source.skipped]]

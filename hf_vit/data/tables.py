@@ -3,16 +3,15 @@
 A new format is a function from its file to a `pyarrow.Table`, a line in `READERS`, and its suffix in `folders.TABLE_SUFFIXES`.
 """
 
-import json
-import os
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset, DatasetDict
 
-from hf_vit.data.columns import refuse_rows
+from hf_vit.data.columns import choose_column, refuse_rows
 from hf_vit.data.folders import SPLIT_OF_WORD, SPLITS, suffix_of
 from hf_vit.data.image_files import AllowedFiles, rows_of_files
 from hf_vit.system.errors import UserError
@@ -33,12 +32,9 @@ def read_csv(file: Path) -> pa.Table:
 
 
 def read_json(file: Path) -> pa.Table:
-    """One object a line; keys that a row lacks are None."""
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
-    if not all(isinstance(row, dict) for row in rows):
-        raise UserError('its rows must be objects, such as {"image": "1.jpg", "label": "cat"}')
-    names = dict.fromkeys(name for row in rows for name in row)
-    return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
+    """One object a line; text stays text, also where it looks like a number or a date."""
+    rows = pd.read_json(file, lines=True, dtype=False, encoding="utf-8-sig")
+    return pa.Table.from_pandas(rows, preserve_index=False)
 
 
 READERS = {".csv": read_csv, ".tsv": read_csv, ".jsonl": read_json, ".parquet": pq.read_table}
@@ -51,7 +47,7 @@ def read_table(file: Path, image_column: str | None = None) -> Dataset:
         image_column: by default the only one of `PATH_COLUMNS`.
 
     Raises:
-        UserError: if the table cannot be read, has no rows or the same column twice, or a row names no file that is there.
+        UserError: if the table cannot be read, has the same column twice, or a row names no file that is there.
     """
     try:
         table = READERS[suffix_of(file.name)](file)
@@ -60,20 +56,14 @@ def read_table(file: Path, image_column: str | None = None) -> Dataset:
     columns = table.column_names
     if twice := {name for name in columns if columns.count(name) > 1}:
         raise UserError(f"{file} has two columns {listed(sorted(twice))}: rename one of them")
-    if len(table) == 0:
-        raise UserError(f"{file} has no rows")
-    found = [image_column] if image_column else [name for name in columns if name.lower() in PATH_COLUMNS]
-    if len(found) != 1 or found[0] not in columns:
-        raise UserError(
-            f"{file} must have one column of paths of images ({', '.join(PATH_COLUMNS)}), got the columns {', '.join(columns)}: "
-            "name that of the paths with --image_column, and that of the labels with --label_column"
-        )
-    names = table[found[0]].to_pylist()
-    is_file = lambda name: isinstance(name, str) and os.path.isfile(os.path.join(file.parent, name))
+    usual = [name for name in columns if name.lower() in PATH_COLUMNS]
+    column = choose_column(columns, "--image_column", image_column, usual, columns)
+    names = table[column].to_pylist()
+    is_file = lambda name: isinstance(name, str) and (file.parent / name).is_file()
     wrong = [row for row, name in enumerate(names) if not is_file(name)]
-    refuse_rows(f"{file}: the column {found[0]} must name files in {file.parent}", wrong, names)
-    others = {name: table[name] for name in columns if name != found[0]}
-    return rows_of_files(names, AllowedFiles(str(file.parent.resolve())), others, found[0])
+    refuse_rows(f"{file}: the column {column} must name files in {file.parent}", wrong, names)
+    others = {name: table[name] for name in columns if name != column}
+    return rows_of_files(names, AllowedFiles(str(file.parent.resolve())), others, column)
 
 
 def divide_by_split(rows: Dataset) -> DatasetDict:
@@ -86,8 +76,6 @@ def divide_by_split(rows: Dataset) -> DatasetDict:
     if column is None:
         return DatasetDict(train=rows)
     words = rows[column][:]
-    splits = [SPLIT_OF_WORD.get(str(word).lower()) for word in words]
-    wrong = [row for row, split in enumerate(splits) if split is None]
-    refuse_rows(f"the column {column} must hold {', '.join(SPLIT_OF_WORD)}", wrong, words)
-    rows_of = {name: [row for row, split in enumerate(splits) if split == name] for name in SPLITS if name in splits}
-    return DatasetDict({name: rows.select(of_split) for name, of_split in rows_of.items()})
+    splits = np.array([SPLIT_OF_WORD.get(str(word).lower(), "") for word in words])
+    refuse_rows(f"the column {column} must hold {', '.join(SPLIT_OF_WORD)}", np.flatnonzero(splits == ""), words)
+    return DatasetDict({name: rows.select(np.flatnonzero(splits == name)) for name in SPLITS if name in splits})

@@ -1,6 +1,5 @@
 """Images to predict: a folder, a file, a list of files or any data set, as rows without labels."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,21 +8,10 @@ from datasets import ClassLabel, Dataset
 
 from hf_vit.data.columns import find_image_column, select_image_and_label
 from hf_vit.data.folders import list_folder, suffix_of
-from hf_vit.data.image_files import IMAGE_SUFFIXES, AllowedFiles, rows_of_files
+from hf_vit.data.image_files import IMAGE_SUFFIXES, NamedFiles, rows_of_files
 from hf_vit.data.sources import data_files, is_saved_data_set, read_source
 from hf_vit.system.errors import UserError
 from hf_vit.system.progress import warn
-
-
-@dataclass(frozen=True)
-class NamedFiles(AllowedFiles):
-    """Files that the user named, or that were found by listing a folder of the user's: they may be anywhere on this machine."""
-
-    def resolve(self, path: str) -> str:
-        """The location of a file; relative paths start at `folder`. UserError for an address."""
-        if "://" in path:
-            raise UserError("it is an address; wanted a file on this machine: download it first")
-        return os.path.join(self.folder, path)
 
 
 @dataclass

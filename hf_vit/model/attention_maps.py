@@ -4,37 +4,13 @@ Letters of the shapes: B batch, T tokens, R prefix tokens, N = T - R patches, h 
 A heads, L labels.
 """
 
-from contextlib import contextmanager
-
 import torch
+
+from .fields import as_pair
 
 
 GRADIENT_METHODS = ("gradient_rollout", "grad_cam")
 MAP_METHODS = ("raw", "mean", "rollout", *GRADIENT_METHODS)
-
-
-@contextmanager
-def whole_evaluation(model):
-    """Evaluation mode, uncompiled, because compiled code skips hooks; gives a list of hooks to remove at the end.
-
-    Afterwards the model is as it was.
-    """
-    modes, hooks = {module: module.training for module in model.modules()}, []
-    try:
-        model.eval()
-        with torch.compiler.set_stance("force_eager"), torch.inference_mode(False):
-            yield hooks
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, mode in modes.items():
-            module.training = mode
-
-
-def class_scores(logits, labels):
-    """The logit of each image's class, (B,); of the predicted class where `labels` is None."""
-    classes = logits.argmax(dim=1) if labels is None else torch.as_tensor(labels).expand(len(logits))
-    return torch.stack([row[label] for row, label in zip(logits, classes.tolist(), strict=True)])
 
 
 def record_pass(model, pixel_values, method: str, labels, **asked):
@@ -44,22 +20,36 @@ def record_pass(model, pixel_values, method: str, labels, **asked):
     (B, T, D), and their gradients.
     """
     vit, by_gradient = model.base_model, method in GRADIENT_METHODS
+    modes, hooks = {module: module.training for module in model.modules()}, []
     tokens, probe = [], []
-    with whole_evaluation(model) as hooks, torch.set_grad_enabled(by_gradient):
+    try:
+        model.eval()
         if method == "grad_cam":
             look = lambda _, args: tokens.append(args[1])
             hooks += [layer.attention.register_forward_pre_hook(look) for layer in vit.layers]
         elif vit.attention_pooling is not None:
             hooks.append(vit.attention_pooling.register_forward_hook(lambda _, __, output: probe.append(output[1])))
-        pixel_values = pixel_values.detach().clone()
-        # there must be a graph even if all weights are frozen
-        pixel_values.requires_grad_(by_gradient and pixel_values.is_floating_point())
-        network = model if by_gradient else vit  # without a head, which may mask patches
-        outputs = network(pixel_values, output_attentions=True, token_merging=None, **asked)
-        weights = tokens or [*outputs.attentions, *probe]
-        if not by_gradient:
-            return weights
-        gradients = torch.autograd.grad(class_scores(outputs.logits, labels).sum(), weights)
+        # Compiled code skips hooks.
+        with (
+            torch.compiler.set_stance("force_eager"),
+            torch.inference_mode(False),
+            torch.set_grad_enabled(by_gradient),
+        ):
+            images = pixel_values.detach().clone()
+            images.requires_grad_(by_gradient)  # there must be a graph even if all weights are frozen
+            network = model if by_gradient else vit  # without a head, which may mask patches
+            outputs = network(images, output_attentions=True, token_merging=None, **asked)
+            weights = tokens or [*outputs.attentions, *probe]
+            if not by_gradient:
+                return weights
+            labels = outputs.logits.argmax(dim=1) if labels is None else torch.as_tensor(labels).expand(len(images))
+            scores = outputs.logits[range(len(images)), labels.tolist()]  # (B,)
+            gradients = torch.autograd.grad(scores.sum(), weights)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, mode in modes.items():
+            module.training = mode
     pairs = [(one.detach().float(), slope.float()) for one, slope in zip(weights, gradients, strict=True)]
     return pairs if tokens else [one * slope.clamp(min=0) for one, slope in pairs]
 
@@ -131,8 +121,6 @@ def attention_maps(
         raise ValueError(f"method must be one of {', '.join(MAP_METHODS)}, got {method!r}")
     if by_gradient and not model.is_classifier:
         raise ValueError(f"{method} follows the gradient of a class: wanted an HFViTForImageClassification")
-    if labels is not None and not by_gradient:
-        raise ValueError(f"{method} knows no class: leave labels out, or use {' or '.join(GRADIENT_METHODS)}")
     if layers is None:
         layers = range(count) if method in ("raw", "mean") else -1
     single = isinstance(layers, int)
@@ -165,12 +153,11 @@ def attention_distances(model, pixel_values):
     Args:
         pixel_values: (B, C, H, W) floats as the model's image processor makes them.
     """
-    vit, R = model.base_model, model.config.num_prefix_tokens
-    with whole_evaluation(model):
-        outputs = vit(pixel_values, interpolate_pos_encoding=True, output_attentions=True, token_merging=None)
-    height, width = vit.embeddings.patch_embeddings.patch_size
+    R, layers = model.config.num_prefix_tokens, model.config.num_hidden_layers
+    recorded = record_pass(model, pixel_values, "raw", None, interpolate_pos_encoding=True)
+    height, width = as_pair(model.config.patch_size)
     sides = (torch.arange(0, pixel_values.shape[2], height), torch.arange(0, pixel_values.shape[3], width))
     centres = torch.cartesian_prod(*sides).float().to(pixel_values.device)  # (N, 2)
-    weights = torch.stack(outputs.attentions)[..., R:, R:].float()  # (layers, B, A, N, N)
+    weights = torch.stack(recorded[:layers])[..., R:, R:].float()  # (layers, B, A, N, N)
     shares = weights / weights.sum(dim=4, keepdim=True)
     return (shares * torch.cdist(centres, centres)).sum(dim=4).mean(dim=(1, 3))  # (layers, A)

@@ -1,20 +1,20 @@
 """Fields of HFViTConfig with the values that they may have, which `@strict` checks whenever one is set."""
 
 import dataclasses
-import math
 
 
 # Above anything published: ViT-22B is 24,576 wide (arXiv 2302.05442, table 1). A config.json that asks for more is a mistake or an
 # attack: building it would fill the memory.
 MAX_SIZE, MAX_WIDTH, MAX_LAYERS, MAX_LABELS = 2**16, 2**15, 1000, 10**6
+MAX_RATE = 0.999  # of what is dropped or masked: something must be left
 
 
-def within(default, least=1, most=MAX_SIZE, below=math.inf):
-    """A field of numbers in [least, most] and below `below`, or None; of a pair, both. transformers' `interval` imports torch."""
+def within(default, least=1, most=MAX_SIZE):
+    """A field of numbers in [least, most], or None; of a pair, both. transformers' `interval` imports torch."""
 
     def validate(value):
-        if value is not None and not all(least <= number <= most and number < below for number in as_pair(value)):
-            raise ValueError(f"must be in [{least}, {min(most, below)}{')' if below < most else ']'}, got {value}")
+        if value is not None and not all(least <= number <= most for number in as_pair(value)):
+            raise ValueError(f"must be in [{least}, {most}], got {value}")
 
     return dataclasses.field(default=default, metadata={"validator": validate})
 

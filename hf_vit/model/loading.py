@@ -43,7 +43,7 @@ class LoadingMixin:
     def from_pretrained(
         cls, pretrained_model_name_or_path, *model_args, adapter_kwargs=None, output_loading_info=False, **kwargs
     ):
-        """Load our own repos and every public format in `hf_vit/formats`; arguments as in transformers.
+        """Load our own repos and every public format in `hf_vit/formats`, a raw file too; arguments as in transformers.
 
         `image_size=`, `patch_size=` and `num_channels=` may differ from the checkpoint: its weights are then adapted, see
         `resize_input`. So may `num_labels=`, and a head be absent: it alone is then reset. `ignore_mismatched_sizes=True` resets
@@ -54,8 +54,6 @@ class LoadingMixin:
                 all of them by name; or if a file is truncated, or holds more than tensors.
         """
         path, adapter_kwargs = pretrained_model_name_or_path, adapter_kwargs or {}
-        if path is not None and os.path.isfile(path):
-            raise ValueError(f"{path} is a file: from_pretrained takes a folder or a repo, from_checkpoint a file")
         kwargs.pop("trust_remote_code", None)  # this class is the code; transformers would warn
         adapter = adapter_kwargs.get("_adapter_model_path", path)  # an Auto class has looked for one
         from_hub = {name: both[name] for both in (kwargs, adapter_kwargs) for name in FROM_HUB if name in both}
@@ -85,10 +83,8 @@ class LoadingMixin:
             raise ValueError(
                 f"there is no file {file}; from_checkpoint takes a file, from_pretrained a folder or a repo"
             )
-        with readable_errors(file):
-            checkpoint = public_formats("read raw files").read(file, cls.is_classifier, overrides)
-            model, _ = load(super().from_pretrained, cls, file, checkpoint, **overrides)
-        return model
+        public_formats("read raw files")
+        return cls.from_pretrained(file, **overrides)
 
     def save_pretrained(self, save_directory, *args, **kwargs):
         """As in transformers; the folder's config.json then names every public class for the Auto classes."""
@@ -112,14 +108,14 @@ class LoadingMixin:
 
 def base_of_adapter(path, from_hub: dict) -> str | None:
     """The base checkpoint that a PEFT adapter must name; None if `path` is none, or has a whole model beside it."""
-    if path is None or os.path.isfile(os.path.join(path, "model.safetensors")):
+    if path is None or os.path.isfile(path) or os.path.isfile(os.path.join(path, "model.safetensors")):
         return None
     file = find_adapter_config_file(path, **from_hub)
     if file is None:
         return None
     try:
-        base = json.loads(Path(file).read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (ValueError, KeyError, TypeError):  # no JSON, no such key, no dict
+        base = json.loads(Path(file).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except ValueError:
         base = None
     if base is None:
         raise ValueError(f"the adapter_config.json of {path} names no base_model_name_or_path")
@@ -224,16 +220,13 @@ def check_loading_info(model, source, info: dict, ignored: str | None, ignore_mi
         notes.append("no pooler in the checkpoint: pooler_output is the pooled token itself")
     if new:
         notes.append(f"{', '.join(sorted(new))} reset")
-    if "classifier" in new:
-        found = shapes["classifier.weight"][0][0] if "classifier.weight" in shapes else "none"
-        notes[-1] += f" to {model.config.num_labels} labels (the checkpoint has {found})"
     for names in new.values():
         missing, shapes = missing - names, {name: shapes[name] for name in shapes.keys() - names}
     parts = {part_of(name) for name in tensors}
     known = lambda name: part_of(name) in parts or (is_ours(model) and part_of(name) not in HEADS)
     left_out = {name for name in unexpected if not known(name) or re.match(ignored or "$^", name)}
     if left_out:
-        notes.append(f"left out {', '.join(sorted({name if known(name) else part_of(name) for name in left_out}))}")
+        notes.append(f"left out {', '.join(sorted(set(map(part_of, left_out))))}")
     if shapes and ignore_mismatched_sizes:
         notes.append(f"{', '.join(sorted(shapes))} of another shape reset, as ignore_mismatched_sizes=True asks")
         shapes = {}

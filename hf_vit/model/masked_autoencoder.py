@@ -19,7 +19,7 @@ from .configuration_hf_vit import HFViTConfig, as_pair
 from .modeling_hf_vit import HFViTLayer, HFViTModel, HFViTPreTrainedModel
 from .patches import patchify, unpatchify
 from .positions import resample_position_embeddings, sincos_2d
-from .resizing import as_text, check_pixel_values
+from .resizing import check_pixel_values
 
 
 def num_visible_patches(num_patches: int, mask_ratio: float) -> int:
@@ -146,13 +146,12 @@ class HFViTForPreTraining(HFViTPreTrainedModel):
         """As in every model; the decoder's positions are resampled too. Pixels of another patch are predicted by a new layer."""
         old, decoder = self.config.grid_size, self.decoder
         notes = super().resize_input(image_size, patch_size, num_channels)
-        if any(note.startswith("patch kernel") for note in notes):
+        if any(note.startswith(("patch_size", "num_channels")) for note in notes):
             decoder.decoder_pred = decoder.pixel_head().to(decoder.decoder_pred.weight)
             self._init_weights(decoder.decoder_pred)
             notes.append("decoder_pred reset")
         if old != self.config.grid_size:
             decoder.decoder_pos_embed = decoder.resampled_positions(old, self.config.grid_size)
-            notes.append(f"the decoder's positions resampled to a grid of {as_text(self.config.grid_size)}")
         return notes
 
     @can_return_tuple

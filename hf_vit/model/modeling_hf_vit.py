@@ -313,8 +313,6 @@ class HFViTModel(HFViTPreTrainedModel):
         self.pooler = None
         # CODEPATH: "tanh" in google/vit-base-patch16-224-in21k; None in DINOv2, CLIP, SigLIP.
         if add_pooling_layer and config.pooler_act is not None:
-            if config.pooled_size != D:
-                raise ValueError(f'pooler_act takes one vector, but pooling "{config.pooling}" gives two')
             layers = OrderedDict(dense=nn.Linear(D, D), activation=ACT2FN[config.pooler_act])
             self.pooler = nn.Sequential(layers)  # trf-ignore: TRF036, its weights are called pooler.dense
         self.post_init()
@@ -441,9 +439,6 @@ class HFViTBackbone(BackboneMixin, HFViTModel):
         super().__init__(config, add_pooling_layer=False)
         self.attention_pooling = None  # maps are not pooled
         self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
-
-    def pool(self, hidden_states):
-        return None
 
     @can_return_tuple
     @filter_output_hidden_states

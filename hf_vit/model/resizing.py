@@ -14,10 +14,6 @@ from .configuration_hf_vit import as_pair
 INPUT_FIELDS = ("image_size", "patch_size", "num_channels")  # what `resize_input` adapts
 
 
-def as_text(pair) -> str:
-    return f"{pair[0]}x{pair[1]}"
-
-
 def check_pixel_values(pixel_values, config, interpolate_pos_encoding: bool):
     """Raise ValueError unless pixel_values is a float (B, C, H, W) that a model of this config can read."""
     if pixel_values.ndim != 4 or pixel_values.shape[1] != config.num_channels or not pixel_values.is_floating_point():
@@ -29,12 +25,12 @@ def check_pixel_values(pixel_values, config, interpolate_pos_encoding: bool):
     any_size = interpolate_pos_encoding or config.position_embedding in ("rotary", "none")
     if not any_size and size != as_pair(config.image_size):
         raise ValueError(
-            f"pixel_values is {as_text(size)} pixels but the model takes {as_text(as_pair(config.image_size))}: "
+            f"pixel_values is {size} pixels (height, width) but the model takes {as_pair(config.image_size)}: "
             "resize or crop the images, pass interpolate_pos_encoding=True, or load the model with image_size="
         )
     if size[0] % patch_size[0] or size[1] % patch_size[1]:
         raise ValueError(
-            f"pixel_values is {as_text(size)} pixels, which patches of {as_text(patch_size)} do not divide: resize or crop them"
+            f"pixel_values is {size} pixels, which patches of {patch_size} do not divide: resize or crop them"
         )
 
 
@@ -65,12 +61,11 @@ def resample_channels(kernel, new: int):
     return kernel[:, torch.arange(new) % old] * (old / new)  # (D, new, P, P)
 
 
-def resize_patch_projection(model, wanted) -> list[str]:
-    """Adapt the patch projection in place to the patches and channels of the config `wanted`; what was done."""
-    config, patches, notes = model.config, model.base_model.embeddings.patch_embeddings, []
-    old, new = as_pair(config.patch_size), as_pair(wanted.patch_size)
-    if (config.num_channels, old) == (wanted.num_channels, new):
-        return notes
+def resize_patch_projection(model, wanted):
+    """Adapt the patch projection in place to the patches and channels of the config `wanted`."""
+    config, patches, new = model.config, model.base_model.embeddings.patch_embeddings, as_pair(wanted.patch_size)
+    if (config.num_channels, as_pair(config.patch_size)) == (wanted.num_channels, new):
+        return
     if config.patch_projection != "conv":
         raise ValueError(
             f"a {config.patch_projection} projection cannot be adapted: keep patch_size {config.patch_size} and "
@@ -78,15 +73,10 @@ def resize_patch_projection(model, wanted) -> list[str]:
         )
     weight = patches.projection.weight
     kernel = resample_patches(weight.cpu().double(), new)  # (D, C, P, P); MPS has no float64, and it is rounded last
-    if old != new:
-        notes.append(f"patch kernel resampled from {as_text(old)} to {as_text(new)} pixels")
-    if config.num_channels != wanted.num_channels:
-        kernel = resample_channels(kernel, wanted.num_channels)
-        notes.append(f"patch kernel turned from {config.num_channels} to {wanted.num_channels} channels")
+    kernel = resample_channels(kernel, wanted.num_channels)
     patches.projection.weight = nn.Parameter(kernel.to(weight).contiguous(), weight.requires_grad)
     patches.projection.in_channels = wanted.num_channels
     patches.projection.kernel_size = patches.projection.stride = patches.patch_size = new
-    return notes
 
 
 class ResizingMixin:
@@ -104,7 +94,7 @@ class ResizingMixin:
             num_channels: channels of the input.
 
         Returns:
-            What was done, one phrase per change.
+            What was changed, such as "image_size 224 -> 384".
 
         Raises:
             ValueError: if the patch does not divide the image, or the patch projection cannot be adapted.
@@ -114,14 +104,15 @@ class ResizingMixin:
             if size is not None:
                 setattr(wanted, name, size)
         wanted.validate_architecture()
-        notes = resize_patch_projection(self, wanted)
-        old, new = self.config.grid_size, wanted.grid_size
-        if old != new and self.config.position_embedding == "learned":
+        resize_patch_projection(self, wanted)
+        if self.config.grid_size != wanted.grid_size and self.config.position_embedding == "learned":
             embeddings = self.base_model.embeddings
-            positions = torch.cat(embeddings.positions_on_grid(new), dim=1)
+            positions = torch.cat(embeddings.positions_on_grid(wanted.grid_size), dim=1)
             embeddings.position_embeddings = nn.Parameter(positions, embeddings.position_embeddings.requires_grad)
-            notes.append(f"positions resampled from a grid of {as_text(old)} to {as_text(new)}")
-        # Last: `positions_on_grid` reads the old grid from this config, which all modules share.
+        notes = []  # last: `positions_on_grid` reads the old grid from this config, which all modules share
         for name in INPUT_FIELDS:
-            setattr(self.config, name, getattr(wanted, name))
+            old, new = getattr(self.config, name), getattr(wanted, name)
+            setattr(self.config, name, new)
+            if as_pair(old) != as_pair(new):
+                notes.append(f"{name} {old} -> {new}")
         return notes

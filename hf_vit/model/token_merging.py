@@ -110,10 +110,8 @@ def set_token_merging(model, r: int | list[int]):
     """
     base, layers = model.base_model, model.base_model.layers
     counts = list(r) if isinstance(r, (list, tuple)) else [r] * len(layers)
-    if len(counts) != len(layers) or not all(isinstance(count, int) and count >= 0 for count in counts):
-        raise ValueError(
-            f"r must be a number of patches >= 0, or a list of {len(layers)}, one for each layer, got {r!r}"
-        )
+    if len(counts) != len(layers) or min(counts) < 0:
+        raise ValueError(f"r must be >= 0, or a list of {len(layers)} such numbers, one for each layer, got {r}")
     if not model.can_merge_tokens or model.config.position_embedding == "rotary":
         raise ValueError(
             f"{type(model).__name__} with {model.config.position_embedding} positions needs the place of each patch: merge "

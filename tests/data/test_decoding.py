@@ -97,8 +97,7 @@ OURS = {
     "CLIP": CLIPImageProcessorPil(size={"shortest_edge": 12}, crop_size={"height": 12, "width": 12}),
     "DINOv2": BitImageProcessorPil(size=SMALL, crop_size=CROP, resample=0),
     "crop larger than the image": BitImageProcessorPil(size={"shortest_edge": 9}, crop_size=CROP),
-    "not normalised": ViTImageProcessorPil(size=CROP, do_normalize=False, rescale_factor=1 / 127.5),
-    "not rescaled": ViTImageProcessorPil(size=CROP, do_rescale=False),
+    "rescaled otherwise": ViTImageProcessorPil(size=CROP, rescale_factor=1 / 127.5),
     "of 224 pixels": ViTImageProcessorPil(image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.3, 0.4], resample=3),
 }
 THEIRS = {
@@ -106,6 +105,8 @@ THEIRS = {
     "Perceiver": PerceiverImageProcessorPil(size=CROP, crop_size={"height": 16, "width": 16}),  # crops, then resizes
     "MobileViT": MobileViTImageProcessorPil(size=SMALL, crop_size=CROP),  # blue first
     "ConvNeXt": ConvNextImageProcessorPil(size=SMALL),
+    "not normalised": ViTImageProcessorPil(size=CROP, do_normalize=False),
+    "not rescaled": ViTImageProcessorPil(size=CROP, do_rescale=False),
 }
 
 

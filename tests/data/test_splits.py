@@ -93,7 +93,6 @@ BOTH = dataset([0, 1])
 # The splits, what is asked for, and what the error names.
 REFUSED = {
     "an unknown split": ({"train": BOTH, "test": BOTH}, {"eval_split": "tset"}, "tset.*train, test"),
-    "a split that has other columns": ({"train": BOTH, "test": BOTH.remove_columns("label")}, {}, "test.*label"),
     "no label": ({"train": BOTH, "test": dataset([0, None])}, {}, "test.*row 1"),
     "an unlabelled split": ({"train": BOTH, "test": dataset([0, -1])}, {}, "test.*-1"),
     "a class of a ClassLabel": ({"train": BOTH, "test": dataset([0, 1], ["owl", "dog"])}, {}, "test.*owl"),

@@ -102,7 +102,7 @@ def test_a_loaded_family_saved_by_us_reloads_its_weights_bit_for_bit_under_our_n
 def test_a_base_model_opens_as_classifier_with_a_zero_head_and_as_backbone(tmp_path, caplog, name, pooling):
     native, images = native_of(name, tmp_path), torch.randn(2, 3, 32, 32)
     model = CLASSIFIER.from_pretrained(tmp_path, num_labels=4)
-    assert "classifier reset to 4 labels (the checkpoint has none)" in caplog.text
+    assert "classifier reset" in caplog.text
     assert model.config.pooling == pooling
     assert model(images).logits.eq(0).all()
     tokens = native(images).last_hidden_state

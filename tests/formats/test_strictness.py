@@ -125,7 +125,7 @@ def test_another_number_of_labels_resets_only_the_head_and_says_so(folder, caplo
     kept = LOAD(path, num_labels=3).state_dict()
     assert "reset" not in caplog.text
     model = LOAD(path, num_labels=10, ignore_mismatched_sizes=reset)
-    assert "classifier reset to 10 labels (the checkpoint has 3)" in caplog.text
+    assert "classifier reset" in caplog.text
     assert model.classifier.weight.eq(0).all()
     other = [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, kept[name])]
     assert other == ["classifier.weight", "classifier.bias"]

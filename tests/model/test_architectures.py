@@ -198,10 +198,8 @@ def assert_comes_back(model, folder, images):
     torch.testing.assert_close(loaded(images).logits, model(images).logits)  # places in memory may round differently
 
 
-def test_a_pooler_is_built_by_the_base_model_alone_and_not_over_two_vectors(tiny_config):
-    config = tiny_config(pooling="cls_mean", pooler_act="tanh")
-    with pytest.raises(ValueError, match="cls_mean"):
-        HFViTModel(config)
+def test_a_pooler_is_built_by_the_base_model_alone(tiny_config):
+    config = tiny_config(pooler_act="tanh")
     assert HFViTForImageClassification(config).vit.pooler is HFViTBackbone(config).pooler is None
 
 

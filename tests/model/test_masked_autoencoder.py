@@ -207,7 +207,7 @@ def test_a_resized_autoencoder_answers_as_with_resampled_positions(autoencoder, 
     torch.testing.assert_close(model(images, noise=noise).logits, wanted)
     loaded = HFViTForPreTraining.from_pretrained(tmp_path, image_size=(24, 8))
     torch.testing.assert_close(loaded.eval()(images, noise=noise).logits, wanted)
-    assert "the decoder's positions resampled to a grid of 6x2" in caplog.text
+    assert "image_size 16 -> (24, 8)" in caplog.text
 
 
 @pytest.mark.parametrize("sizes", [dict(num_channels=1), dict(patch_size=(2, 8))])

@@ -136,7 +136,7 @@ def test_labels_of_two_kinds_mix_in_any_order_and_leave_no_trace(tiny_model, pix
     [
         ((2, 1, 16, 16), torch.float32, r"\(2, 1, 16, 16\); wanted .*3, height, width.*image processor"),
         ((3, 16, 16), torch.float32, r"\(3, 16, 16\); wanted"),
-        ((2, 3, 20, 16), torch.float32, "20x16 pixels but the model takes 16x16.*interpolate_pos_encoding=True"),
+        ((2, 3, 20, 16), torch.float32, r"\(20, 16\) .*\(16, 16\).*interpolate_pos_encoding=True"),
         ((2, 3, 16, 16), torch.uint8, "uint8.* wanted floats"),
     ],
 )
