@@ -146,12 +146,12 @@ def load_processor(checkpoint: str):
     try:
         return AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=False)
     except OSError:
-        size = as_pair(HFViTConfig.from_pretrained(checkpoint).image_size)
+        height, width = as_pair(HFViTConfig.from_pretrained(checkpoint).image_size)
         warn(
             f"{checkpoint} has no preprocessor_config.json, so images are normalised with mean 0.5 and std 0.5. If that is wrong, save "
             "its image processor beside it"
         )
-        return ViTImageProcessorPil(size=dict(zip(("height", "width"), size, strict=True)))
+        return ViTImageProcessorPil(size={"height": height, "width": width})
     except ValueError:
         raise
     except Exception as error:  # whatever a wrong kind of value leads to

@@ -28,13 +28,14 @@ def out_of_fold_probabilities(features: torch.Tensor, labels: torch.Tensor, num_
     """
     from sklearn.linear_model import LogisticRegression  # takes a second to import
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
+    from sklearn.preprocessing import scale
 
     counts = torch.bincount(labels, minlength=num_labels).numpy()
     if int((counts > 1).sum()) < 2:
         raise UserError(
             f"{counted(len(labels), 'image')} cannot tell wrong labels: need two classes with two images each"
         )
-    values = ((features - features.mean(dim=0)) / features.std(dim=0).clamp(min=1e-5)).numpy()
+    values = scale(features.double().numpy())
     folds = StratifiedKFold(min(FOLDS, counts.max()), shuffle=True, random_state=0)
     model = LogisticRegression(C=INVERSE_DECAY, max_iter=1000)
     probabilities = np.zeros((len(labels), num_labels), np.float32)

@@ -33,13 +33,10 @@ def thresholds_of(config) -> torch.Tensor | None:
     if config.problem_type != MULTI_LABEL:
         return None
     names = class_names(config)
-    stored = getattr(config, "thresholds", None)  # no field of the architecture: older models and others' have none
-    if stored is None:
-        return torch.full((len(names),), DEFAULT_THRESHOLD)
+    # No field of the architecture: older models and others' have none.
+    stored = getattr(config, "thresholds", None) or dict.fromkeys(names, DEFAULT_THRESHOLD)
     if not isinstance(stored, dict) or set(stored) != set(names):
-        raise UserError(
-            f"thresholds in config.json must have the labels {', '.join(names)}, got {', '.join(list(stored))}"
-        )
+        raise UserError(f"thresholds in config.json must have the labels {', '.join(names)}, got {stored}")
     values = [stored[name] for name in names]
     if wrong := [value for value in values if type(value) not in (int, float) or not 0 <= value <= 1]:
         raise UserError(f"thresholds in config.json must be in [0, 1], got {wrong[0]!r}")
@@ -49,9 +46,8 @@ def thresholds_of(config) -> torch.Tensor | None:
 def check_task(labels: torch.Tensor, thresholds: torch.Tensor | None):
     """Raise ValueError unless images and model both have one label an image, (n,) and None, or both several, (n, L) and (L,)."""
     if (labels.ndim == 2) != (thresholds is not None):
-        counts = ("several labels", "one label") if labels.ndim == 2 else ("one label", "several labels")
         raise UserError(
-            f"the images have {counts[0]} each, and the model gives {counts[1]}: fine-tune it on such images first"
+            "images and model must both have one label an image, or both several: fine-tune the model on such images first"
         )
 
 
