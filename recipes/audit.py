@@ -165,8 +165,9 @@ def count_labels(images: ThumbnailDataset, labels: list[str]) -> pd.DataFrame:
     splits, places, classes = np.array(images.rows["split"][:]), torch.arange(len(images)), images.labels
     if classes.ndim == 2:
         places, classes = classes.nonzero(as_tuple=True)
-    counts = pd.crosstab(classes.numpy(), splits[places]).reindex(range(len(labels)), fill_value=0)
-    return counts[pd.unique(splits)].set_axis(map(printable, labels))
+    columns = pd.Index(pd.unique(splits), name="split")
+    counts = pd.crosstab(classes.numpy(), splits[places])
+    return counts.reindex(index=range(len(labels)), columns=columns, fill_value=0).set_axis(map(printable, labels))
 
 
 def render_page(name: str, summary: list[str], shown, images: ThumbnailDataset, labels: list[str]) -> str:
@@ -178,7 +179,7 @@ def render_page(name: str, summary: list[str], shown, images: ThumbnailDataset, 
             name=printable(name),
             summary=summary,
             counts=count_labels(images, labels).to_html(),
-            unreadable=map(printable, images.skipped),
+            unreadable=[*map(printable, images.skipped)],
             galleries=[
                 (title, count, [gallery(images, part[:SHOWN]) for part in parts]) for title, count, parts in shown
             ],

@@ -79,7 +79,7 @@ from hf_vit.hub.push import list_files, push_model
 from hf_vit.hub.retry import REQUEST_ERRORS, explain_error, set_http_timeout
 from hf_vit.hub.space import build_space, push_space
 from hf_vit.hub.verification import verify
-from hf_vit.system.errors import UserError, run_script
+from hf_vit.system.errors import UserError, as_user_errors, run_script
 
 
 RECIPES = Path(__file__).resolve().parent
@@ -154,7 +154,8 @@ def main(args: argparse.Namespace):
         return
     if args.repo.count("/") != 1:
         raise UserError(f"--repo must be USER/NAME, got {args.repo}")
-    validate_repo_id(args.repo)
+    with as_user_errors():
+        validate_repo_id(args.repo)
     if args.push and constants.HF_HUB_OFFLINE:
         raise UserError("HF_HUB_OFFLINE is set: unset it to push")
     if args.push and get_token() is None:

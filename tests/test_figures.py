@@ -94,9 +94,9 @@ def confusion(classes, images=40, right=0.7, names=NAMES):
     return figures.confusion(confusion_matrix(answers, truth, classes), (list(names) * 200)[:classes])
 
 
-def calibration(confidences, bins=15):
+def calibration(confidences):
     answers = (torch.rand(len(confidences)) < torch.tensor(confidences)).long()
-    return figures.calibration(calibration_bins(np.asarray(confidences), np.asarray(answers) == 1, bins))
+    return figures.calibration(calibration_bins(np.asarray(confidences), np.asarray(answers) == 1))
 
 
 def predictions(count, channels=3, sources=()):
@@ -155,8 +155,10 @@ def test_a_right_answer_is_green_and_a_wrong_one_red_with_the_truth():
 
 
 def test_bars_of_a_calibration_stand_in_their_bins():
-    (panel,) = calibration([0.05, 0.55, 0.95], 10).axes
-    assert [bar.get_x() + bar.get_width() / 2 for bar in panel.patches] == pytest.approx([0.05, 0.55, 0.95])
+    (panel,) = calibration([0.05, 0.55, 0.95]).axes
+    assert [bar.get_x() + bar.get_width() / 2 for bar in panel.patches] == pytest.approx(
+        [0.5 / 15, 8.5 / 15, 14.5 / 15]
+    )
 
 
 def test_a_name_that_no_font_can_write_is_drawn_and_saved_without_a_warning(tmp_path):

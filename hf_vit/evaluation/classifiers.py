@@ -146,11 +146,12 @@ def load_processor(checkpoint: str):
     try:
         return AutoImageProcessor.from_pretrained(checkpoint, trust_remote_code=False)
     except OSError:
-        height, width = as_pair(HFViTConfig.from_pretrained(checkpoint).image_size)
-        warn(
-            f"{checkpoint} has no preprocessor_config.json, so images are normalised with mean 0.5 and std 0.5. If that is wrong, save "
-            "its image processor beside it"
-        )
+        lacks = f"{checkpoint} has no readable preprocessor_config.json: save its image processor beside it"
+        try:
+            height, width = as_pair(HFViTConfig.from_pretrained(checkpoint).image_size)
+        except ValueError:
+            raise UserError(lacks) from None
+        warn(f"{lacks}; until then, images are normalised with mean 0.5 and std 0.5")
         return ViTImageProcessorPil(size={"height": height, "width": width})
     except ValueError:
         raise

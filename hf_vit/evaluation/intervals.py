@@ -39,6 +39,8 @@ def intervals(
         result[name] = np.percentile(np.clip(drawn - drawn.mean() + value, 0, 1), [2.5, 97.5]).tolist()
         if name != "calibration_error" and value in (0.0, 1.0):
             result[name] = share_interval(int(value) * count, count, "exact")
+        elif count == 1:
+            result[name] = [0.0, 1.0]
     return result
 
 

@@ -14,7 +14,6 @@ from hf_vit.evaluation.multi_label import (
     multi_label_metrics,
     multi_label_report,
 )
-from hf_vit.evaluation.prediction import check_finite
 
 
 BINS = 15  # of confidence
@@ -39,19 +38,19 @@ def class_means(confusion: np.ndarray) -> dict[str, float]:
     return {"balanced_accuracy": float(np.nanmean(scores["recall"])), "macro_f1": float(np.nanmean(scores["f1"]))}
 
 
-def calibration_bins(confidences, correct, bins: int = BINS) -> list[dict]:
-    """Of each of `bins` equally wide ranges of confidence, (a, b] as in arXiv 1706.04599: its upper end, how many images it
+def calibration_bins(confidences, correct) -> list[dict]:
+    """Of each of `BINS` equally wide ranges of confidence, (a, b] as in arXiv 1706.04599: its upper end, how many images it
     holds, and their mean confidence and accuracy in [0, 1], None where it holds none.
 
     Args:
         confidences, correct: (n,), the probability of each predicted class, and whether it is the true one.
     """
-    bin_of = np.clip(np.ceil(np.asarray(confidences) * bins).astype(int) - 1, 0, bins - 1)
-    count = lambda weights=None: np.bincount(bin_of, weights=weights, minlength=bins).tolist()
+    bin_of = np.clip(np.ceil(np.asarray(confidences) * BINS).astype(int) - 1, 0, BINS - 1)
+    count = lambda weights=None: np.bincount(bin_of, weights=weights, minlength=BINS).tolist()
     rows = zip(count(), count(confidences), count(correct), strict=True)
     return [
         {
-            "up_to": (number + 1) / bins,
+            "up_to": (number + 1) / BINS,
             "images": images,
             "confidence": confidence / images if images else None,
             "accuracy": accuracy / images if images else None,
@@ -90,11 +89,7 @@ def compute_metrics(
 
     Args:
         thresholds: (L,) where an image has several labels (n, L): the metrics are those of `multi_label_metrics`.
-
-    Raises:
-        ValueError: if a logit is not finite.
     """
-    check_finite(logits)
     if thresholds is not None:
         return multi_label_metrics(logits, labels, thresholds)
     answers, confidences, correct = (values.numpy() for values in judge(logits, labels))

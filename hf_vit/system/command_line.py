@@ -231,6 +231,11 @@ def read_yaml(parser: Parser, name: str, presets: Path) -> list[str]:
         parser.error(f"--config {file} is not YAML: {error}")
     if not isinstance(values, dict) or any(isinstance(value, dict | list) for value in values.values()):
         parser.error(f"--config {file}: must hold flat `key: value` lines, got {values!r}")
+    values = {str(key).replace("-", "_"): value for key, value in values.items()}
+    if unknown := values.keys() - parser.flags:
+        parser.error(
+            f"--config {file}: unknown key {min(unknown)}{parser.meant_by(min(unknown))} (CHANGELOG.md lists those that went)"
+        )
     return [f"--{key}={value}" for key, value in values.items() if value is not None]
 
 

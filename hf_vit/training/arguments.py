@@ -340,8 +340,11 @@ def to_yaml(args: TrainArguments) -> str:
 
 def parse_overrides(text: str | None) -> dict:
     """`"hidden_size=64,pooling=mean"` -> `{"hidden_size": 64, "pooling": "mean"}`."""
-    fields = yaml.safe_load("{" + (text or "").replace("=", ": ") + "}")
-    if len(fields) > (text or "").count("="):
+    try:
+        fields = yaml.safe_load("{" + (text or "").replace("=", ": ") + "}")
+    except yaml.YAMLError:
+        fields = {text: None}
+    if len(fields) > (text or "").count("=") or text in fields:
         raise UserError(f"config_overrides must be field=value,field=value, got {text!r}")
     for name, value in fields.items():
         if isinstance(value, str):

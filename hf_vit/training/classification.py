@@ -241,10 +241,10 @@ class Classification(Task):
             most = max(results.per_class, key=lambda row: row["images"])
             images, rival = most["images"], f"always answering {most['label']!r}"
         chance, scored = images / evaluated, f"{counted(evaluated, 'image')} of {self.data.scored}"
+        more = "Hold out more with --eval_fraction." if "part of" in self.data.scored else "Evaluate on more images."
         if low <= chance < value:
             found.append(
-                f"Only {scored} were scored, too few to tell this model ({value:.2%}) from {rival} ({chance:.2%}). Evaluate on more "
-                "images: --eval_fraction holds out more."
+                f"Only {scored} were scored, too few to tell this model ({value:.2%}) from {rival} ({chance:.2%}). {more}"
             )
         elif low <= chance:
             found.append(

@@ -63,6 +63,7 @@ def build_encoder(model_class, checkpoint: str | None, preset: str | None, field
     return load_model(model_class, checkpoint, preset, fields, eval_crop)
 
 
+@as_user_errors()
 def load_config(checkpoint: str | None, preset: str | None, fields: dict) -> HFViTConfig:
     if checkpoint is None:
         return HFViTConfig.from_preset(preset, **fields)

@@ -100,7 +100,8 @@ def train(
             set_timeout(REPORT_TIMEOUT)
             results = report(run, command or f"hf-vit train --config {shlex.quote(f'{folder}/{STARTED}')}")
         accelerator.wait_for_everyone()  # the first to leave takes connections and store with it
-        accelerator.end_training()
+        for tracker in accelerator.trackers:
+            tracker.finish()
         if not is_finished:
             again = "the same command, without --overwrite," if args.overwrite else "the same command"
             by = signals.received or "a signal"
@@ -163,6 +164,8 @@ def train_and_save(run: Run) -> bool:
 def restore_process(signals: Signals):
     """Leave a notebook's process as it was before the run."""
     signals.restore()
+    if dist.is_initialized():  # a script leaves it: its threads may abort a process that ends
+        dist.destroy_process_group()
     AcceleratorState._reset_state(reset_partial_state=True)  # the next run may have another precision
     GradientState._reset_state()
     clear_device_cache(garbage_collection=True)

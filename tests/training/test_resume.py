@@ -412,7 +412,7 @@ def test_one_bad_step_too_many_stops_the_run_and_says_where_to_look(train, tmp_p
     monkeypatch.setattr(loop, "MOST_SKIPPED", 0)
     with pytest.raises(UserError, match=r"steps 5, .*0\.000.*--learning_rate"):
         train(tmp_path, NotANumber)
-    assert "from step 4" in capsys.readouterr().out
+    assert "of step 4" in capsys.readouterr().out
     last = newest_checkpoint(tmp_path)
     assert step_of(last) == 4
     assert all(tensor.isfinite().all() for tensor in load_file(last / "model.safetensors").values())
