@@ -107,7 +107,9 @@ def join_label_columns(data: Dataset, label_columns: str) -> Dataset:
     names = [name.strip() for name in label_columns.split(",") if name.strip()]
     if missing := [name for name in names if name not in data.features]:
         raise UserError(f"--label_columns: there is no column {', '.join(missing)}, only {', '.join(data.features)}")
-    hot = np.stack([pd.to_numeric(data[name][:], errors="coerce") for name in names], axis=1)  # (n, L)
+    number = lambda value: value if np.isscalar(value) else None
+    hot = [pd.to_numeric(pd.Series(map(number, data[name][:])), errors="coerce") for name in names]
+    hot = np.stack(hot, axis=1)  # (n, L)
     for name, column in zip(names, hot.T, strict=True):
         wrong = np.flatnonzero(~np.isin(column, (0, 1)))
         refuse_rows(f"the column {name} of --label_columns must hold 0 or 1", wrong, data[name])
@@ -132,8 +134,13 @@ def encode_labels(
         regression: the labels are numbers to predict: they become float32, and there are no class names.
 
     Raises:
-        UserError: if a label is missing, unknown or twice in a list, or is no finite number, which `regression` needs.
+        UserError: if a label is missing, unknown or twice in a list, some splits have lists of labels and others not, or one is no
+            finite number, which `regression` needs.
     """
+    if len({has_several_labels(rows) for rows in splits.values()}) > 1:
+        raise UserError(
+            f"of the splits {', '.join(split_names.values())} some have lists of labels, and some have not"
+        )
     labels_of = {key: read_labels(rows, split_names[key], label_separator) for key, rows in splits.items()}
     if regression:
         return DatasetDict({key: set_numbers(rows, labels_of[key]) for key, rows in splits.items()}), []

@@ -51,8 +51,9 @@ class Listing:
         return [f"{count:,} {what}" for what, count in sorted(self.left_out.items())]
 
     def tables(self) -> list[str]:
-        """The `--dataset_name` of each table."""
-        return [command(self.path / file) for file in sorted(self.files) if suffix_of(file) in TABLE_SUFFIXES]
+        """The `--dataset_name` of each table, the outermost first."""
+        files = sorted(self.files, key=lambda file: (file.count("/"), file))
+        return [command(self.path / file) for file in files if suffix_of(file) in TABLE_SUFFIXES]
 
 
 def list_folder(path: Path) -> Listing:

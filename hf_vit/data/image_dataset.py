@@ -117,8 +117,8 @@ class ImageDataset(torch.utils.data.Dataset):
         """
         rows = self.rows.with_format(None).flatten()  # a saved format would hide the new columns
         named = rows.select_columns(["row", "image.path"])[index.tolist()]  # without the bytes
-        folder = f"{self.files.folder}/"
-        return named["row"], [(path or "").removeprefix(folder) for path in named["image.path"]]
+        folder = f"{self.files.folder}/" if self.files.folder else ""
+        return named["row"], [(path or "").replace(folder, "", 1) for path in named["image.path"]]
 
     def __getitems__(self, ids: list[int]) -> dict:
         """A whole batch: `images` uint8 (b, C, H, W), or None if none can be read, `labels` (b,) or (b, L), `index` (b,), the ids

@@ -85,8 +85,12 @@ def read_settings(processor, channels: int) -> ImageSpec:
     settings = processor.to_dict()
     sizes = [settings.get(name) or {} for name in ("size", "crop_size", "pad_size")]
     sides = [side for size in sizes for side in size.values() if side]
-    if any(not 0 < side <= MAX_SIDE for side in sides):  # or memory fills up
-        raise UserError(f"the image processor's sizes are {sides}; wanted 1 to {MAX_SIDE}: is it to be trusted?")
+    crop_pct = settings.get("crop_pct") or 1
+    if any(not 0 < side <= MAX_SIDE for side in sides) or not 0.1 <= crop_pct <= 1:  # or memory fills up
+        raise UserError(
+            f"the image processor's sizes are {sides} and its crop_pct {crop_pct}; wanted 1 to {MAX_SIDE} and 0.1 to 1: is it to be "
+            "trusted?"
+        )
     final, resize = settings.get("size") or {}, None
     if settings.get("do_center_crop"):
         resize = final.get("shortest_edge") or (final.get("height"), final.get("width"))

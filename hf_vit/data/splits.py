@@ -105,10 +105,14 @@ def select_and_encode(
         )
     chosen = {key: splits[name] for key, name in split_names.items()}
     if label_columns is not None:
+        if label_column or label_names or label_separator:
+            raise UserError("--label_columns does not go with --label_column, --label_names or --label_separator")
         chosen = {key: join_label_columns(data, label_columns) for key, data in chosen.items()}
         label_column = "label"
     columns = find_columns(next(iter(chosen.values())), image_column, label_column)
     for key, rows in chosen.items():
+        if lacking := [column for column in columns if column not in rows.features]:
+            raise UserError(f"the split {split_names[key]!r} lacks the column {lacking[0]}")
         chosen[key] = select_image_and_label(rows, columns).add_column("row", np.arange(len(rows)))
     return encode_labels(DatasetDict(chosen), label_names, split_names, label_separator, regression)
 

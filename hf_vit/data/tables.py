@@ -3,6 +3,8 @@
 A new format is a function from its file to a `pyarrow.Table`, a line in `READERS`, and its suffix in `folders.TABLE_SUFFIXES`.
 """
 
+import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +35,10 @@ def read_csv(file: Path) -> pa.Table:
 
 def read_json(file: Path) -> pa.Table:
     """One object a line; text stays text, also where it looks like a number or a date."""
-    rows = pd.read_json(file, lines=True, dtype=False, encoding="utf-8-sig")
-    return pa.Table.from_pandas(rows, preserve_index=False)
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
+    if not all(isinstance(row, dict) for row in rows):
+        raise UserError('its rows must be objects, such as {"image": "1.jpg", "label": "cat"}')
+    return pa.Table.from_pandas(pd.DataFrame(rows, dtype=object), preserve_index=False)
 
 
 READERS = {".csv": read_csv, ".tsv": read_csv, ".jsonl": read_json, ".parquet": pq.read_table}
@@ -51,7 +55,7 @@ def read_table(file: Path, image_column: str | None = None) -> Dataset:
     """
     try:
         table = READERS[suffix_of(file.name)](file)
-    except (ValueError, OSError, pa.ArrowException) as error:
+    except (ValueError, OSError, OverflowError, pa.ArrowException) as error:
         raise UserError(f"{file} cannot be read as a table: {error}") from error
     columns = table.column_names
     if twice := {name for name in columns if columns.count(name) > 1}:
@@ -59,7 +63,9 @@ def read_table(file: Path, image_column: str | None = None) -> Dataset:
     usual = [name for name in columns if name.lower() in PATH_COLUMNS]
     column = choose_column(columns, "--image_column", image_column, usual, columns)
     names = table[column].to_pylist()
-    is_file = lambda name: isinstance(name, str) and (file.parent / name).is_file()
+    if isinstance(names[0] if names else None, dict | bytes):
+        raise UserError(f"{file} holds its images: it is read by the name of its folder, --dataset_name {file.parent}")
+    is_file = lambda name: isinstance(name, str) and os.path.isfile(file.parent / name)
     wrong = [row for row, name in enumerate(names) if not is_file(name)]
     refuse_rows(f"{file}: the column {column} must name files in {file.parent}", wrong, names)
     others = {name: table[name] for name in columns if name != column}

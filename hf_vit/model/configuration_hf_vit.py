@@ -211,6 +211,10 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
         if self.id2label is not None:
             self.id2label = labels_by_id(self.id2label)
             self.label2id = self.label2id or {label: index for index, label in self.id2label.items()}
+            if kwargs.get("num_labels") not in (None, len(self.id2label)):
+                raise ValueError(
+                    f"num_labels is {kwargs['num_labels']}, but id2label names {len(self.id2label)} labels"
+                )
         super().__post_init__(**kwargs)
         self.validate_architecture()
 

@@ -226,7 +226,7 @@ def check_loading_info(model, source, info: dict, ignored: str | None, ignore_mi
     known = lambda name: part_of(name) in parts or (is_ours(model) and part_of(name) not in HEADS)
     left_out = {name for name in unexpected if not known(name) or re.match(ignored or "$^", name)}
     if left_out:
-        notes.append(f"left out {', '.join(sorted(set(map(part_of, left_out))))}")
+        notes.append(f"left out {', '.join(sorted({name if known(name) else part_of(name) for name in left_out}))}")
     if shapes and ignore_mismatched_sizes:
         notes.append(f"{', '.join(sorted(shapes))} of another shape reset, as ignore_mismatched_sizes=True asks")
         shapes = {}
