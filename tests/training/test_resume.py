@@ -1,6 +1,7 @@
 """Claims about runs that are killed, stopped or hindered: each goes on to the result it would have had, or says what is wrong."""
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -163,6 +164,13 @@ def test_a_finished_run_is_left_alone_and_writes_a_model_that_was_deleted_again(
     shutil.rmtree(run / "model")
     train(run)
     assert_same(run, whole)
+
+
+def test_an_evaluation_that_a_resumed_run_makes_again_is_logged_once(tmp_path):
+    lines = [{"step": 2, "eval_loss": 1.0}, {"step": 4, "loss": 1.0}, {"step": 4, "eval_loss": 1.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    run_folder.continue_run(tmp_path, tmp_path, step=4, evaluated_step=2)
+    assert log_of(tmp_path) == lines[:2]
 
 
 def test_lora_checkpoints_leave_the_base_out_and_another_base_is_refused(train, whole, tmp_path):
