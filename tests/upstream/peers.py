@@ -1,4 +1,4 @@
-"""Models that other libraries built, loaded by hf_vit: timm, torchvision and OpenCLIP, with random weights.
+"""Models that other libraries built, loaded by hf_vit: timm, torchvision, OpenCLIP and transformers, with random weights.
 
     make peers
 
@@ -23,9 +23,10 @@ from torchvision.models.vision_transformer import interpolate_embeddings
 
 
 HOUSE = Path(__file__).parents[2]
-sys.path[:0] = [str(HOUSE), str(HOUSE / "recipes")]
+sys.path[:0] = [str(HOUSE), str(HOUSE / "recipes"), str(HOUSE / "tests")]
 sys.argv = sys.argv[:1]
 
+import checkpoint_writers  # noqa: E402
 import parity  # noqa: E402
 
 from hf_vit import HFViTForImageClassification, HFViTModel  # noqa: E402
@@ -108,21 +109,32 @@ def open_clip_rows(name: str, folder: Path):
             yield kind, side, apart(pooled @ model.visual.proj, model.visual(images))
 
 
+def transformers_rows(case: checkpoint_writers.Case, folder: Path):
+    row = parity.measure(case, parity.SIZE, folder)
+    yield "folder", "its own", row["loaded"]
+    yield "folder", "larger", row["resized"]
+
+
 @torch.no_grad()
 def main() -> int:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(0)
-    work = {timm_rows: TIMM, torchvision_rows: TORCHVISION, open_clip_rows: OPEN_CLIP}
-    for library in (torch, timm, torchvision, open_clip, transformers):
-        print(library.__name__, library.__version__)
-    print("| model | read as | size | difference |\n|---|---|---|---|", flush=True)
+    work = [("timm", name, timm_rows, name) for name in TIMM]
+    work += [("torchvision", name, torchvision_rows, name) for name in TORCHVISION]
+    work += [("open_clip", name, open_clip_rows, name) for name in OPEN_CLIP]
+    work += [
+        ("transformers", case.model, transformers_rows, case) for case in checkpoint_writers.CASES if not case.family
+    ]
+    versions = {module.__name__: module.__version__ for module in (torch, timm, torchvision, open_clip, transformers)}
+    print(", ".join(f"{name} {version}" for name, version in versions.items()))
+    print("| library | model | read as | size | difference |\n|---|---|---|---|---|", flush=True)
     worst = 0.0
-    for rows, name in ((rows, name) for rows, names in work.items() for name in names):
+    for library, name, rows, what in work:
         with tempfile.TemporaryDirectory() as folder:
-            for kind, side, difference in rows(name, Path(folder)):
+            for kind, side, difference in rows(what, Path(folder)):
                 worst = max(worst, difference)
-                print(f"| {name} | {kind} | {side} | {difference:.1e} |", flush=True)
+                print(f"| {library} | {name} | {kind} | {side} | {difference:.1e} |", flush=True)
     print(f"largest difference {worst:.1e}")
     return int(not worst <= ROUNDING)
 
