@@ -75,7 +75,7 @@ class HFViTEmbeddings(nn.Module):
         self.register_tokens = learned(config.num_register_tokens)
         # Class tokens and distillation token have learned and sincos1d positions, registers never (arXiv 2309.16588, section 3).
         self.num_positioned = config.num_prefix_tokens - config.num_register_tokens
-        # CODEPATH: learned in ViT, DeiT, DINOv2, CLIP, SigLIP; sincos2d in MAE; rotary in DINOv3.
+        # CODEPATH: learned in ViT, DeiT, DINOv2, CLIP, SigLIP; sincos2d in big_vision's ViT-S/16; rotary in DINOv3.
         if config.position_embedding == "learned":
             self.position_embeddings = learned(self.num_positioned + config.grid_size[0] * config.grid_size[1])
         # CODEPATH: CLIP has it. None elsewhere: PEFT would take an empty module of this name for a norm.
@@ -85,7 +85,7 @@ class HFViTEmbeddings(nn.Module):
     def positions_on_grid(self, grid):
         """Positions of the prefix tokens that have one, (1, 0 or more, D), and of the patches, (1, N, D), on this grid (h, w)."""
         config, N = self.config, grid[0] * grid[1]
-        # CODEPATH: learned in ViT, DeiT, DINOv2, CLIP, SigLIP; sincos2d in MAE.
+        # CODEPATH: learned in ViT, DeiT, DINOv2, CLIP, SigLIP, MAE as it is stored; sincos2d in big_vision's ViT-S/16.
         if config.position_embedding == "learned":
             prefix, patches = self.position_embeddings.tensor_split([self.num_positioned], dim=1)
             return prefix, resample_position_embeddings(patches, config.grid_size, grid, config)
@@ -165,7 +165,7 @@ class HFViTAttention(nn.Module):
         if attention_mask is not None and backend != "eager":
             backend = "sdpa"  # not every backend takes a mask of floats
         if backend == "sdpa" and query.is_cuda and query.shape[2] == 1:
-            backend = "eager"  # as fast; the backward pass of cuDNN's kernel fails for one query (pytorch#138529)
+            backend = "eager"  # the backward pass of cuDNN's kernel fails for one query (pytorch#138529)
         attention = ALL_ATTENTION_FUNCTIONS.get_interface(backend, eager_attention_forward)
         dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
         options = dict(scaling=self.scaling, dropout=dropout, **kwargs)
@@ -306,7 +306,7 @@ class HFViTModel(HFViTPreTrainedModel):
         # CODEPATH: published checkpoints are all pre-norm; write-ups of a ViT from scratch have post-norm.
         layer_class = HFViTLayer if config.norm_first else HFViTPostNormLayer
         self.layers = nn.ModuleList([layer_class(config, index) for index in range(config.num_hidden_layers)])
-        # CODEPATH: "none" in CLIP's classifiers and post-norm models; all others have a final norm.
+        # CODEPATH: "none" in CLIP's classifiers, InternViT and post-norm models; all others have a final norm.
         self.layernorm = nn.LayerNorm(D, eps=config.layer_norm_eps) if config.final_norm != "none" else None
         # CODEPATH: SigLIP and timm's map models pool by attention; CLIP, DINOv2, MAE and the rest do not.
         self.attention_pooling = HFViTAttentionPooling(config) if config.pooling == "map" else None
