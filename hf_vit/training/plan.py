@@ -109,11 +109,12 @@ class Plan:
         decay = f" (layer decay {args.layer_decay:g})" if args.layer_decay < 1 else ""
         head = f", of the head {args.head_learning_rate:g}" if args.head_learning_rate is not None else ""
         evaluations = sum(map(self.is_evaluation_step, range(self.total_steps + 1)))
-        first = f"after step {self.first_eval:,}, " if self.first_eval % self.eval_every else ""
+        early = self.first_eval % self.eval_every and self.first_eval < self.total_steps
+        first = f"after step {self.first_eval:,}, " if early else ""
         return (
             f"{METHODS[self.method]}: {self.total_steps:,} steps of {counted(self.images_per_step, 'image')}{epochs}, learning rate "
             f"{args.learning_rate:g}{decay}{head}\n"
-            f"{evaluations:,} evaluations, {first}every {self.eval_every:,} steps and at the end (--eval_epochs, --eval_steps)"
+            f"{counted(evaluations, 'evaluation')}, {first}every {self.eval_every:,} steps and at the end (--eval_epochs, --eval_steps)"
         )
 
     def to_yaml(self) -> str:
