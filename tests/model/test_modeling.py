@@ -172,6 +172,13 @@ def test_gradient_checkpointing_recomputes_and_gives_the_same_gradients(tiny_mod
 # Saving, Auto classes, pipeline
 
 
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+def test_the_precision_is_that_of_the_files_or_the_one_asked_for(name, tiny_model, tmp_path):
+    tiny_model().bfloat16().save_pretrained(tmp_path)
+    for asked, given in (("auto", torch.bfloat16), (torch.float16, torch.float16), ("float32", torch.float32)):
+        assert HFViTForImageClassification.from_pretrained(tmp_path, **{name: asked}).dtype == given
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Trainer and PEFT
 
