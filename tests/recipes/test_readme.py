@@ -60,7 +60,7 @@ def desk(tmp_path_factory, tiny_fields, demo_run):
             picture(index, (20, 30)).save(desk / "photos" / label / name)
     rows = [f"photos/{label}/{index}.jpg,{20.5 + index}" for label in ("cat", "dog") for index in (1, 3, 5, 7, 9)]
     (desk / "people.csv").write_text("\n".join(["file_name,age", *rows]))
-    for name in ("labelled", "new_photos", "unsorted"):
+    for name in ("labelled", "new_photos", "unlabelled", "unsorted"):
         (desk / name).symlink_to(desk / "photos")
     return desk
 
