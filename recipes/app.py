@@ -1,10 +1,10 @@
-"""A page in the browser that classifies an image and shows attention maps of the predicted class.
+"""A web demo that classifies an image and shows attention maps of the predicted class.
 
     python recipes/app.py runs/demo
     python recipes/app.py USER/NAME --port 8000
 
-It listens on http://127.0.0.1:7860 and needs no network. `recipes/publish.py RUN --repo USER/NAME
---space` makes a Space of this file, which then shows the model that the README.md of the Space
+It listens on http://127.0.0.1:7860; a model on this disk needs no network. `recipes/publish.py RUN
+--repo USER/NAME --space --push` publishes this file as a Space for the model that its README.md
 names.
 """
 

@@ -6,9 +6,9 @@ model, wrong labels.
         --output_file runs/photos/audit.html
 
 It writes one page with pictures, and tables beside it: audit.duplicates.csv and, with a model,
-audit.labels.csv. Duplicates are equal files and similar pictures, within a split and across
-splits. A label is suspect if a classifier on the model's features, fitted without that image,
-contradicts it. The data is not changed.
+audit.labels.csv. Duplicates are equal and near-equal pictures, within a split and across
+splits. A label is suspect if a classifier on the model's features, trained without that
+image, disagrees. The data is not changed.
 """
 
 import argparse

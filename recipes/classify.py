@@ -6,8 +6,8 @@ labels.
     python recipes/classify.py google/vit-base-patch16-224 photo.jpg
     python recipes/classify.py runs/demo/model fashion-mnist-mini
 
-A line an image, with the three most likely classes; nothing is written. predict.py writes a table
-of any number of images.
+One line per image, with the three most likely classes; nothing is written. predict.py writes a
+table of any number of images.
 """
 
 import argparse

@@ -1,5 +1,5 @@
 """Export an image classifier for use without Python, or without this package: ONNX in float32 and
-int8, and a torch program.
+int8, and a torch.export program.
 
     python recipes/export.py runs/demo
     python recipes/export.py runs/photos --dataset_name new_photos --split train
@@ -10,16 +10,16 @@ MODEL is a run, a model folder or a Hub id of an image classifier. A run is eval
 images and exported to RUN/export. Config and image processor stay in the model folder. The output
 folder holds
 
-    onnx/model.onnx             pixel_values -> logits, for ONNX Runtime and, beside a native
-                                model's config, Transformers.js
+    onnx/model.onnx             pixel_values -> logits, for ONNX Runtime and, with the config of a
+                                native model, Transformers.js
     onnx/model_quantized.onnx   the same with int8 weights, if there are images to evaluate it on;
                                 dtype "q8" of Transformers.js
     model.pt2                   the same for torch.export.load, which needs torch alone
     export.json                 what was exported and measured
 
-The batch may have any size. So may height and width of a model with rotary or no positions: a
-multiple of the patch, in model.pt2 at least two patches a side (model.onnx ignores rows and
-columns of pixels that fill no patch). Nothing is written unless both float32 files give torch's
+The batch may have any size. With rotary or no position embeddings, height and width may be any
+multiple of the patch size, in model.pt2 at least two patches a side (model.onnx ignores rows and
+columns of pixels that fill no patch). The files are written only if both float32 ones give torch's
 logits for random pixels.
 """
 

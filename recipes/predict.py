@@ -1,5 +1,5 @@
-"""Predict the labels or embeddings of any number of images, from a folder, a list of files or a data
-set, to CSV, Parquet or .npy.
+"""Predict the labels or embeddings of the images of a folder, a list of files or a data set, and write
+CSV, Parquet or .npy.
 
     python recipes/predict.py --model_name_or_path runs/demo --dataset_name photos \\
         --output_file predictions.csv
@@ -9,11 +9,11 @@ set, to CSV, Parquet or .npy.
         --output embeddings --output_file embeddings.npy
 
 Each image is a row: `file` (or `row`, if the data set has no files), then label_1, probability_1
-and so on of the --top_k most likely labels, or a column of probabilities per label with --top_k
-0. A multi-label model adds `labels`: those that reach their thresholds, joined by ";". A
-regression model gives one column, `prediction`.
+and so on of the --top_k most likely labels or, with --top_k 0, one probability column per label. A
+multi-label model adds `labels`: those that reach their thresholds, joined by ";". A regression
+model gives one column, `prediction`.
 
-An embedding is the vector that the classifier's head reads: a column `embedding` of a Parquet
+An embedding is the input of the classification head: a column `embedding` of a Parquet
 file, or a row of a .npy array, with the files in FILE.rows.csv beside it.
 
 Images that cannot be read are listed in FILE.unreadable.txt.

@@ -1,4 +1,4 @@
-"""Publish a finished run on the Hub, or show what would be published; check what came back.
+"""Publish a finished run on the Hub, or show what would be published; verify a published model.
 
     python recipes/publish.py runs/mine --repo USER/NAME
     python recipes/publish.py runs/mine --repo USER/NAME --push
@@ -6,7 +6,7 @@
     python recipes/publish.py --verify USER/NAME
 
 The first command shows card, files, sizes and destination, and sends nothing. The second makes one
-commit, to a private repository unless --public. The third makes the page of recipes/app.py a Space.
+commit, to a private repository unless --public. The third publishes recipes/app.py as a Space.
 The last checks that a repository gives the logits saved in it.
 
 The run is one of train.py or pretrain.py; its folder is only read. The token is that of `hf auth

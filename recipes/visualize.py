@@ -1,4 +1,4 @@
-"""Draw what a model looks at, what it has learnt and where it errs.
+"""Draw what a model looks at, and its mistakes.
 
     python recipes/visualize.py runs/photos --images photos/cat/1.jpg photos/dog/7.jpg
     python recipes/visualize.py runs/demo --dataset_name fashion-mnist-mini --split test
@@ -8,11 +8,11 @@ MODEL is a run, a model folder or a Hub id of any format that hf_vit reads. The 
 --output_dir:
 
     attention.png     images, and how much each patch counts for the predicted class
-    layers.png        the attention of every layer, mean of its heads
+    layers.png        the attention of every layer, averaged over its heads
     heads.png         the attention of each head in the last layer
-    distances.png     how far the heads of each layer look
+    distances.png     mean attention distance of each head, by layer
     predictions.png, mistakes.png, confusion.png, calibration.png
-                      with --dataset_name: how the model does on the split
+                      with --dataset_name: the results of the model on the split
 """
 
 import argparse
