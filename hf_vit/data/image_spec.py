@@ -105,8 +105,9 @@ def read_settings(processor, channels: int) -> ImageSpec:
 
 
 def made_images(height: int, width: int, channels: int) -> list[Image.Image]:
-    """Two images of noise around a size: any other crop, filter or order of channels shows."""
-    rng = np.random.default_rng(0)
+    """Two images of noise around a size: any other crop, filter or order of channels shows. Of a large size they are smaller, or it
+    would take a second."""
+    height, width, rng = min(height, 1024), min(width, 1024), np.random.default_rng(0)
     sizes = (height * 7 // 4, width * 5 // 4 + 1), (height * 3 // 4 + 1, width + 3)
     return [to_pillow(rng.integers(0, 256, (*size, channels), dtype=np.uint8)) for size in sizes]
 

@@ -54,7 +54,7 @@ def prepare_stream(
     eval_split = eval_split or find_eval_split(splits, train_split)
     if not {train_split, eval_split} <= set(splits) or train_split == eval_split:
         raise UserError(
-            f"--streaming needs a split to train on, {train_split!r}, and one to evaluate on, {eval_split!r}; the data set "
+            f"--streaming needs a split to train on, {train_split!r}, and one to evaluate on, {eval_split or 'validation'!r}; the data set "
             f"has {', '.join(splits)}: name them with --train_split and --eval_split"
         )
     train, held_out = splits[train_split], splits[eval_split]

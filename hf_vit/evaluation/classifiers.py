@@ -139,7 +139,7 @@ def is_regression(config) -> bool:
 
 @as_user_errors()
 def load_processor(checkpoint: str):
-    """The image processor of a checkpoint; of a timm repo, what its `pretrained_cfg` says."""
+    """The image processor of a checkpoint; of a timm repo, what its `pretrained_cfg` says; else, with a warning, ViT's own."""
     config = PreTrainedConfig.get_config_dict(checkpoint)[0]
     if config.get("pretrained_cfg") is not None:
         return timm_processor(config["pretrained_cfg"], checkpoint)

@@ -245,9 +245,8 @@ class HFViTConfig(BackboneConfigMixin, PreTrainedConfig):
     @classmethod
     def from_dict(cls, config_dict, return_unused_kwargs=False, **kwargs):
         """As in transformers, but overrides are in place before the checks run, and one that is no field is an error."""
-        kwargs |= (
-            {"dtype": kwargs.pop("torch_dtype")} if "torch_dtype" in kwargs else {}
-        )  # its name before transformers 5
+        if "torch_dtype" in kwargs:  # its name before transformers 5
+            kwargs["dtype"] = kwargs.pop("torch_dtype")
         fields = {key: kwargs.pop(key) for key in list(kwargs) if key in cls.__dataclass_fields__}
         if fields.get("dtype") == "auto":
             del fields["dtype"]

@@ -115,7 +115,7 @@ def base_of_adapter(path, from_hub: dict) -> str | None:
         return None
     try:
         base = json.loads(Path(file).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except ValueError:
+    except (ValueError, AttributeError):  # no JSON, or no dict
         base = None
     if base is None:
         raise ValueError(f"the adapter_config.json of {path} names no base_model_name_or_path")
